@@ -1,9 +1,8 @@
-//! The task of one background run: takes one step of its [`RunState`](super::run_state::RunState) after the other.
+//! The task of one background run: carries out the steps of its [`RunState`](super::run_state::RunState).
 
 mod encoder;
 mod end;
 mod engine_stream;
-mod generating;
 mod going_on;
 mod in_conversation;
 mod job;
@@ -12,18 +11,16 @@ mod new_history;
 mod stopping;
 
 use std::borrow::Cow;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::HeaderMap;
 use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep, sleep_until};
-use tracing::warn;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
-use self::engine_stream::EngineStream;
+use self::engine_stream::{EngineStream, PACE};
 pub(super) use self::job::Job;
 use self::stopping::{lease_lost, stopped};
 use super::run_step::{Step, StopReason, Then};
@@ -33,8 +30,8 @@ use super::unreadable;
 use crate::ids::ClientKey;
 use crate::limits::ChargeId;
 use crate::observe;
-use crate::relay::{Progress, RequestContext, RequestKind, SummaryCell};
-use crate::responses::client_request::Resumed;
+use crate::relay::{Progress, RequestContext, RequestKind, ServedBy, SummaryCell};
+use crate::responses::client_request::{EngineCall, Resumed};
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
 use crate::responses::object::with_member;
@@ -43,7 +40,7 @@ use crate::responses::request::CreateRequest;
 use crate::responses::service::Responses;
 use crate::responses::template::ResponseTemplate;
 use crate::store::record::Retention;
-use crate::store::{CancelledOutput, Commit, Status};
+use crate::store::{Commit, Status, WriteOutcome};
 use crate::traces::RequestEnd;
 
 /// Pause before a step is repeated because the store was unreachable. The run's time limit bounds the retries.
@@ -64,25 +61,11 @@ pub(super) fn spawn_taken_over(responses: Arc<Responses>, job: Job, guard: RunGu
     io_threads.spawn(tracked);
 }
 
-struct Runner<'a, 'r> {
+struct Runner<'a> {
     responses: &'a Responses,
     guard: &'a RunGuard,
-    create: &'a CreateRequest<'r>,
-    /// The response's id.
-    name: &'a str,
-    /// The client's headers.
-    headers: &'a HeaderMap,
-    /// What an engine is asked: with another history, if the one that it was created with is outdated.
-    request: Cow<'a, StoredRequest>,
-    context: RequestContext,
     encoder: EventEncoder,
     finisher: Finisher,
-    /// The answer of the engine that was asked last. Dropping it closes the connection to the engine.
-    engine: Option<EngineStream>,
-    /// How many engines were asked on this history.
-    attempts: u32,
-    /// What another replica wrote.
-    resumed: Option<Resumed>,
     end: Option<EndOfRun>,
     /// Whether it is stored and continues a response.
     continues: bool,
@@ -90,10 +73,6 @@ struct Runner<'a, 'r> {
     commit: Option<Commit>,
     /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
     progress: Option<Arc<Progress>>,
-    /// The object of a cancelled response, as it was read.
-    cancelled: Bytes,
-    /// What is stored as its output.
-    partial: Option<CancelledOutput>,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
@@ -124,43 +103,71 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     };
     // A response whose events are not stored is run again.
     let keeps_tokens = create.stream && responses.relay.continues_streams();
+    let progress = keeps_tokens.then(Arc::<Progress>::default);
+    let mut runner = Runner {
+        responses: &responses,
+        guard: &guard,
+        encoder: EventEncoder::new(template, responses.event_options(), signer),
+        finisher,
+        end: None,
+        continues: create.store && request.meta(&name).previous.is_some(),
+        commit: None,
+        progress: progress.clone(),
+    };
     let tracer = responses.relay.tracer();
     let trace = tracer.begin_background(request.create_span());
     if let (Some(trace), Some(id)) = (&trace, request.conversation_id()) {
         trace.set_conversation(id);
     }
     let summary = trace.map(|trace| SummaryCell::traced(Some(trace)));
-    let client = ClientKey::of_tenant(key.tenant);
-    let mut runner = Runner {
-        responses: &responses,
-        guard: &guard,
-        create: &create,
-        name: &name,
-        headers: &job.headers,
-        request: Cow::Borrowed(&request),
-        context: RequestContext {
-            charge: ChargeId::Response(key.id),
-            response: Some(key.id),
-            kind: RequestKind::Background,
-            summary: summary.clone(),
-            ..RequestContext::new(job.id, client, key.tenant, observe::now())
-        },
-        encoder: EventEncoder::new(template, responses.event_options(), signer),
-        finisher,
-        engine: None,
-        attempts: 1,
-        resumed: None,
-        end: None,
-        continues: create.store && request.meta(&name).previous.is_some(),
-        commit: None,
-        progress: keeps_tokens.then(Arc::<Progress>::default),
-        cancelled: Bytes::new(),
-        partial: None,
-    };
-    if runner.finisher.conversation.is_none() && request.conversation().is_some() {
-        guard.run.state.lock().on_lock_taken_over();
+    let limit = responses.background.settings.run_timeout;
+    let until = Instant::now() + limit;
+    // With another history, if the one that it was created with is outdated.
+    let mut current = Cow::Borrowed(&request);
+    let continues = runner.continues;
+    loop {
+        tokio::select! {
+            biased;
+            reason = stopped(&responses, &guard, until) => guard.run.state.lock().on_stop(reason),
+            () = kept_chain::keep(&responses, key, continues) => {}
+            () = async {
+                if let Some(anew) = runner.set_up_conversation(&current).await {
+                    current = Cow::Owned(anew);
+                }
+                let client = ClientKey::of_tenant(key.tenant);
+                let context = RequestContext {
+                    charge: ChargeId::Response(key.id),
+                    response: Some(key.id),
+                    kind: RequestKind::Background,
+                    summary: summary.clone(),
+                    ..RequestContext::new(job.id, client, key.tenant, observe::now())
+                };
+                let call = EngineCall {
+                    progress: progress.as_ref(),
+                    ..EngineCall::new(context, &job.headers, current.input())
+                };
+                runner.generate(&create, &current, &name, &call).await;
+            } => {}
+        }
+        // Dropping `generate` has closed the connection to the engine.
+        if let Some(requested) = guard.run.cancel_requested.get() {
+            let took = observe::now().saturating_duration_since(*requested);
+            let seconds = &responses.background.metrics.cancel_stop_seconds;
+            seconds.observe(took.as_secs_f64());
+        }
+        tokio::select! {
+            biased;
+            () = lease_lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
+            () = runner.store_end() => {}
+            () = sleep(limit) => {
+                warn!(response_id = %key.id, "end of a background response not stored within run_timeout; another replica takes it over");
+            }
+        }
+        if !guard.run.state.lock().has_old_history() {
+            break;
+        }
+        runner.begin_again();
     }
-    runner.drive().await;
     let reason = guard.run.state.lock().stop_reason();
     if let Some(reason) = reason {
         let stopped = &responses.background.metrics.stopped;
@@ -168,8 +175,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     }
     if let Some(trace) = summary.as_ref().and_then(SummaryCell::trace) {
         let status = runner.end.as_ref().map(|end| end.outcome.status);
-        let end = end_of_trace(key.id.to_string(), reason, status);
-        trace.end(observe::now(), end);
+        trace.end(observe::now(), end_of_trace(name, reason, status));
     }
     let is_given_up = guard.run.state.lock().is_given_up();
     let lock = runner.finisher.conversation.take();
@@ -187,110 +193,136 @@ fn end_of_trace(id: String, stopped: Option<StopReason>, status: Option<Status>)
     }
 }
 
-impl Runner<'_, '_> {
-    /// Takes steps until nothing is left to do, or the end cannot be stored for too long.
-    async fn drive(&mut self) {
-        let (responses, guard) = (self.responses, self.guard);
-        let (state, continues) = (&guard.run.state, self.continues);
-        let limit = responses.background.settings.run_timeout;
-        let until = Instant::now() + limit;
-        let mut stop = pin!(stopped(responses, guard, until));
-        let mut kept = pin!(kept_chain::keep(responses, guard.key, continues));
-        let mut lost = pin!(lease_lost(guard));
-        // Once the run ends: until when its end is tried to be stored.
-        let mut end_until = None;
+impl Runner<'_> {
+    /// The end was refused, and nobody has read any of it.
+    fn begin_again(&mut self) {
+        debug!(response_id = %self.guard.key.id, "another response was added to the conversation first; generating again");
+        self.responses.background.metrics.restarted.inc();
+        self.encoder.restart();
+        if let Some(progress) = &self.progress {
+            progress.restart();
+        }
+    }
+
+    fn next(&self) -> Step {
+        self.guard.run.state.lock().next()
+    }
+
+    /// Has an engine generate the response and stores the events as they arrive. Dropping this future closes
+    /// the connection to the engine.
+    async fn generate(
+        &mut self,
+        create: &CreateRequest<'_>,
+        request: &StoredRequest,
+        id: &str,
+        call: &EngineCall<'_>,
+    ) {
+        let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
+        let state = &self.guard.run.state;
+        let updates = &self.guard.run.updates;
+        let attempts_max = self.responses.background.settings.max_attempts;
+        let mut engine: Option<EngineStream> = None;
+        // What another replica wrote.
+        let mut resumed: Option<Resumed> = None;
+        let mut attempts = 1;
         loop {
-            let (step, may_be_stopped) = {
-                let run = state.lock();
-                (run.next(), run.may_be_stopped())
-            };
-            match end_until {
-                None if !may_be_stopped => {
-                    self.on_generated();
-                    end_until = Some(Instant::now() + limit);
+            let then = match self.next() {
+                Step::ReadEngine if !self.encoder.is_announced() => {
+                    state.lock().on_events(&self.encoder.announce());
+                    Then::Continue
                 }
-                Some(_) if may_be_stopped => {
-                    self.begin_on_new_history();
-                    stop.set(stopped(responses, guard, until));
-                    kept.set(kept_chain::keep(responses, guard.key, continues));
-                    end_until = None;
-                }
-                None | Some(_) => {}
-            }
-            if step == Step::Done {
-                return;
-            }
-            let taken = self.take(step);
-            match end_until {
-                None => tokio::select! {
-                    biased;
-                    reason = &mut stop => state.lock().on_stop(reason),
-                    () = &mut kept => {}
-                    () = taken => {}
-                },
-                Some(end_until) => tokio::select! {
-                    biased;
-                    () = &mut lost => state.lock().on_stop(StopReason::LeaseLost),
-                    () = taken => {}
-                    () = sleep_until(end_until) => {
-                        warn!(response_id = %guard.key.id, "end of a background response not stored within run_timeout; another replica takes it over");
-                        return;
+                Step::ReadEngine => {
+                    let Some(stream) = &mut engine else {
+                        let call = EngineCall {
+                            resumed: resumed.as_ref(),
+                            ..call.clone()
+                        };
+                        let answer = self.responses.wait_for_engine(create, request, id, &call);
+                        let answer = answer.await;
+                        if let Some(resumed) = &resumed {
+                            self.on_resumed(resumed, answer.as_ref().err());
+                        }
+                        match answer {
+                            Ok(answer) => {
+                                let served_by = answer.extensions().get::<ServedBy>();
+                                self.finisher.worker = served_by.map(|worker| worker.0.clone());
+                                engine = Some(EngineStream::new(answer.into_body()));
+                            }
+                            Err(error) => {
+                                let (events, outcome) = self.encoder.fail_refused(&error);
+                                self.conclude(&events, outcome).await;
+                            }
+                        }
+                        continue;
+                    };
+                    let is_over = stream.read(PACE, || updates.receiver_count() > 0).await;
+                    let (events, outcome) = self.encoder.push(&stream.take());
+                    state.lock().on_engine_started();
+                    let is_lost = outcome.as_ref().map_or(is_over, Outcome::is_engine_lost);
+                    // If no reader has received any of it, another engine may do better.
+                    if is_lost && attempts < attempts_max && state.lock().restart() {
+                        debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
+                        self.responses.background.metrics.restarted.inc();
+                        attempts += 1;
+                        self.encoder.restart();
+                        if let Some(progress) = &self.progress {
+                            progress.restart();
+                        }
+                        engine = None;
+                        sleep(STORE_PAUSE).await;
+                        continue;
                     }
-                },
+                    let (events, outcome) = match outcome {
+                        Some(outcome) => (events, outcome),
+                        None if !is_over => {
+                            self.on_output(&events);
+                            continue;
+                        }
+                        None => self.encoder.finish(events),
+                    };
+                    let is_failed = outcome.status == Status::Failed;
+                    self.conclude(&events, outcome).await;
+                    if let Some(stream) = engine.take().filter(|_| !is_failed) {
+                        stream.drain().await;
+                    }
+                    return;
+                }
+                Step::MarkStarted => {
+                    let result = store.start(key, fence).await;
+                    state.lock().on_started(&result)
+                }
+                Step::Append(batch) => {
+                    let (last, bytes) = (batch.last, batch.bytes.len() as u64);
+                    let result = store.append(key, fence, batch).await;
+                    if let Err(error) = &result
+                        && error.retry_after().is_none()
+                    {
+                        warn!(response_id = %key.id, %error, "events of a background response not stored; the response fails");
+                    }
+                    if let Ok(WriteOutcome::Done | WriteOutcome::Overflow) = result {
+                        self.responses.background.metrics.event_bytes.inc_by(bytes);
+                    }
+                    if result == Ok(WriteOutcome::Overflow) && !state.lock().log().is_cut() {
+                        self.responses.background.metrics.logs_cut.inc();
+                    }
+                    let then = state.lock().on_appended(last, &result);
+                    self.guard.run.updates.send_modify(|count| *count += 1);
+                    then
+                }
+                Step::ReadStored { after } => {
+                    let result = store.events_with_tokens(key, after, READ_BYTES).await;
+                    state.lock().on_stored_events(&result)
+                }
+                Step::GoOn => {
+                    resumed = self.go_on();
+                    state.lock().on_set_up(resumed.is_some());
+                    Then::Continue
+                }
+                _ => return,
+            };
+            if then == Then::RetryLater {
+                sleep(STORE_PAUSE).await;
             }
-        }
-    }
-
-    /// Takes one step, and pauses if it is to be repeated.
-    async fn take(&mut self, step: Step) {
-        let (store, state) = (&self.responses.store, &self.guard.run.state);
-        let (key, fence) = (self.guard.key, self.guard.run.fence);
-        let then = match step {
-            Step::ResumeLock => self.resume_lock().await,
-            Step::ReadHistory => self.read_history().await,
-            Step::ReadEngine => self.read_engine().await,
-            Step::MarkStarted => {
-                let result = store.start(key, fence).await;
-                state.lock().on_started(&result)
-            }
-            Step::Append(batch) => self.append(batch).await,
-            Step::ReadStored { after, with_tokens } => {
-                let result = if with_tokens {
-                    store.events_with_tokens(key, after, READ_BYTES).await
-                } else {
-                    store.events(key, after, READ_BYTES).await
-                };
-                state.lock().on_stored_events(&result)
-            }
-            Step::GoOn => self.go_on(),
-            Step::Fail {
-                reason,
-                has_stored_output,
-            } => self.fail(reason, has_stored_output).await,
-            Step::FailInstead {
-                number,
-                reason,
-                keeps_output,
-            } => self.fail_instead(number, reason, keeps_output).await,
-            Step::Finalize(batch) => self.finalize(batch).await,
-            Step::ReadCancelled => self.read_cancelled().await,
-            Step::CancelAgain => self.cancel_again().await,
-            Step::StorePartial => self.store_partial().await,
-            Step::Release => self.release().await,
-            Step::Done => Then::Continue,
-        };
-        if then == Then::RetryLater {
-            sleep(STORE_PAUSE).await;
-        }
-    }
-
-    /// The run ends: closes the connection to the engine, if there is one.
-    fn on_generated(&mut self) {
-        self.engine = None;
-        if let Some(requested) = self.guard.run.cancel_requested.get() {
-            let took = observe::now().saturating_duration_since(*requested);
-            let seconds = &self.responses.background.metrics.cancel_stop_seconds;
-            seconds.observe(took.as_secs_f64());
         }
     }
 

@@ -34,10 +34,6 @@ pub struct RunState {
     has_engine_started: bool,
     /// Whether the record's status is in progress.
     is_started: bool,
-    /// Whether the lock of its conversation, which another replica held, is to be continued before anything else.
-    has_lock_to_resume: bool,
-    /// Whether it was stopped: from then on it only ends.
-    is_stopped: bool,
     /// Whether events of another replica become part of the output.
     has_stored_output: bool,
     log: Log,
@@ -64,8 +60,6 @@ impl RunState {
             phase: Phase::Generating,
             has_engine_started: false,
             is_started: false,
-            has_lock_to_resume: false,
-            is_stopped: false,
             has_stored_output: false,
             log: Log::after(stored),
             may_go_on: false,
@@ -114,9 +108,6 @@ impl RunState {
 
     pub fn next(&self) -> Step {
         match self.phase {
-            Phase::Over { .. } => Step::Done,
-            _ if self.has_lock_to_resume => Step::ResumeLock,
-            Phase::Generating if self.has_old_history => Step::ReadHistory,
             Phase::Generating | Phase::Finalizing
                 if self.has_engine_started && !self.is_started =>
             {
@@ -125,8 +116,6 @@ impl RunState {
             Phase::Generating => self.batch().map_or(Step::ReadEngine, Step::Append),
             Phase::ReadingStored { .. } | Phase::ReadingToGoOn => Step::ReadStored {
                 after: self.log.made().checked_sub(1),
-                // The output of a cancelled response is never gone on with.
-                with_tokens: self.phase != Phase::ReadingStored { reason: None },
             },
             Phase::SettingUp => Step::GoOn,
             Phase::Failing { reason } => Step::Fail {
@@ -147,20 +136,8 @@ impl RunState {
             Phase::CancellingAgain => Step::CancelAgain,
             Phase::StoringPartial => Step::StorePartial,
             Phase::Releasing => Step::Release,
+            Phase::Over { .. } => Step::Done,
         }
-    }
-
-    /// Whether any reason to stop may interrupt the next step. A run that ends is interrupted only when its lease is
-    /// lost.
-    pub fn may_be_stopped(&self) -> bool {
-        let has_not_ended = match self.phase {
-            Phase::Generating
-            | Phase::ReadingStored { reason: Some(_) }
-            | Phase::ReadingToGoOn
-            | Phase::SettingUp => true,
-            _ => self.has_lock_to_resume,
-        };
-        has_not_ended && !self.is_stopped
     }
 
     fn batch(&self) -> Option<EventBatch> {
@@ -190,7 +167,6 @@ impl RunState {
         self.log = Log::after(self.log.stored());
         self.may_go_on = false;
         self.has_engine_started = false;
-        self.is_stopped = false;
     }
 
     /// New events were written.
@@ -232,8 +208,6 @@ impl RunState {
 
     /// The run must stop generating.
     pub fn on_stop(&mut self, reason: StopReason) {
-        self.has_lock_to_resume = false;
-        self.is_stopped = true;
         self.phase = match (self.phase, reason) {
             (Phase::Over { .. }, _) => return,
             (_, StopReason::LeaseLost) => {
@@ -377,6 +351,11 @@ impl RunState {
         };
     }
 
+    /// Whether its history must be read anew before an engine is asked.
+    pub fn has_old_history(&self) -> bool {
+        self.phase == Phase::Generating && self.has_old_history
+    }
+
     /// The history of now is read.
     pub fn on_new_history(&mut self) {
         self.has_old_history = false;
@@ -454,16 +433,6 @@ impl RunState {
     /// Whether another replica has the response now, or any may take it.
     pub fn is_given_up(&self) -> bool {
         self.is_given_up
-    }
-
-    /// After a take-over: the previous owner held the lock of its conversation.
-    pub fn on_lock_taken_over(&mut self) {
-        self.has_lock_to_resume = true;
-    }
-
-    /// The lock of its conversation is continued, or another response has it.
-    pub fn on_lock_answered(&mut self) {
-        self.has_lock_to_resume = false;
     }
 
     /// After a take-over: its conversation is not locked for it any more. Another response may have continued it, or it

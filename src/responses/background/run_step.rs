@@ -38,19 +38,14 @@ impl StopReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// Continue the lock of the conversation that the previous owner of the response held.
-    ResumeLock,
-    /// Lock the conversation anew, and read its history: another response was added to it meanwhile.
-    ReadHistory,
     /// Send the request to an engine, or read on from its answer.
     ReadEngine,
     /// Set the record's status to in progress.
     MarkStarted,
     Append(EventBatch),
-    /// Read events that another replica stored, after this number. `with_tokens`: with the token ids of their text.
+    /// Read events that another replica stored, after this number.
     ReadStored {
         after: Option<u64>,
-        with_tokens: bool,
     },
     /// Go on after the stored events, as if this replica had written them: or find out that it cannot.
     GoOn,

@@ -5,7 +5,6 @@ use tracing::info;
 use super::Runner;
 use crate::openai::error::ApiError;
 use crate::relay::{self, Resume};
-use crate::responses::background::run_step::Then;
 use crate::responses::chat::Written;
 use crate::responses::client_request::Resumed;
 
@@ -16,7 +15,7 @@ const ENCRYPTED_REASONING: &str = "encrypted_reasoning";
 /// Token ids may take this part of the bound of a log.
 const TOKENS_SHARE: u64 = 4;
 
-impl Runner<'_, '_> {
+impl Runner<'_> {
     /// Events of the engine's answer, with the token ids of their text.
     pub(super) fn on_output(&mut self, events: &[u8]) {
         let mut state = self.guard.run.state.lock();
@@ -34,18 +33,18 @@ impl Runner<'_, '_> {
         state.on_tokens(part, may_go_on);
     }
 
-    /// Sets the run up as if it had written the stored events, or finds out that it cannot go on after them.
-    pub(super) fn go_on(&mut self) -> Then {
-        match self.resume() {
-            Ok(resumed) => self.resumed = Some(resumed),
-            Err(reason) => self.on_refused(reason),
+    /// Sets the run up as if it had written the stored events. `None` if it cannot go on after them.
+    pub(super) fn go_on(&mut self) -> Option<Resumed> {
+        match self.resumed() {
+            Ok(resumed) => Some(resumed),
+            Err(reason) => {
+                self.on_refused(reason);
+                None
+            }
         }
-        let may_go_on = self.resumed.is_some();
-        self.guard.run.state.lock().on_set_up(may_go_on);
-        Then::Continue
     }
 
-    fn resume(&mut self) -> Result<Resumed, &'static str> {
+    fn resumed(&mut self) -> Result<Resumed, &'static str> {
         let state = self.guard.run.state.lock();
         let log = state.log();
         let parts = log.tokens().ok_or(NOT_STORED)?;

@@ -1,15 +1,11 @@
 //! A run that another response came before in its conversation is generated again, on the history of now.
 
-use std::borrow::Cow;
-
 use hyper::StatusCode;
 use tokio::time::sleep;
 
 use super::Runner;
 use super::in_conversation::{PAUSE, resume};
-use crate::observe;
 use crate::openai::error::ApiError;
-use crate::responses::background::run_step::Then;
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::history::Access;
 use crate::responses::prepare::input_after;
@@ -18,31 +14,32 @@ use crate::store::CommitRefusal;
 /// The store cannot be asked now.
 const BUSY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
 
-impl Runner<'_, '_> {
-    /// After a take-over, continues the lock of the conversation.
-    pub(super) async fn resume_lock(&mut self) -> Then {
-        if let Some((id, token, items)) = self.request.conversation() {
+impl Runner<'_> {
+    /// After a take-over, continues the lock of the conversation. If another response was added to it, since this one
+    /// read its history: locks it anew, and returns the request with the history of now.
+    pub(super) async fn set_up_conversation(
+        &mut self,
+        request: &StoredRequest,
+    ) -> Option<StoredRequest> {
+        let state = &self.guard.run.state;
+        if self.finisher.conversation.is_none()
+            && !state.lock().has_old_history()
+            && let Some((id, token, items)) = request.conversation()
+        {
             self.finisher.new_items = items;
             self.finisher.conversation = resume(self.responses, self.guard, id, token).await;
         }
-        self.guard.run.state.lock().on_lock_answered();
-        self.context.started = observe::now();
-        Then::Continue
-    }
-
-    /// Another response was added to the conversation since this one read its history: locks the conversation anew, and
-    /// goes on with the history of now.
-    pub(super) async fn read_history(&mut self) -> Then {
-        let state = &self.guard.run.state;
-        match self.with_new_history().await {
+        if !state.lock().has_old_history() {
+            return None;
+        }
+        match self.with_new_history(request).await {
             Ok(anew) => {
                 state.lock().on_new_history();
-                if let Some(anew) = anew {
-                    self.request = Cow::Owned(anew);
-                }
+                anew
             }
             Err(error) if error.status == StatusCode::NOT_FOUND => {
                 state.lock().on_conversation_lost(CommitRefusal::Gone);
+                None
             }
             Err(error) => {
                 if !self.encoder.is_announced() {
@@ -50,16 +47,18 @@ impl Runner<'_, '_> {
                 }
                 let (events, outcome) = self.encoder.fail_refused(&error);
                 self.conclude(&events, outcome).await;
+                None
             }
         }
-        self.context.started = observe::now();
-        Then::Continue
     }
 
     /// Waits until the conversation is free. The time limit of the run bounds that.
-    async fn with_new_history(&mut self) -> Result<Option<StoredRequest>, ApiError> {
+    async fn with_new_history(
+        &mut self,
+        request: &StoredRequest,
+    ) -> Result<Option<StoredRequest>, ApiError> {
         let (responses, tenant) = (self.responses, self.guard.key.tenant);
-        let id = self.request.conversation_id().unwrap_or_default();
+        let id = request.conversation_id().unwrap_or_default();
         let mut history = loop {
             match responses.conversation(id, tenant, Access::Exclusive).await {
                 Err(error) if error.is_locked_conversation() || error.status == BUSY => {
@@ -80,6 +79,6 @@ impl Runner<'_, '_> {
                     .map(|item| [b"[", &*item.json, b"]"].concat().into()),
             );
         }
-        Ok(self.request.with_input(input))
+        Ok(request.with_input(input))
     }
 }

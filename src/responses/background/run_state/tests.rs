@@ -28,13 +28,6 @@ fn not_added(refusal: CommitRefusal) -> Result<WriteOutcome, store::Error> {
     Ok(WriteOutcome::NotAdded(refusal))
 }
 
-fn read_stored(after: Option<u64>) -> Step {
-    Step::ReadStored {
-        after,
-        with_tokens: true,
-    }
-}
-
 /// A run whose engine answers, with `count` events stored.
 fn streaming(count: u64) -> RunState {
     let mut state = RunState::new(true, 0);
@@ -120,11 +113,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
         state.on_record(&Ok(Some((Status::Cancelled, Some(2))))),
         Then::Continue
     );
-    let without_tokens = Step::ReadStored {
-        after: None,
-        with_tokens: false,
-    };
-    assert_eq!(state.next(), without_tokens);
+    assert_eq!(state.next(), Step::ReadStored { after: None });
     let batch = |first, last, bytes: Vec<u8>| EventBatch {
         first,
         last,
@@ -235,10 +224,10 @@ fn a_turn_that_another_one_came_before_is_generated_again_while_nobody_has_read_
         state.on_last_event(&event(0));
         assert_eq!(state.next(), Step::Finalize(None));
         let _ = state.on_finalized(&not_added(CommitRefusal::Unlocked));
-        assert_eq!(state.next(), Step::ReadHistory);
-        assert!(state.may_be_stopped());
-        state.on_new_history();
+        assert!(state.has_old_history());
         assert_eq!(state.next(), Step::ReadEngine);
+        state.on_new_history();
+        assert!(!state.has_old_history());
     }
     state.on_last_event(&event(0));
     let _ = state.on_finalized(&not_added(CommitRefusal::Unlocked));
@@ -286,13 +275,15 @@ fn a_refused_turn_that_readers_have_a_part_of_fails_with_its_output() {
 fn an_orphan_whose_conversation_went_on_is_generated_again_or_fails() {
     let mut unseen = RunState::new(true, 3);
     unseen.on_conversation_lost(CommitRefusal::Unlocked);
-    assert_eq!(unseen.next(), Step::ReadHistory);
+    assert!(unseen.has_old_history());
+    assert_eq!(unseen.next(), Step::ReadEngine);
     unseen.on_conversation_lost(CommitRefusal::Gone);
     let failed = Step::Fail {
         reason: FailReason::of_conversation(CommitRefusal::Gone),
         has_stored_output: false,
     };
     assert_eq!(unseen.next(), failed);
+    assert!(!unseen.has_old_history());
 }
 
 #[test]
@@ -317,7 +308,7 @@ fn events_that_the_store_lost_are_stored_again_with_the_end() {
 #[test]
 fn another_replicas_events_are_read_before_the_failure_is_stored() {
     let mut state = RunState::failing(true, 4, LOST);
-    assert_eq!(state.next(), read_stored(None));
+    assert_eq!(state.next(), Step::ReadStored { after: None });
     let read = |first: u64, last: u64| {
         Ok(Some(LoggedEvents {
             status: Status::InProgress,
@@ -333,7 +324,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
         }))
     };
     assert_eq!(state.on_stored_events(&read(0, 1)), Then::Continue);
-    assert_eq!(state.next(), read_stored(Some(1)));
+    assert_eq!(state.next(), Step::ReadStored { after: Some(1) });
     assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
     assert_eq!(state.on_stored_events(&read(1, 3)), Then::Continue);
     let failed = Step::Fail {
@@ -402,7 +393,7 @@ fn all(batches: Vec<EventBatch>) -> Result<Option<LoggedEvents>, store::Error> {
 /// A run that has read what another replica stored.
 fn taken_over(tokens: &'static [u8]) -> RunState {
     let mut state = RunState::continuing(true, 5);
-    assert_eq!(state.next(), read_stored(None));
+    assert_eq!(state.next(), Step::ReadStored { after: None });
     let batches = vec![stored(0, 2, b""), stored(3, 3, b"a"), stored(4, 4, tokens)];
     assert_eq!(state.on_stored_events(&all(batches)), Then::Continue);
     assert_eq!(state.next(), Step::GoOn);
@@ -495,46 +486,5 @@ fn a_run_is_stopped_while_it_reads_what_it_goes_on_after() {
     }
     let mut state = taken_over(b"b");
     state.on_stop(StopReason::TimeLimit);
-    assert_eq!(state.next(), read_stored(Some(4)));
-}
-
-#[test]
-fn the_lock_of_a_conversation_is_continued_first_unless_the_run_is_stopped() {
-    for (mut state, then) in [
-        (RunState::new(true, 3), Step::ReadEngine),
-        (RunState::continuing(true, 5), read_stored(None)),
-        (RunState::cancelled(true, 5), Step::ReadCancelled),
-    ] {
-        state.on_lock_taken_over();
-        assert_eq!(
-            (state.next(), state.may_be_stopped()),
-            (Step::ResumeLock, true)
-        );
-        state.on_lock_answered();
-        assert_eq!(state.next(), then);
-    }
-    for (reason, expected) in [
-        (StopReason::Draining, Step::Release),
-        (StopReason::Cancelled, Step::ReadCancelled),
-        (StopReason::LeaseLost, Step::Done),
-    ] {
-        let mut state = RunState::new(true, 3);
-        state.on_lock_taken_over();
-        state.on_stop(reason);
-        assert_eq!(state.next(), expected);
-    }
-}
-
-#[test]
-fn a_run_is_stopped_once_and_not_while_it_ends() {
-    let mut ending = streaming(3);
-    assert!(ending.may_be_stopped());
-    ending.on_last_event(&event(3));
-    assert!(!ending.may_be_stopped());
-    // It fails with what it still has to read, and with its first reason.
-    let mut late = RunState::failing(true, 4, LOST);
-    assert!(late.may_be_stopped());
-    late.on_stop(StopReason::TimeLimit);
-    assert_eq!(late.next(), read_stored(None));
-    assert!(!late.may_be_stopped());
+    assert_eq!(state.next(), Step::ReadStored { after: Some(4) });
 }
