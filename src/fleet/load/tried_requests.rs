@@ -12,7 +12,7 @@ const MAX: u32 = super::DEFAULT_SLOTS;
 /// may wait in it until its next report then, so not more often.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// What one engine was tried with. Without a report of the engine it stays with [`FIRST_MOST`].
+/// What one engine was tried with. Without a report of the engine it stays with the first try.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TriedRequests {
     most: u32,
