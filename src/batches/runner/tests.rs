@@ -316,8 +316,9 @@ async fn batches_that_have_not_ended_make_no_room() {
 
 #[tokio::test]
 async fn records_of_a_newer_release_hide_no_others() {
-    // More than are fetched at once.
-    const NEWER: u128 = 1_100;
+    // More than are fetched at once, and fewer batches of both kinds than a tenant may have.
+    const NEWER: u128 = 450;
+    const NEWER_FILES: u128 = 1_100;
     let shared = Shared::new();
     let replica = shared.replica_with(Engines {
         tokens_max: Some(1 << 20),
@@ -360,6 +361,8 @@ async fn records_of_a_newer_release_hide_no_others() {
             let id = new_batch_id(flavor, number);
             insert(Collection::Batches, id, batch.clone(), later_ms).await;
         }
+    }
+    for number in 0..NEWER_FILES {
         let id = file::new_file_id(number << 64);
         let purpose = Bytes::from(json!({"purpose": "dreams"}).to_string());
         insert(Collection::Files, id, purpose, later_ms).await;
