@@ -43,10 +43,15 @@ impl Charge {
         }
     }
 
+    /// Whether it is a try of a line of a batch.
+    pub fn is_line(&self) -> bool {
+        self.id.is_line()
+    }
+
     /// An engine is sent the request and reads the prompt; what it generates is not known yet. Lines of batches are
     /// charged once they are answered: one that gives way is sent again.
     pub fn on_sent(&mut self) {
-        if !self.id.is_line() {
+        if !self.is_line() {
             self.use_output(0);
         }
     }

@@ -62,12 +62,20 @@ impl RequestCount {
         }
     }
 
-    /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed.
-    pub(super) fn settle(&mut self, status: StatusCode, usage: Option<&Usage>, passed: u64) {
+    /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed. A line
+    /// of a batch whose answer was given up is not charged: it is sent again.
+    pub(super) fn settle(
+        &mut self,
+        status: StatusCode,
+        outcome: Outcome,
+        usage: Option<&Usage>,
+        passed: u64,
+    ) {
         let Some(mut charge) = self.charge.take() else {
             return;
         };
         match usage {
+            _ if charge.is_line() && outcome == Outcome::ClientDisconnected => charge.refund(),
             _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
                 charge.refund();
             }
