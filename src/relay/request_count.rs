@@ -55,15 +55,15 @@ impl RequestCount {
         self.wire = wire;
     }
 
-    /// The request goes to a worker now: it is charged even if its client leaves.
+    /// The request goes to a worker now: unless it is a line of a batch, it is charged even if its client leaves.
     pub(super) fn on_sent(&mut self) {
         if let Some(charge) = &mut self.charge {
             charge.on_sent();
         }
     }
 
-    /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed. A line
-    /// of a batch whose answer was given up is not charged: it is sent again.
+    /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed.
+    /// A line of a batch whose answer was given up is not charged: it is sent again.
     pub(super) fn settle(
         &mut self,
         status: StatusCode,
