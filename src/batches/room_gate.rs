@@ -76,8 +76,10 @@ impl RoomGate {
     /// Lets lines in, and asks them to give way, for as long as this is polled.
     pub async fn run(&self, sender: &dyn SendLine) {
         loop {
+            // Before those that run: a line that comes to a worker meanwhile is one of these.
+            let is_empty = self.is_empty();
             let lines = self.running.counts();
-            if lines.is_empty() && self.is_empty() {
+            if is_empty && lines.is_empty() {
                 self.arrived.notified().await;
             }
             if !lines.is_empty() {

@@ -43,12 +43,17 @@ impl Charge {
         }
     }
 
-    /// An engine is sent the request and reads the prompt; what it generates is not known yet.
+    /// Whether it is a try of a line of a batch.
+    pub fn is_line(&self) -> bool {
+        self.id.is_line()
+    }
+
+    /// An engine is sent the request and reads the prompt; what it generates is not known yet. Lines of batches are
+    /// charged once they are answered: one that gives way is sent again.
     pub fn on_sent(&mut self) {
-        self.used = Amount {
-            output_tokens: 0,
-            ..self.reserved
-        };
+        if !self.is_line() {
+            self.use_output(0);
+        }
     }
 
     /// What the engine says that the request used.
@@ -59,7 +64,10 @@ impl Charge {
 
     /// Output of an answer that ended without usage.
     pub fn use_output(&mut self, output_tokens: u64) {
-        self.used.output_tokens = output_tokens;
+        self.used = Amount {
+            output_tokens,
+            ..self.reserved
+        };
     }
 
     /// No engine has worked for the request: everything is given back.
@@ -70,7 +78,7 @@ impl Charge {
     /// An engine has refused the request: the tokens are given back, the request counts.
     pub fn refund_tokens(&mut self) {
         self.used = Amount {
-            requests: self.used.requests,
+            requests: self.reserved.requests,
             ..Amount::default()
         };
     }

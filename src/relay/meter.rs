@@ -285,7 +285,8 @@ impl Meter {
                 model.end_ratio.observe(ratio);
             }
         }
-        self.count.settle(self.status, usage.as_ref(), passed);
+        self.count
+            .settle(self.status, outcome, usage.as_ref(), passed);
         if let Some(entry) = self.entry.take() {
             entry.end(now, outcome, usage.as_ref(), passed);
         }

@@ -55,7 +55,7 @@ impl RequestCount {
         self.wire = wire;
     }
 
-    /// The request goes to a worker now: it is charged even if its client leaves.
+    /// The request goes to a worker now: unless it is a line of a batch, it is charged even if its client leaves.
     pub(super) fn on_sent(&mut self) {
         if let Some(charge) = &mut self.charge {
             charge.on_sent();
@@ -63,11 +63,19 @@ impl RequestCount {
     }
 
     /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed.
-    pub(super) fn settle(&mut self, status: StatusCode, usage: Option<&Usage>, passed: u64) {
+    /// A line of a batch whose answer was given up is not charged: it is sent again.
+    pub(super) fn settle(
+        &mut self,
+        status: StatusCode,
+        outcome: Outcome,
+        usage: Option<&Usage>,
+        passed: u64,
+    ) {
         let Some(mut charge) = self.charge.take() else {
             return;
         };
         match usage {
+            _ if charge.is_line() && outcome == Outcome::ClientDisconnected => charge.refund(),
             _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
                 charge.refund();
             }

@@ -141,6 +141,10 @@ impl Responses {
         }
         let line = call.context.kind.batch_line();
         let whole = collect(engine, self.event_options().bytes_max, line).await;
+        // Given up while it is stored, the response would stay, and the line would make another one.
+        if let Some(line) = line {
+            line.stay().await;
+        }
         let read = whole.and_then(|whole| read_whole(&whole, template, signer.as_ref()));
         let (template, outcome, item_count) = match read {
             Ok(read) => read,

@@ -94,14 +94,17 @@ impl RunningLines {
         number
     }
 
-    fn remove(&self, worker: WorkerId, number: u64) {
+    /// False if the line was asked before.
+    fn remove(&self, worker: WorkerId, number: u64) -> bool {
         let mut by_worker = self.by_worker.lock();
-        if let Some(lines) = by_worker.get_mut(&worker) {
-            lines.remove(&number);
-            if lines.is_empty() {
-                by_worker.remove(&worker);
-            }
+        let Some(lines) = by_worker.get_mut(&worker) else {
+            return false;
+        };
+        let was_there = lines.remove(&number).is_some();
+        if lines.is_empty() {
+            by_worker.remove(&worker);
         }
+        was_there
     }
 }
 
@@ -195,6 +198,17 @@ impl BatchLine {
         // Last, so that it always counts as one or the other.
         self.entering.end();
     }
+
+    /// The engine has answered, and what follows must not be given up half-way: from now on the line does not give way.
+    /// Waits for ever if it was asked before, because it is being given up.
+    pub async fn stay(&self) {
+        let place = self.place.lock().take();
+        if let Some((worker, number)) = place
+            && !self.entering.running.remove(worker, number)
+        {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 impl Drop for BatchLine {
@@ -207,6 +221,9 @@ impl Drop for BatchLine {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     const HERE: WorkerId = WorkerId(1);
@@ -261,6 +278,21 @@ mod tests {
         assert!(lines.running.counts().is_empty());
         drop(all);
         assert!(lines.running.counts().is_empty());
+    }
+
+    #[test]
+    fn a_line_that_stays_is_not_asked_any_more_and_one_that_was_asked_does_not_stay() {
+        let lines = Lines::default();
+        let (first, first_gives_way) = lines.line(1);
+        let (second, second_gives_way) = lines.line(1);
+        first.count_at(HERE);
+        second.count_at(HERE);
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(lines.running.ask(HERE, 1), 1);
+        assert!(pin!(second.stay()).poll(&mut context).is_pending());
+        assert!(pin!(first.stay()).poll(&mut context).is_ready());
+        assert_eq!(lines.running.ask(HERE, 1), 0);
+        assert!(second_gives_way.is_cancelled() && !first_gives_way.is_cancelled());
     }
 
     #[test]

@@ -40,6 +40,19 @@ async fn lines_count_in_the_limits_a_minute_and_not_as_running() {
 }
 
 #[tokio::test]
+async fn a_line_that_was_sent_and_gave_way_is_not_charged() {
+    let server = Server::start().await;
+    let [a, b] = two(&server, r#"{"batch_tokens_per_day": 1000}"#);
+    let mut sent = a.charge(line(), 900).await.unwrap();
+    sent.on_sent();
+    drop(sent);
+    eventually("what the line had reserved is given back", async || {
+        b.charge(line(), 950).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_day_of_lines_is_counted_for_all_replicas_and_apart_from_other_requests() {
     let server = Server::start().await;
     let limits = r#"{"batch_tokens_per_day": 1000, "requests_per_minute": 1}"#;
