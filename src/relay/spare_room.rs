@@ -116,7 +116,7 @@ impl WorkerNumbers {
     /// Lines that others leave room for.
     fn most_lines(&self, slots: u32) -> u32 {
         let free = slots.saturating_sub(self.others());
-        // The last one is left to nobody.
+        // Lines may have the last free one: then it is not left idle.
         (free - free.div_ceil(FREE_SHARE)).max(free.min(1))
     }
 

@@ -50,7 +50,7 @@ impl TriedRequests {
             self.waited_at = Some(now);
             return;
         }
-        // It says nothing about more than it was given.
+        // The report says nothing about more requests than the engine has.
         let is_tried = u64::from(requests) * 4 >= u64::from(self.most) * 3;
         if !is_tried || self.most >= MAX {
             return;

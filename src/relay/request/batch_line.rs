@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(lines.running.ask(HERE, 2), 2);
         let asked = all.iter().map(|(_, gives_way)| gives_way.is_cancelled());
         assert!(asked.eq([false, true, true]));
-        // Nobody is asked twice.
+        // No line is asked twice.
         assert_eq!(lines.running.counts().get(&HERE), Some(&1));
         assert_eq!(lines.running.ask(HERE, 2), 1);
         assert!(lines.running.counts().is_empty());
