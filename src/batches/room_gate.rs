@@ -112,11 +112,7 @@ impl RoomGate {
 
     /// Asks lines to give way where their places are wanted.
     fn make_way(&self, sender: &dyn SendLine, lines: &LinesByWorker) {
-        let entering = {
-            let models = self.models.lock();
-            let entering = models.values().map(|gate| gate.entering.lines());
-            entering.fold(0, u32::saturating_add)
-        };
+        let (entering, _) = entering(&self.models.lock());
         for (worker, count) in sender.to_give_way(lines, entering) {
             self.running.ask(worker, count);
         }
@@ -143,13 +139,9 @@ impl RoomGate {
             let room = sender.room(&name, lines);
             let mut models = self.models.lock();
             // Models may share workers: adapters, aliases. So what enters for one is no room for another.
-            let (mut entering, mut tokens) = (0_u32, 0_u64);
-            for gate in models.values() {
-                entering = entering.saturating_add(gate.entering.lines());
-                tokens = tokens.saturating_add(gate.entering.tokens());
-            }
+            let entering = entering(&models);
             if let Some(gate) = models.get_mut(&name) {
-                gate.let_in(room, (entering, tokens), &self.running);
+                gate.let_in(room, entering, &self.running);
             }
         }
     }
@@ -170,6 +162,17 @@ impl ModelGate {
             }
         }
     }
+}
+
+/// The lines of all models that were let in and do not count at a worker yet, and their tokens.
+fn entering(models: &BTreeMap<Arc<str>, ModelGate>) -> (u32, u64) {
+    let entering = models.values().map(|gate| &gate.entering);
+    entering.fold((0, 0), |(lines, tokens), of| {
+        (
+            lines.saturating_add(of.lines()),
+            tokens.saturating_add(of.tokens()),
+        )
+    })
 }
 
 /// What may be let in at one look. Pure.

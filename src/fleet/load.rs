@@ -276,9 +276,10 @@ impl Load {
         let slots = self.learnt_slots();
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
-        let is_full = slots.is_some_and(|slots| reported.running >= slots);
+        let has_all_slots_taken = slots.is_some_and(|slots| reported.running >= slots);
         let mut waiting = reported.waiting;
-        if waiting > 0 && (has_room_in_step || is_full) {
+        let waits_for_slot = waiting > 0 && (has_room_in_step || has_all_slots_taken);
+        if waits_for_slot {
             let full = self.see_full(reported.running);
             let most = full.iter().copied().max().unwrap_or_default();
             let spread = most - full.iter().copied().min().unwrap_or_default();
@@ -298,7 +299,9 @@ impl Load {
         self.waiting.store(short(waiting), Relaxed);
         let requests = self.requests();
         let mut tried = self.reported.tried.lock();
-        tried.on_report(reported.at, reported.running, reported.waiting, requests);
+        // Else it may be from before requests of ours ended, or the prompts of others are what is waited for.
+        let is_full = waits_for_slot && reported.waiting > foreign;
+        tried.on_report(reported.at, reported.running, is_full, requests);
         drop(tried);
         // An engine whose memory was full ran fewer than it does now.
         if slots.is_some_and(|slots| reported.running > slots) {
@@ -561,6 +564,7 @@ mod tests {
         load.begin_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
         load.report(full(5));
         assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+        assert_eq!(load.tried().shown(), None);
         load.end_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
         for _ in 0..FULL_REPORTS {
             load.report(full(64));

@@ -48,12 +48,13 @@ impl SpareRoom {
         }
     }
 
-    /// What one of so many replicas may use. Rounded up, so that the last slot is not left idle; replicas know of each
-    /// other's requests a moment later.
-    fn shared_by(self, replicas: u32) -> Self {
+    /// What one of so many replicas may use. Rounded down: each sees the lines of the others a moment later, and what
+    /// all let in too much would have to give way again. A replica that `has_lines` none gets one, if there is room.
+    fn shared_by(self, replicas: u32, has_lines: bool) -> Self {
         let replicas = replicas.max(1);
+        let least = if has_lines { 0 } else { self.requests.min(1) };
         Self {
-            requests: self.requests.div_ceil(replicas),
+            requests: (self.requests / replicas).max(least),
             prompt_tokens: self.prompt_tokens.div_ceil(replicas.into()),
             workers: self.workers.div_ceil(replicas),
         }
@@ -120,8 +121,9 @@ impl WorkerNumbers {
         (free - free.div_ceil(FREE_SHARE)).max(free.min(1))
     }
 
-    /// Lines that are to give way. One slot stays free, if lines leave any: giving way takes a step of the engine.
-    /// Foreign requests do not count: a line that has just ended is one until the engine's next report.
+    /// Lines that are to give way. One slot stays free beside other requests, if lines leave any: giving way takes a
+    /// step of the engine. Foreign requests do not count: a line that has just ended is one until the engine's next
+    /// report.
     fn wanted(&self) -> u32 {
         let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
             return 0;
@@ -130,6 +132,10 @@ impl WorkerNumbers {
             requests: self.requests.saturating_sub(self.foreign),
             ..*self
         };
+        // The choice may send more lines here than this worker had room for, where others had more.
+        if own.others() == 0 && self.waiting_outside == 0 {
+            return 0;
+        }
         let left = slots.saturating_sub(own.others());
         let spare = left.saturating_sub(own.most_lines(slots)).min(1);
         let wanted = own.requests.saturating_add(self.waiting_outside);
@@ -237,7 +243,9 @@ impl Relay {
         } else {
             sum(group.decode_workers(), WorkerPart::Whole)
         };
-        room.shared_by(self.replicas())
+        let mut workers = prefill.iter().chain(group.decode_workers());
+        let has_lines = workers.any(|worker| lines.contains_key(&worker.id));
+        room.shared_by(self.replicas(), has_lines)
     }
 
     /// Replicas of this router, with it.
@@ -361,8 +369,13 @@ mod tests {
 
     #[test]
     fn lines_give_way_until_one_slot_is_free() {
-        let table: [(&str, Change, u32); 10] = [
+        let table: [(&str, Change, u32); 11] = [
             ("idle", |_| {}, 0),
+            (
+                "there are lines alone",
+                |of| (of.requests, of.lines) = (100, 100),
+                0,
+            ),
             (
                 "lines that ended are in the engine's last report",
                 |of| (of.requests, of.foreign, of.lines) = (110, 20, 40),
@@ -437,8 +450,11 @@ mod tests {
     fn replicas_share_what_is_left() {
         let all = room(5, 1_000, 2).plus(room(2, 200, 1));
         assert_eq!(all, room(7, 1_200, 3));
-        assert_eq!(all.shared_by(3), room(3, 400, 1));
-        assert_eq!(all.shared_by(0), all);
-        assert_eq!(SpareRoom::default().shared_by(2), SpareRoom::default());
+        assert_eq!(all.shared_by(3, true), room(2, 400, 1));
+        assert_eq!(all.shared_by(9, true), room(0, 134, 1));
+        assert_eq!(all.shared_by(9, false), room(1, 134, 1));
+        assert_eq!(all.shared_by(0, true), all);
+        let none = SpareRoom::default();
+        assert_eq!(none.shared_by(2, false), none);
     }
 }

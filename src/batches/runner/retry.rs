@@ -7,9 +7,8 @@ use crate::batches::send::LineAnswer;
 /// Tries after the first that may fail for a reason that is the line's own: it breaks an engine.
 const MAX_COUNTED: u32 = 5;
 
-/// Before the second try; it doubles with each further one.
+/// Before the second try; it doubles with each further one, to 16 s.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// The longest wait for what an answer asks to wait for. Then the line is tried, to see whether it is still so.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
@@ -37,7 +36,7 @@ impl Tries {
         if self.counted == MAX_COUNTED {
             return None;
         }
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.counted).min(MAX_PAUSE);
+        let pause = FIRST_PAUSE * (1 << self.counted);
         self.counted += 1;
         Some(pause.mul_f64(1.0 - random / 2.0))
     }

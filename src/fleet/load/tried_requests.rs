@@ -18,6 +18,8 @@ pub struct TriedRequests {
     most: u32,
     /// When some waited inside it the last time.
     waited_at: Option<Instant>,
+    /// It ran about what it was tried with when some waited inside it the last time.
+    is_shown: bool,
 }
 
 impl Default for TriedRequests {
@@ -31,6 +33,7 @@ impl TriedRequests {
     pub const FIRST: Self = Self {
         most: FIRST_MOST,
         waited_at: None,
+        is_shown: false,
     };
 
     /// So many requests may be in flight at it.
@@ -38,18 +41,24 @@ impl TriedRequests {
         self.most
     }
 
-    /// As [`Self::most`], once some have waited inside it: what is above that waits, too.
+    /// As [`Self::most`], once it ran about as many while some waited inside it: what is above that waits, too.
     pub fn shown(&self) -> Option<u32> {
-        self.waited_at.map(|_| self.most)
+        self.is_shown.then_some(self.most)
     }
 
-    /// The engine reports what it runs and what waits inside it, while `requests` are in flight.
-    pub(super) fn on_report(&mut self, now: Instant, running: u32, waiting: u32, requests: u32) {
-        if waiting > 0 {
-            self.most = running.clamp(1, MAX);
+    /// The engine reports what it runs, and whether others wait inside it for one of these to end, while `requests` are
+    /// in flight.
+    pub(super) fn on_report(&mut self, now: Instant, running: u32, is_full: bool, requests: u32) {
+        if is_full {
+            // Of many that came at once most may have waited for their prompts to be computed, not for a slot.
+            let fewer = self.most - self.most.div_ceil(8);
+            self.is_shown = running >= fewer;
+            self.most = running.max(fewer).clamp(1, MAX);
             self.waited_at = Some(now);
             return;
         }
+        // Its memory may have been full before.
+        self.most = self.most.max(running.min(MAX));
         // The report says nothing about more requests than the engine has.
         let is_tried = u64::from(requests) * 4 >= u64::from(self.most) * 3;
         if !is_tried || self.most >= MAX {
@@ -79,16 +88,18 @@ mod tests {
             let most = tried.most();
             given.push(most);
             let now = start + Duration::from_secs(second);
-            tried.on_report(now, most.min(slots), most.saturating_sub(slots), most);
+            tried.on_report(now, most.min(slots), most > slots, most);
         }
         given
     }
 
     #[test]
     fn an_engine_is_tried_with_more_at_each_report_until_some_wait() {
-        assert_eq!(given(100, 9), [8, 12, 18, 27, 41, 62, 93, 140, 100]);
+        let tried = given(100, 12);
+        assert_eq!(tried[..8], [8, 12, 18, 27, 41, 62, 93, 140]);
+        assert_eq!(tried[8..], [122, 106, 100, 100]);
         assert_eq!(given(16, 6), [8, 12, 18, 16, 16, 16]);
-        assert_eq!(given(4, 3), [8, 4, 4]);
+        assert_eq!(given(4, 6), [8, 7, 6, 5, 4, 4]);
         assert_eq!(given(1_000, 20).last(), Some(&MAX));
     }
 
@@ -103,19 +114,29 @@ mod tests {
     fn a_report_of_an_idle_engine_says_nothing_about_more() {
         let mut tried = TriedRequests::default();
         assert_eq!((tried.most(), tried.shown()), (FIRST_MOST, None));
-        tried.on_report(observe::now(), 5, 0, 5);
+        tried.on_report(observe::now(), 5, false, 5);
         assert_eq!(tried.most(), FIRST_MOST);
-        tried.on_report(observe::now(), 6, 0, 6);
+        tried.on_report(observe::now(), 6, false, 6);
         assert_eq!((tried.most(), tried.shown()), (12, None));
     }
 
     #[test]
     fn an_engine_that_lets_requests_wait_shows_how_many_it_runs() {
         let mut tried = TriedRequests::default();
-        tried.on_report(observe::now(), 5, 2, 7);
-        assert_eq!(tried.shown(), Some(5));
-        // Its memory is full of one long context.
-        tried.on_report(observe::now(), 0, 3, 3);
-        assert_eq!(tried.shown(), Some(1));
+        tried.on_report(observe::now(), 7, true, 9);
+        assert_eq!(tried.shown(), Some(7));
+        // Its memory was full of one long context.
+        tried.on_report(observe::now(), 10, false, 10);
+        assert_eq!(tried.shown(), Some(10));
+    }
+
+    #[test]
+    fn an_engine_that_runs_far_fewer_than_it_was_tried_with_shows_nothing() {
+        let mut tried = TriedRequests::default();
+        tried.on_report(observe::now(), 62, false, 62);
+        assert_eq!(tried.most(), 93);
+        // It computes the prompts of the others.
+        tried.on_report(observe::now(), 16, true, 34);
+        assert_eq!((tried.most(), tried.shown()), (81, None));
     }
 }
