@@ -298,11 +298,13 @@ impl Load {
         }
         self.waiting.store(short(waiting), Relaxed);
         let requests = self.requests();
-        let mut tried = self.reported.tried.lock();
-        // Else it may be from before requests of ours ended, or the prompts of others are what is waited for.
+        // A report may be from before requests of ours ended, and requests may wait for prompts of others to be
+        // computed. Such a report shows neither that slots are free nor that none is.
         let is_full = waits_for_slot && reported.waiting > foreign;
-        tried.on_report(reported.at, reported.running, is_full, requests);
-        drop(tried);
+        if is_full || reported.waiting == 0 {
+            let mut tried = self.reported.tried.lock();
+            tried.on_report(reported.at, reported.running, is_full, requests);
+        }
         // An engine whose memory was full ran fewer than it does now.
         if slots.is_some_and(|slots| reported.running > slots) {
             self.see_slots(reported.running, REPORTS);
@@ -564,7 +566,7 @@ mod tests {
         load.begin_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
         load.report(full(5));
         assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
-        assert_eq!(load.tried().shown(), None);
+        assert_eq!(load.tried(), TriedRequests::FIRST);
         load.end_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
         for _ in 0..FULL_REPORTS {
             load.report(full(64));
