@@ -49,19 +49,13 @@ pub use self::status::Status;
 use crate::observe::metrics::Registry;
 
 /// A store that was opened.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct OpenStore {
     pub responses: Arc<dyn ResponseStore>,
     /// The webhooks' events of its responses.
     pub outbox: Arc<dyn outbox::Outbox>,
     /// Its Redis, if it is one.
     pub redis: Option<Arc<redis::Redis>>,
-}
-
-impl std::fmt::Debug for OpenStore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenStore").finish_non_exhaustive()
-    }
 }
 
 /// Opens the configured store, for a process with `io_threads` I/O threads. A Redis store connects at its

@@ -1,8 +1,6 @@
 //! Where each model's token ids come from. The check loads the tokenizers' files, and the start takes what the
 //! check loaded.
 
-use std::fmt;
-
 use tracing::warn;
 
 use super::model::ModelOverride;
@@ -14,16 +12,9 @@ use crate::prompt::probes::{self, RefusedKind};
 use crate::relay::prompt::tokens::Source;
 
 /// What is wrong with the tokenizers of a configuration that was not checked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("; "))]
 pub struct Unreadable(Vec<String>);
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("; "))
-    }
-}
-
-impl std::error::Error for Unreadable {}
 
 impl Config {
     /// A line for each model whose tokenizer was loaded, and not taken by the start yet: which kinds of requests it

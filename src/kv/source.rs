@@ -3,7 +3,6 @@
 //! A source only transports. Order, identity of the engine's process and what to trust are decided by
 //! [`super::stream`].
 
-use std::fmt;
 use std::future::Future;
 
 use super::event::Batch;
@@ -32,14 +31,9 @@ pub struct SnapshotChunk {
 }
 
 /// A message that does not follow its format.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct DecodeError(pub String);
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// What a source reports. Everything about one connection comes between its `Connected` and its
 /// `Disconnected`, however often the source reconnects.

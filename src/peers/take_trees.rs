@@ -1,6 +1,5 @@
 //! Copies trees of other replicas: from each of them one at a time, in random order.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -62,8 +61,11 @@ struct Slot {
     link: Mutex<Option<Link>>,
 }
 
+#[derive(Debug, thiserror::Error)]
 enum NotTaken {
-    Failure(Failure),
+    #[error("{0}")]
+    Failure(#[from] Failure),
+    #[error("{0:?}")]
     Unusable(Unusable),
 }
 
@@ -79,21 +81,6 @@ impl NotTaken {
             },
             NotTaken::Unusable(unusable) => unusable.as_str().to_owned(),
         }
-    }
-}
-
-impl fmt::Display for NotTaken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NotTaken::Failure(failure) => fmt::Display::fmt(failure, f),
-            NotTaken::Unusable(unusable) => write!(f, "{unusable:?}"),
-        }
-    }
-}
-
-impl From<Failure> for NotTaken {
-    fn from(failure: Failure) -> Self {
-        NotTaken::Failure(failure)
     }
 }
 

@@ -78,24 +78,51 @@ pub struct Refusal {
     pub retry_after: Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RefusalReason {
     /// Its class has as many requests as it may have.
+    #[error(
+        "the workers are busy, and {max} requests of this priority wait already, of no client more than of this one \
+         ({set_by}.max_requests)"
+    )]
     TooManyRequests { max: u32, set_by: SetBy },
     /// The bodies of its class use as much memory as they may.
+    #[error(
+        "the workers are busy, and the waiting requests of this priority have {max} bytes already, of no client more \
+         than of this one (queue.max_size)"
+    )]
     TooManyBytes { max: u64 },
     /// A request of a higher class needs the memory of its body.
+    #[error(
+        "the workers are busy, and requests of a higher priority need the memory of this one's body \
+         (api.max_total_body)"
+    )]
     MemoryNeeded,
     /// It waited as long as a request may.
+    #[error(
+        "all workers stayed busy for the {:.1} s that a request may wait ({set_by}.max_wait)",
+        .waited.as_secs_f64()
+    )]
     TimedOut { waited: Duration, set_by: SetBy },
     /// It cannot meet its target; `expected` if it had waited.
+    #[error(
+        "all workers are busy: the first token is expected {:.1} s after the request, which does not safely meet \
+         its target of {:.1} s",
+        .expected.as_secs_f64(),
+        .target.as_secs_f64()
+    )]
     TargetUnreachable {
         target: Duration,
         expected: Duration,
     },
     /// No worker of the model came within the time.
+    #[error(
+        "no worker came up in the {:.1} s that a request may wait for one (queue.no_worker_timeout)",
+        .waited.as_secs_f64()
+    )]
     NoWorker { waited: Duration },
     /// The router is about to end.
+    #[error("this router is about to end and all workers are busy; try again")]
     Draining,
 }
 
@@ -146,49 +173,6 @@ impl RefusalReason {
             Self::TargetUnreachable { .. } => "ttft_target_unreachable",
             Self::NoWorker { .. } => "no_healthy_worker",
             Self::Draining => "router_draining",
-        }
-    }
-}
-
-impl fmt::Display for RefusalReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooManyRequests { max, set_by } => write!(
-                f,
-                "the workers are busy, and {max} requests of this priority wait already, of no client more than of this one \
-                 ({set_by}.max_requests)"
-            ),
-            Self::TooManyBytes { max } => write!(
-                f,
-                "the workers are busy, and the waiting requests of this priority have {max} bytes already, of no client more \
-                 than of this one (queue.max_size)"
-            ),
-            Self::MemoryNeeded => f.write_str(
-                "the workers are busy, and requests of a higher priority need the memory of this one's body \
-                 (api.max_total_body)",
-            ),
-            Self::TimedOut { waited, set_by } => {
-                let seconds = waited.as_secs_f64();
-                write!(
-                    f,
-                    "all workers stayed busy for the {seconds:.1} s that a request may wait ({set_by}.max_wait)"
-                )
-            }
-            Self::TargetUnreachable { target, expected } => write!(
-                f,
-                "all workers are busy: the first token is expected {:.1} s after the request, which does not safely meet \
-                 its target of {:.1} s",
-                expected.as_secs_f64(),
-                target.as_secs_f64(),
-            ),
-            Self::NoWorker { waited } => write!(
-                f,
-                "no worker came up in the {:.1} s that a request may wait for one (queue.no_worker_timeout)",
-                waited.as_secs_f64(),
-            ),
-            Self::Draining => {
-                f.write_str("this router is about to end and all workers are busy; try again")
-            }
         }
     }
 }

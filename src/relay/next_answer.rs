@@ -1,7 +1,6 @@
 //! The answer of the next worker, for a stream whose worker is lost: by the same attempts as a new request has. It
 //! owns what the request's first part only borrowed, because the client's body outlives that.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -138,23 +137,16 @@ impl NextAnswer {
 }
 
 /// Why no other worker goes on with a stream, for the log.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum NotContinued {
+    #[error("the request took too long")]
     Late,
+    #[error("no other worker can take it now")]
     NoWorker,
     /// How the last attempt failed.
+    #[error("{0}")]
     Failed(String),
     /// A worker answered something else than a stream.
+    #[error("{0} answered {1}")]
     Answered(Arc<str>, StatusCode),
-}
-
-impl fmt::Display for NotContinued {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Late => f.write_str("the request took too long"),
-            Self::NoWorker => f.write_str("no other worker can take it now"),
-            Self::Failed(error) => f.write_str(error),
-            Self::Answered(worker, status) => write!(f, "{worker} answered {status}"),
-        }
-    }
 }

@@ -1,6 +1,5 @@
 //! The end of a response: stores it, appends it to its conversation, and builds the final object.
 
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -58,20 +57,13 @@ pub(super) struct Finisher {
 }
 
 /// Why a response was not stored.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum NotStored {
+    #[error("{0}")]
     Store(store::Error),
     /// Its conversation did not accept it.
+    #[error("its conversation did not accept it: {0:?}")]
     NotAdded(CommitRefusal),
-}
-
-impl fmt::Display for NotStored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Store(error) => error.fmt(f),
-            Self::NotAdded(refusal) => write!(f, "its conversation did not accept it: {refusal:?}"),
-        }
-    }
 }
 
 /// What the client gets.

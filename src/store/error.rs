@@ -1,6 +1,5 @@
 //! Why an operation of the store failed, and when to retry it.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,29 +7,37 @@ use std::time::Duration;
 use crate::ids::ResponseId;
 
 /// Why an operation of the store failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The store was not reached: nothing was written.
+    #[error("the response store is unavailable: {reason}")]
     Unavailable {
         retry_after: Duration,
         reason: Arc<str>,
     },
     /// No answer within the time-out: a write may or may not have been applied.
+    #[error("the response store did not confirm the write: {reason}")]
     Unknown {
         retry_after: Duration,
         reason: Arc<str>,
     },
     /// The store is full of records that cannot be evicted. Nothing was written.
+    #[error("the response store is full")]
     Full { retry_after: Duration },
     /// The value exceeds the configured maximum. Retrying cannot help.
+    #[error("{bytes} bytes exceed the maximum of {max} bytes for a stored response")]
     TooLarge { bytes: u64, max: u64 },
     /// `create`: the id belongs to a record that was created with another token.
+    #[error("the id exists already")]
     Exists,
     /// `create`: this response, which it continues, is missing. Nothing was written.
+    #[error("{0}, which the response continues, is not stored any more")]
     BrokenChain(ResponseId),
     /// The record is damaged, or was written by a newer release.
+    #[error("the stored record cannot be decoded: {0}")]
     Unreadable(Arc<str>),
     /// A part of the conversation is lost, because the store evicted it.
+    #[error("a part of the conversation is lost: the store has evicted it")]
     DamagedConversation,
 }
 
@@ -67,36 +74,3 @@ impl Error {
         }
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unavailable { reason, .. } => {
-                write!(f, "the response store is unavailable: {reason}")
-            }
-            Self::Unknown { reason, .. } => {
-                write!(f, "the response store did not confirm the write: {reason}")
-            }
-            Self::Full { .. } => f.write_str("the response store is full"),
-            Self::TooLarge { bytes, max } => {
-                write!(
-                    f,
-                    "{bytes} bytes exceed the maximum of {max} bytes for a stored response"
-                )
-            }
-            Self::Exists => f.write_str("the id exists already"),
-            Self::BrokenChain(missing) => {
-                write!(
-                    f,
-                    "{missing}, which the response continues, is not stored any more"
-                )
-            }
-            Self::Unreadable(reason) => write!(f, "the stored record cannot be decoded: {reason}"),
-            Self::DamagedConversation => {
-                f.write_str("a part of the conversation is lost: the store has evicted it")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}

@@ -1,7 +1,7 @@
 //! A router's API: where it is, and one exchange with it at a time.
 
 use std::error::Error as StdError;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -122,7 +122,8 @@ fn base_of(url: &str) -> &str {
 }
 
 /// Why a router has not done what it was asked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 pub(super) struct AskError {
     /// With what to do, if that is the same for every request.
     text: String,
@@ -203,12 +204,6 @@ impl AskError {
         let reason = reason(body);
         let reason = reason.trim_end_matches('.');
         Self::new(kind, format!("answered {status}: {reason}{advice}"))
-    }
-}
-
-impl Display for AskError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
     }
 }
 

@@ -1,6 +1,5 @@
 //! One GET of a probe.
 
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,19 +11,14 @@ use crate::http::client;
 pub(super) const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
 /// Why a GET failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 pub(super) struct ProbeError {
     pub(super) text: String,
     /// The router itself had no file descriptor, port or memory.
     pub(super) is_local: bool,
     /// The worker took longer than the limit.
     pub(super) is_timeout: bool,
-}
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 impl From<ProbeError> for String {

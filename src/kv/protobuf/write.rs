@@ -1,7 +1,5 @@
 //! Converts events to a message, for servers.
 
-use std::fmt;
-
 use bytes::Bytes;
 use prost::Message as _;
 
@@ -50,14 +48,9 @@ impl LeftOutReason {
 }
 
 /// Why a batch has no equivalent message: one of its events may have removed blocks that it does not name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Untranslatable(pub String);
-
-impl fmt::Display for Untranslatable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 enum NotEncoded {
     Event(LeftOutReason, String),

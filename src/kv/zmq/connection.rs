@@ -4,8 +4,8 @@
 //! Nothing is queued here. Unread messages stay in the sockets' buffers and then with the peer; a
 //! publisher that cannot wait drops messages, which shows as a gap in the sequence numbers.
 
+use std::io;
 use std::time::Duration;
-use std::{fmt, io};
 
 use bytes::BytesMut;
 use socket2::{SockRef, TcpKeepalive};
@@ -32,15 +32,22 @@ const KEEPALIVE_MAX: Duration = Duration::from_secs(3_600);
 const LAST_READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Why a connection ended.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum CloseReason {
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
+    #[error("connected, but no ZeroMQ handshake in time")]
     NoHandshake,
+    #[error("closed by the peer")]
     Closed,
+    #[error("connection broken: {0}")]
     Broken(io::Error),
+    #[error("no answer to a ping within {} ms", .0.as_millis())]
     Silent(Duration),
+    #[error("the peer sends pings and does not read the answers")]
     PeerNotReading,
-    ProtocolError(ProtocolError),
+    #[error("protocol error: {0}")]
+    ProtocolError(#[from] ProtocolError),
 }
 
 impl CloseReason {
@@ -56,30 +63,6 @@ impl CloseReason {
             CloseReason::ProtocolError(ProtocolError::TooLarge(_)) => "too_large",
             CloseReason::ProtocolError(ProtocolError::Invalid(_)) => "protocol",
         }
-    }
-}
-
-impl fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseReason::Unreachable(error) => write!(f, "cannot connect: {error}"),
-            CloseReason::NoHandshake => f.write_str("connected, but no ZeroMQ handshake in time"),
-            CloseReason::Closed => f.write_str("closed by the peer"),
-            CloseReason::Broken(error) => write!(f, "connection broken: {error}"),
-            CloseReason::Silent(after) => {
-                write!(f, "no answer to a ping within {} ms", after.as_millis())
-            }
-            CloseReason::PeerNotReading => {
-                f.write_str("the peer sends pings and does not read the answers")
-            }
-            CloseReason::ProtocolError(error) => write!(f, "protocol error: {error}"),
-        }
-    }
-}
-
-impl From<ProtocolError> for CloseReason {
-    fn from(error: ProtocolError) -> Self {
-        CloseReason::ProtocolError(error)
     }
 }
 

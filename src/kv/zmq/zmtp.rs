@@ -5,8 +5,6 @@
 //! otherwise 3.0 (a subscription is a message, and there are no heartbeats).
 //! <https://rfc.zeromq.org/spec/37/>
 
-use std::fmt;
-
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
@@ -63,19 +61,13 @@ pub enum PeerMessage {
 }
 
 /// Why the connection cannot be used any further.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub enum ProtocolError {
     /// A message exceeds its limits.
     TooLarge(String),
     /// The peer violates the protocol, or is not the expected kind of socket.
     Invalid(String),
-}
-
-impl fmt::Display for ProtocolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ProtocolError::TooLarge(what) | ProtocolError::Invalid(what)) = self;
-        f.write_str(what)
-    }
 }
 
 fn invalid<T>(what: impl Into<String>) -> Result<T, ProtocolError> {

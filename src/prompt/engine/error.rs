@@ -1,8 +1,7 @@
 //! Why an engine did not return the token ids of a prompt.
 
-use std::fmt;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.reason())]
 pub enum Error {
     /// The maximum number of tokenization requests is running.
     Busy,
@@ -41,11 +40,3 @@ impl Error {
         }
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.reason())
-    }
-}
-
-impl std::error::Error for Error {}

@@ -1,6 +1,5 @@
 //! One exchange with one engine: send a request, wait for the first byte of the answer.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -60,23 +59,22 @@ impl Answer {
 }
 
 /// Why there is no answer.
-#[derive(Debug)]
-pub(in crate::relay) struct Error(ErrorKind);
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(in crate::relay) struct Error(#[from] ErrorKind);
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(in crate::relay) enum ErrorKind {
+    #[error("{0}")]
     Send(client::Error),
     /// The connection broke after the answer's status and headers.
+    #[error("connection closed after the headers: {0}")]
     BrokeOff(hyper::Error),
+    #[error("timed out")]
     TimedOut,
     /// A prefill leg's answer exceeds its size limit.
+    #[error("the answer is larger than the limit")]
     TooLong,
-}
-
-impl From<ErrorKind> for Error {
-    fn from(kind: ErrorKind) -> Self {
-        Self(kind)
-    }
 }
 
 impl Error {
@@ -122,17 +120,6 @@ impl Error {
         Fault {
             is_cut: self.is_cut(),
             ..Fault::new(stage, failure, owner)
-        }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            ErrorKind::Send(error) => error.fmt(f),
-            ErrorKind::BrokeOff(error) => write!(f, "connection closed after the headers: {error}"),
-            ErrorKind::TimedOut => f.write_str("timed out"),
-            ErrorKind::TooLong => f.write_str("the answer is larger than the limit"),
         }
     }
 }

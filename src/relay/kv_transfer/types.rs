@@ -1,7 +1,6 @@
 //! What passes between the two legs, and what a connector has to say.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -117,17 +116,24 @@ pub(super) fn has_blocks(remote_block_ids: &RawValue) -> bool {
 }
 
 /// Why there is no KV transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
     /// The answer to the prefill leg is not a completion.
+    #[error("the answer to the prefill leg is not a completion")]
     Malformed,
     /// The answer has no usable `kv_transfer_params`: the engine has no connector, or another one.
+    #[error(
+        "the prefill worker did not say where its KV blocks are (is a KV connector configured?)"
+    )]
     NoParams,
     /// The answer ended before its one token, so the engine has freed the blocks.
+    #[error("the prefill worker stopped before its first token")]
     Stopped,
     /// The prefill worker's bootstrap server has not answered yet.
+    #[error("the prefill worker's bootstrap server has not answered yet")]
     NoBootstrap,
     /// The prefill worker has several dp ranks, and it is unknown which of them computes the prompt.
+    #[error("it is unknown which dp rank of the prefill worker would compute the prompt")]
     NoRank,
 }
 
@@ -140,20 +146,6 @@ impl TransferError {
             TransferError::NoBootstrap => "no_bootstrap",
             TransferError::NoRank => "no_rank",
         }
-    }
-}
-
-impl fmt::Display for TransferError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            TransferError::Malformed => "the answer to the prefill leg is not a completion",
-            TransferError::NoParams => "the prefill worker did not say where its KV blocks are (is a KV connector configured?)",
-            TransferError::Stopped => "the prefill worker stopped before its first token",
-            TransferError::NoBootstrap => "the prefill worker's bootstrap server has not answered yet",
-            TransferError::NoRank => {
-                "it is unknown which dp rank of the prefill worker would compute the prompt"
-            }
-        })
     }
 }
 

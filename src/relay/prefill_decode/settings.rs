@@ -14,6 +14,7 @@ use crate::units::DurationText;
 #[serde(rename_all = "snake_case")]
 pub enum OnPrefillFailure {
     /// The decode worker computes the prompt.
+    // A slow answer is better than none.
     #[default]
     Local,
     /// The request fails with 503, 502 or 504, and no decode worker is slowed down by it.
@@ -22,7 +23,7 @@ pub enum OnPrefillFailure {
 
 /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
 /// blocks and generates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// How KV blocks are transferred, as in the engines' `--kv-transfer-config`. Setting it turns disaggregation
@@ -36,18 +37,6 @@ pub struct Settings {
     pub topology: String,
     /// Settings for experts.
     pub advanced: Advanced,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            connector: None,
-            // A slow answer is better than none.
-            on_prefill_failure: OnPrefillFailure::Local,
-            topology: String::new(),
-            advanced: Advanced::default(),
-        }
-    }
 }
 
 /// Settings of disaggregation for experts.

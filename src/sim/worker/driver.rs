@@ -39,6 +39,7 @@ struct Listener {
 }
 
 /// One or more submitted prompts. Dropping the ticket cancels those that are not finished.
+#[derive(Debug)]
 #[must_use = "dropping the ticket cancels its requests"]
 pub(crate) struct Ticket {
     driver: Arc<Driver>,
@@ -252,13 +253,6 @@ impl Drop for Ticket {
 impl fmt::Debug for Driver {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Driver").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Ticket {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = &self.keys;
-        formatter.debug_tuple("Ticket").field(keys).finish()
     }
 }
 
