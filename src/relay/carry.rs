@@ -84,6 +84,10 @@ impl Relay {
             charge,
         );
         count.max_tokens = wanted.of_only_choice();
+        if let Some(line) = job.context.kind.batch_line() {
+            let workers = self.workers_for_line(&plan.group, &line.running());
+            course.failed.keep_to(&workers, &plan.group);
+        }
         self.budget().on_request();
         let mut last = LastFailure::default();
         let first = Some(First {

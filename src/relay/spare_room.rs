@@ -1,7 +1,6 @@
 //! What batches may have of a fleet: how many requests of the lowest class a model's workers would take now without
 //! making others wait, and where lines that run are to give way. Both are functions of numbers; the rest reads these.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Relay;
@@ -9,7 +8,7 @@ use super::request::batch_line::LinesByWorker;
 use super::request::target::Name;
 use crate::fleet::load::TriedRequests;
 use crate::fleet::waiting::WaitingByOwner;
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 
@@ -59,6 +58,13 @@ impl SpareRoom {
             workers: self.workers.div_ceil(replicas),
         }
     }
+}
+
+/// Workers to which a line may go, by what they do for it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct LineWorkers {
+    pub(super) prefill: Vec<WorkerId>,
+    pub(super) decode: Vec<WorkerId>,
 }
 
 /// What is known of one worker.
@@ -114,6 +120,21 @@ impl WorkerNumbers {
         self.requests.saturating_sub(self.lines)
     }
 
+    /// Without foreign requests. A line that has just ended is one until the engine's next report.
+    fn without_foreign(&self) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(self.foreign),
+            ..*self
+        }
+    }
+
+    /// Whether another line would take what other requests have or want. Where there are lines alone, the choice knows
+    /// better whether a line waits there or computes its prompt elsewhere.
+    fn is_full_beside_others(&self) -> bool {
+        let has_others = self.without_foreign().others() > 0 || self.waiting_outside > 0;
+        has_others && self.room().requests == 0
+    }
+
     /// Lines that others leave room for.
     fn most_lines(&self, slots: u32) -> u32 {
         let free = slots.saturating_sub(self.others());
@@ -122,17 +143,12 @@ impl WorkerNumbers {
     }
 
     /// Lines that are to give way. One slot stays free beside other requests, if lines leave any: giving way takes a
-    /// step of the engine. Foreign requests do not count: a line that has just ended is one until the engine's next
-    /// report.
+    /// step of the engine. Where there are lines alone, none has to: they may wait for each other inside the engine.
     fn wanted(&self) -> u32 {
         let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
             return 0;
         };
-        let own = Self {
-            requests: self.requests.saturating_sub(self.foreign),
-            ..*self
-        };
-        // The choice may send more lines here than this worker had room for, where others had more.
+        let own = self.without_foreign();
         if own.others() == 0 && self.waiting_outside == 0 {
             return 0;
         }
@@ -219,33 +235,76 @@ impl Relay {
         if self.has_waiting(&group.model) {
             return SpareRoom::default();
         }
-        let waiting = self.fleet().waiting().peers();
-        let sum = |workers: &[Arc<Worker>], part: WorkerPart| {
-            let usable = workers.iter().filter(|worker| {
-                let sends_blocks = part == WorkerPart::Prefill;
-                worker.breaker.may_admit(now)
-                    && (!sends_blocks || worker.kv_transfer_breaker.may_admit(now))
-            });
-            let rooms = usable.map(|worker| {
-                let at_worker = lines.get(&worker.id).copied().unwrap_or_default();
-                let numbers = WorkerNumbers {
-                    waiting_outside: waiting_of(waiting.as_deref(), worker.id),
-                    ..self.numbers_of(worker, part, at_worker)
-                };
-                numbers.room()
-            });
+        let sum = |part: WorkerPart| {
+            let usable = self.usable_for_lines(group, part, lines, now);
+            let rooms = usable.map(|(_, numbers)| numbers.room());
             rooms.fold(SpareRoom::default(), SpareRoom::plus)
         };
-        let prefill = group.prefill_workers();
-        let room = if self.prefill_decode().is_some() && !prefill.is_empty() {
-            let decode = sum(group.decode_workers(), WorkerPart::Decode);
-            SpareRoom::of_pairs(sum(prefill, WorkerPart::Prefill), decode)
+        let room = if self.splits(group) {
+            SpareRoom::of_pairs(sum(WorkerPart::Prefill), sum(WorkerPart::Decode))
         } else {
-            sum(group.decode_workers(), WorkerPart::Whole)
+            sum(WorkerPart::Whole)
         };
+        let prefill = group.prefill_workers();
         let mut workers = prefill.iter().chain(group.decode_workers());
         let has_lines = workers.any(|worker| lines.contains_key(&worker.id));
         room.shared_by(self.replicas(), has_lines)
+    }
+
+    /// The workers of a group to which a line may go beside other requests, for those of its parts of which some may.
+    /// `lines`: those of this router that run. A line keeps to them if it can, for it was let in because of the room
+    /// that they have.
+    pub(super) fn workers_for_line(&self, group: &Group, lines: &LinesByWorker) -> LineWorkers {
+        let now = observe::now();
+        let of = |part: WorkerPart| {
+            let usable = self.usable_for_lines(group, part, lines, now);
+            let free = usable.filter(|(_, numbers)| !numbers.is_full_beside_others());
+            free.map(|(id, _)| id).collect()
+        };
+        if self.splits(group) {
+            LineWorkers {
+                prefill: of(WorkerPart::Prefill),
+                decode: of(WorkerPart::Decode),
+            }
+        } else {
+            LineWorkers {
+                prefill: Vec::new(),
+                decode: of(WorkerPart::Whole),
+            }
+        }
+    }
+
+    /// Whether the requests of a group are split over a prefill and a decode worker.
+    fn splits(&self, group: &Group) -> bool {
+        self.prefill_decode().is_some() && !group.prefill_workers().is_empty()
+    }
+
+    /// The workers of a group that do a part and that circuit breakers admit, with what is known of them.
+    fn usable_for_lines<'a>(
+        &'a self,
+        group: &'a Group,
+        part: WorkerPart,
+        lines: &'a LinesByWorker,
+        now: Instant,
+    ) -> impl Iterator<Item = (WorkerId, WorkerNumbers)> + 'a {
+        let waiting = self.fleet().waiting().peers();
+        let workers = match part {
+            WorkerPart::Prefill => group.prefill_workers(),
+            WorkerPart::Whole | WorkerPart::Decode => group.decode_workers(),
+        };
+        let usable = workers.iter().filter(move |worker| {
+            let sends_blocks = part == WorkerPart::Prefill;
+            worker.breaker.may_admit(now)
+                && (!sends_blocks || worker.kv_transfer_breaker.may_admit(now))
+        });
+        usable.map(move |worker| {
+            let at_worker = lines.get(&worker.id).copied().unwrap_or_default();
+            let numbers = WorkerNumbers {
+                waiting_outside: waiting_of(waiting.as_deref(), worker.id),
+                ..self.numbers_of(worker, part, at_worker)
+            };
+            (worker.id, numbers)
+        })
     }
 
     /// Replicas of this router, with it.
@@ -418,6 +477,45 @@ mod tests {
             let mut numbers = IDLE;
             change(&mut numbers);
             assert_eq!(numbers.wanted(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_line_keeps_away_from_a_full_worker_where_others_are() {
+        let table: [(&str, Change, bool); 8] = [
+            ("idle", |_| {}, false),
+            ("others leave room", |of| of.requests = 60, false),
+            ("others have all", |of| of.requests = 100, true),
+            (
+                "lines have their share beside others",
+                |of| (of.requests, of.lines) = (95, 35),
+                true,
+            ),
+            (
+                "there are lines alone",
+                |of| (of.requests, of.lines) = (100, 100),
+                false,
+            ),
+            (
+                "and lines that have just ended",
+                |of| (of.requests, of.foreign, of.lines) = (110, 10, 100),
+                false,
+            ),
+            (
+                "others wait for it",
+                |of| (of.requests, of.lines, of.waiting_outside) = (100, 100, 1),
+                true,
+            ),
+            (
+                "a prompt of others is queued",
+                |of| (of.requests, of.queued_tokens) = (1, 200),
+                true,
+            ),
+        ];
+        for (what, change, expected) in table {
+            let mut numbers = IDLE;
+            change(&mut numbers);
+            assert_eq!(numbers.is_full_beside_others(), expected, "{what}");
         }
     }
 

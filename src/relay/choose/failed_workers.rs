@@ -2,12 +2,14 @@
 
 use smallvec::SmallVec;
 
+use crate::fleet::Group;
 use crate::ids::WorkerId;
 use crate::relay::failure::fault::Fault;
 use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Error;
 use crate::relay::plan::Plan;
 use crate::relay::request::gateway::Gateway;
+use crate::relay::spare_room::LineWorkers;
 
 pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 
@@ -99,6 +101,20 @@ impl FailedWorkers {
             self.unfit.push(worker);
             self.decode.push(worker);
             self.prefill.push(worker);
+        }
+    }
+
+    /// A line of a batch keeps to these workers. Where it may have none of them, it may have any.
+    pub(in crate::relay) fn keep_to(&mut self, workers: &LineWorkers, group: &Group) {
+        let parts = [
+            (&mut self.decode, group.decode_workers(), &workers.decode),
+            (&mut self.prefill, group.prefill_workers(), &workers.prefill),
+        ];
+        for (excluded, all, kept) in parts {
+            if kept.iter().any(|id| !excluded.contains(id)) {
+                let others = all.iter().map(|worker| worker.id);
+                excluded.extend(others.filter(|id| !kept.contains(id)));
+            }
         }
     }
 

@@ -177,6 +177,11 @@ impl BatchLine {
         self
     }
 
+    /// The lines of this router that run at each worker.
+    pub fn running(&self) -> LinesByWorker {
+        self.entering.running.counts()
+    }
+
     /// Waits until what is kept of the line's answer may have so many bytes in all.
     pub async fn grow_to(&self, bytes: usize) {
         if let Some(room) = &self.room {
