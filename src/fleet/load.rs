@@ -1,6 +1,7 @@
 //! How busy one worker is: the requests of this router, counted immediately, and the engine's last load report.
 
 pub mod pinned;
+mod prompt_share;
 pub mod ranks;
 mod share;
 mod tried_requests;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use self::prompt_share::PromptShare;
 pub use self::share::LoadShare;
 pub use self::tried_requests::TriedRequests;
 use super::speed::{LoadNow, SharedF32, SharedSpeed};
@@ -24,6 +26,10 @@ const REPORTS: u16 = 1 << 15;
 
 /// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
 const STEP_TOKENS: u64 = 2_048;
+
+/// An engine that computes prompts for a smaller part of its time does not let requests wait for a step. Of two thirds on
+/// it may: with 2,048 tokens of prompts in each step, 20,000 of them a second and 50 ms for the answers of a step.
+const BUSY_WITH_PROMPTS: f64 = 0.6;
 
 /// An engine whose slots are taken runs the same number of requests at so many reports. Where requests wait for something else
 /// (a step with room for their prompts, memory), the number varies.
@@ -81,6 +87,7 @@ struct Reported {
     /// What the engine ran at the last reports of requests that wait inside it.
     full: Mutex<SmallVec<[u32; FULL_REPORTS]>>,
     tried: Mutex<TriedRequests>,
+    prompt_share: Mutex<PromptShare>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
 }
@@ -194,6 +201,7 @@ impl Load {
         self.slots.store(0, Relaxed);
         self.reported.full.lock().clear();
         *self.reported.tried.lock() = TriedRequests::default();
+        *self.reported.prompt_share.lock() = PromptShare::default();
     }
 
     /// Requests that wait inside the engine for a slot or for memory, of all its clients, as of its last report.
@@ -276,9 +284,13 @@ impl Load {
         let slots = self.learnt_slots();
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
+        // But those that wait for a slot have prompts as well.
+        let has_time = self
+            .prompt_share(reported.at)
+            .is_some_and(|share| share < BUSY_WITH_PROMPTS);
         let has_all_slots_taken = slots.is_some_and(|slots| reported.running >= slots);
         let mut waiting = reported.waiting;
-        let waits_for_slot = waiting > 0 && (has_room_in_step || has_all_slots_taken);
+        let waits_for_slot = waiting > 0 && (has_room_in_step || has_time || has_all_slots_taken);
         if waits_for_slot {
             let full = self.see_full(reported.running);
             let most = full.iter().copied().max().unwrap_or_default();
@@ -310,6 +322,18 @@ impl Load {
             self.see_slots(reported.running, REPORTS);
         }
         *self.reported.report.lock() = Some(reported);
+    }
+
+    /// The part of its time in which the engine has computed prompts, 0 to 1. `None`: that is not known.
+    fn prompt_share(&self, now: Instant) -> Option<f64> {
+        let mut share = self.reported.prompt_share.lock();
+        let own = self.own_requests();
+        // Of other clients' prompts it computes as many for each of their requests.
+        let all = f64::from(self.requests()) / f64::from(own.max(1));
+        let seconds_each = all * self.speed.prompt_token();
+        share
+            .see(now, self.computed_tokens(), seconds_each)
+            .filter(|_| own > 0)
     }
 
     /// The engine runs so many requests while others wait. Returns the numbers of the last such reports, up to [`FULL_REPORTS`].
@@ -578,5 +602,29 @@ mod tests {
         assert_eq!(load.waiting(), 3);
         load.report(full(63));
         assert_eq!(load.waiting(), 0);
+    }
+
+    /// Whatever it is flooded with: those that wait for a slot have prompts, too.
+    #[test]
+    fn an_engine_that_computes_prompts_for_a_small_part_of_its_time_lets_requests_wait_for_a_slot()
+    {
+        let start = observe::now();
+        // At 12,000 tokens a second, of which nothing else is known.
+        for (tokens_in_a_second, slots) in [(5_000, Some(16)), (11_000, None)] {
+            let load = Load::default();
+            for _ in 0..32 {
+                load.begin_request(500, 500);
+            }
+            for second in 0..6 {
+                load.report(LoadReport {
+                    at: start + Duration::from_secs(second),
+                    running: 16,
+                    waiting: 16,
+                    kv_usage: 0.0,
+                });
+                load.begin_decoding(0, tokens_in_a_second);
+            }
+            assert_eq!(load.learnt_slots(), slots, "{tokens_in_a_second}");
+        }
     }
 }

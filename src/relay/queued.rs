@@ -17,12 +17,11 @@ use super::request::batch_line::BatchLine;
 use super::request::context::RequestKind;
 use super::request_count::RequestCount;
 use super::wait::{Grant, Placed, Placing, Standing, Waiting};
-use crate::fleet::Worker;
 use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::{Refusal, RefusalReason, Settings};
-use crate::routing::PREFIX_CANDIDATES;
+use crate::routing::{Expected, PREFIX_CANDIDATES};
 use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
@@ -295,13 +294,13 @@ impl Relay {
     }
 
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
-    /// not seen. `None` without a queue: then until the answer, but not for a batch's line. No line is streamed, and
-    /// the next ones would wait until the first are answered.
+    /// not seen: until it is `expected`. `None` without a queue: then until the answer, but not for a batch's line. No
+    /// line is streamed, and the next ones would wait until the first are answered.
     pub(super) fn unseen_prefill(
         &self,
         job: &Job<'_>,
         plan: &Plan,
-        worker: &Worker,
+        expected: &Expected,
     ) -> Option<Duration> {
         let stale_after = match (self.queue(), &job.context.kind) {
             _ if plan.is_stream => return None,
@@ -309,9 +308,8 @@ impl Relay {
             (None, RequestKind::Batch(_)) => LINE_STALE_AFTER,
             (None, RequestKind::Interactive | RequestKind::Background) => return None,
         };
-        let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
-        let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
-        Some(queued.min(stale_after))
+        let after = Duration::try_from_secs_f64(expected.first_token).unwrap_or_default();
+        Some(after.min(stale_after))
     }
 
     async fn enter(

@@ -18,8 +18,8 @@ pub struct TriedRequests {
     most: u32,
     /// When some waited inside it the last time.
     waited_at: Option<Instant>,
-    /// It ran about what it was tried with when some waited inside it the last time.
-    is_shown: bool,
+    /// What it ran when some waited inside it the last time, if that was about what it was tried with.
+    shown: Option<u32>,
 }
 
 impl Default for TriedRequests {
@@ -33,7 +33,7 @@ impl TriedRequests {
     pub const FIRST: Self = Self {
         most: FIRST_MOST,
         waited_at: None,
-        is_shown: false,
+        shown: None,
     };
 
     /// So many requests may be in flight at it.
@@ -41,24 +41,25 @@ impl TriedRequests {
         self.most
     }
 
-    /// As [`Self::most`], once it ran about as many while some waited inside it: what is above that waits, too.
+    /// What it runs at a time, once it ran as many while others waited inside it: what is above that waits, too.
     pub fn shown(&self) -> Option<u32> {
-        self.is_shown.then_some(self.most)
+        self.shown
     }
 
     /// The engine reports what it runs, and whether others wait inside it for one of these to end, while `requests` are
     /// in flight.
-    pub(super) fn on_report(&mut self, now: Instant, running: u32, is_full: bool, requests: u32) {
+    pub fn on_report(&mut self, now: Instant, running: u32, is_full: bool, requests: u32) {
         if is_full {
             // Of many that came at once most may have waited for their prompts to be computed, not for a slot.
             let fewer = self.most - self.most.div_ceil(8);
-            self.is_shown = running >= fewer;
+            self.shown = (running >= fewer).then_some(running);
             self.most = running.max(fewer).clamp(1, MAX);
             self.waited_at = Some(now);
             return;
         }
         // Its memory may have been full before.
         self.most = self.most.max(running.min(MAX));
+        self.shown = self.shown.map(|shown| shown.max(running));
         // The report says nothing about more requests than the engine has.
         let is_tried = u64::from(requests) * 4 >= u64::from(self.most) * 3;
         if !is_tried || self.most >= MAX {
@@ -108,6 +109,18 @@ mod tests {
         let given = given(16, 70);
         assert!(given[3..62].iter().all(|given| *given == 16), "{given:?}");
         assert_eq!(given[62..66], [16, 18, 16, 16], "{given:?}");
+    }
+
+    #[test]
+    fn what_it_was_seen_to_run_stays_while_it_is_tried_with_more() {
+        let start = observe::now();
+        let mut tried = TriedRequests::default();
+        tried.on_report(start, 8, true, 10);
+        assert_eq!((tried.most(), tried.shown()), (8, Some(8)));
+        tried.on_report(start + RETRY_AFTER, 8, false, 8);
+        assert_eq!((tried.most(), tried.shown()), (9, Some(8)));
+        tried.on_report(start + RETRY_AFTER, 9, false, 9);
+        assert_eq!(tried.shown(), Some(9));
     }
 
     #[test]
