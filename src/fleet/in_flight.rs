@@ -17,6 +17,8 @@ pub struct InFlight {
     prompt_tokens: u32,
     uncached_tokens: u32,
     is_decoding: bool,
+    /// It counts as decoding because its prompt should be computed by now.
+    is_assumed: bool,
     shows: Shows,
     is_over: bool,
 }
@@ -44,6 +46,7 @@ impl InFlight {
             prompt_tokens,
             uncached_tokens,
             is_decoding: false,
+            is_assumed: false,
             shows: Shows::Nothing,
             is_over: false,
         }
@@ -96,7 +99,12 @@ impl InFlight {
 
     /// The first token has arrived: the prompt is computed, and decoding has started.
     pub fn on_first_token(&mut self) {
-        self.begin_decoding(u64::from(self.uncached_tokens));
+        let computed = self.uncached_tokens.into();
+        if std::mem::take(&mut self.is_assumed) {
+            self.change_load(|load| load.begin_decoding(0, computed));
+        } else {
+            self.begin_decoding(computed);
+        }
     }
 
     /// As [`Self::on_first_token`], and the token came as soon as the prompt was computed.
@@ -121,8 +129,9 @@ impl InFlight {
         }
     }
 
-    /// The prompt counts as computed from now on, although no token was seen.
+    /// The prompt counts as queued no longer, although no token was seen. It counts as computed once the answer comes.
     pub fn assume_prefilled(&mut self) {
+        self.is_assumed |= !self.is_decoding && !self.is_over;
         self.begin_decoding(0);
     }
 
@@ -190,6 +199,21 @@ mod tests {
         request.on_first_token();
         request.on_first_token();
         assert_eq!(load_of(&worker), (1, 0, 100));
+        drop(request);
+        assert_eq!(load_of(&worker), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_prompt_that_should_be_computed_counts_as_computed_once_the_answer_comes() {
+        let worker = worker("a");
+        let mut request = InFlight::new(worker.clone(), 100, 60);
+        request.assume_prefilled();
+        request.assume_prefilled();
+        assert_eq!(load_of(&worker), (1, 0, 100));
+        assert_eq!(worker.load.computed_tokens(), 0);
+        request.on_first_token();
+        request.on_first_token();
+        assert_eq!(worker.load.computed_tokens(), 40);
         drop(request);
         assert_eq!(load_of(&worker), (0, 0, 0));
     }

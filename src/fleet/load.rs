@@ -285,9 +285,8 @@ impl Load {
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
         // But those that wait for a slot have prompts as well.
-        let has_time = self
-            .prompt_share(reported.at)
-            .is_some_and(|share| share < BUSY_WITH_PROMPTS);
+        let share = self.prompt_share(reported.at, reported.waiting > 0);
+        let has_time = share.is_some_and(|share| share < BUSY_WITH_PROMPTS);
         let has_all_slots_taken = slots.is_some_and(|slots| reported.running >= slots);
         let mut waiting = reported.waiting;
         let waits_for_slot = waiting > 0 && (has_room_in_step || has_time || has_all_slots_taken);
@@ -324,16 +323,17 @@ impl Load {
         *self.reported.report.lock() = Some(reported);
     }
 
-    /// The part of its time in which the engine has computed prompts, 0 to 1. `None`: that is not known.
-    fn prompt_share(&self, now: Instant) -> Option<f64> {
+    /// The part of its time in which the engine computes prompts, 0 to 1. `None`: that is not known now. It is only where
+    /// this router has sent half of the requests or more, of whose prompts it sees that they are computed.
+    fn prompt_share(&self, now: Instant, has_waiting: bool) -> Option<f64> {
+        let (own, all) = (self.own_requests(), self.requests());
+        // Prompts of others are supposed to be as long as those of this router.
+        let all_by_own = f64::from(all) / f64::from(own.max(1));
+        let seconds_each = all_by_own * self.speed.prompt_token();
         let mut share = self.reported.prompt_share.lock();
-        let own = self.own_requests();
-        // Of other clients' prompts it computes as many for each of their requests.
-        let all = f64::from(self.requests()) / f64::from(own.max(1));
-        let seconds_each = all * self.speed.prompt_token();
         share
-            .see(now, self.computed_tokens(), seconds_each)
-            .filter(|_| own > 0)
+            .see(now, has_waiting, self.computed_tokens(), seconds_each)
+            .filter(|_| u64::from(own) * 2 >= u64::from(all))
     }
 
     /// The engine runs so many requests while others wait. Returns the numbers of the last such reports, up to [`FULL_REPORTS`].

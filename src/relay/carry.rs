@@ -71,7 +71,7 @@ impl Relay {
         failed.exclude_all(earlier_cuts.excluded());
         let rules = Rules {
             deadline: job.context.started + self.settings().request_timeout,
-            waits_for_room: waits.is_some(),
+            waits_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
             may_give_up_transfers: self.chooser().may_give_up_transfers(),
         };
@@ -84,10 +84,6 @@ impl Relay {
             charge,
         );
         count.max_tokens = wanted.of_only_choice();
-        if let Some(line) = job.context.kind.batch_line() {
-            let workers = self.workers_for_line(&plan.group, &line.running());
-            course.failed.keep_to(&workers, &plan.group);
-        }
         self.budget().on_request();
         let mut last = LastFailure::default();
         let first = Some(First {

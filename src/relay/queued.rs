@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hyper::HeaderMap;
 use tracing::debug;
 
-use super::choose::chosen::{self, Chosen};
+use super::choose::chosen::{self, Chosen, Split};
 use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job};
@@ -27,8 +27,9 @@ use crate::traces::Event;
 /// After so many waits in vain a request is answered as without a queue.
 const MAX_WAITS: u32 = 3;
 
-/// Without a queue: the prompt of a batch's line counts as queued no longer than this. It is the queue's default.
-const LINE_STALE_AFTER: Duration = Duration::from_secs(30);
+/// Without a queue the prompt of a request that is not streamed counts as queued no longer than this. It is the queue's
+/// default.
+const STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// One request's waits before its first attempt.
 pub(super) struct Waits {
@@ -185,15 +186,45 @@ impl Relay {
         failed: &FailedWorkers,
         waits: Option<&mut Waits>,
     ) -> Result<Option<Chosen>, Error> {
+        let line = job.context.kind.batch_line();
+        let for_line = line.and_then(|line| self.find_for_line(line, plan, failed));
         let Some(waits) = waits else {
-            return Ok(None);
+            return Ok(for_line);
         };
-        let (may_pass, chosen) = self.may_pass(plan, failed, waits);
+        let (may_pass, chosen) = match for_line {
+            Some(chosen) => (
+                self.may_pass_to(plan, &chosen, &waits.settings),
+                Some(chosen),
+            ),
+            None => self.may_pass(plan, failed, waits),
+        };
         if may_pass {
             return Ok(chosen);
         }
         // Boxed, so that requests that do not wait do not carry the state of a wait.
         Box::pin(self.wait_for_room(job, plan, failed, chosen, waits)).await
+    }
+
+    /// The choice for a line: where requests of people run, it keeps to workers that have room, for it was let in because
+    /// of that. `None`: none of these can have it.
+    fn find_for_line(
+        &self,
+        line: &BatchLine,
+        plan: &Plan,
+        failed: &FailedWorkers,
+    ) -> Option<Chosen> {
+        let full = self.full_beside_people(&plan.group, &line.running());
+        let failed = failed.without(&full.decode, &full.prefill);
+        let prefixes = self.chooser().cached_prefixes(plan, PREFIX_CANDIDATES);
+        let promised = self.queues().promised();
+        let promised = promised.as_deref();
+        let chosen =
+            self.chooser()
+                .choose_once(plan, &prefixes, observe::now(), &failed, promised)?;
+        // Those that have room may be no pair.
+        let is_whole = matches!(chosen.1, Split::Whole(_));
+        let lacks_pair = is_whole && matches!(plan.legs, Some(Ok(_))) && full.has_any();
+        (!lacks_pair).then_some(chosen)
     }
 
     /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least.
@@ -223,15 +254,19 @@ impl Relay {
             .chooser()
             .choose_once(plan, &prefixes, observe::now(), failed, promised);
         let may_pass = match &chosen {
-            Some(chosen) => {
-                let worker = plan.group.worker(chosen::computes(chosen).index);
-                let model = &plan.group.model;
-                self.queues().may_pass(settings, model, worker, promised)
-            }
+            Some(chosen) => self.may_pass_to(plan, chosen, settings),
             // None of the workers takes it, for what it is: that is answered at once. If none is up, it waits for one.
             None => settings.no_worker_timeout.is_zero() || self.queues().is_up(&plan.group),
         };
         (may_pass, chosen)
+    }
+
+    /// Whether there is room at the chosen worker, behind what is promised to it.
+    fn may_pass_to(&self, plan: &Plan, chosen: &Chosen, settings: &Settings) -> bool {
+        let worker = plan.group.worker(chosen::computes(chosen).index);
+        let promised = self.queues().promised();
+        self.queues()
+            .may_pass(settings, &plan.group.model, worker, promised.as_deref())
     }
 
     /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the
@@ -294,22 +329,15 @@ impl Relay {
     }
 
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
-    /// not seen: until it is `expected`. `None` without a queue: then until the answer, but not for a batch's line. No
-    /// line is streamed, and the next ones would wait until the first are answered.
-    pub(super) fn unseen_prefill(
-        &self,
-        job: &Job<'_>,
-        plan: &Plan,
-        expected: &Expected,
-    ) -> Option<Duration> {
-        let stale_after = match (self.queue(), &job.context.kind) {
+    /// not seen: until it is `expected`.
+    pub(super) fn unseen_prefill(&self, plan: &Plan, expected: &Expected) -> Option<Duration> {
+        let max = match self.queue() {
             _ if plan.is_stream => return None,
-            (Some(settings), _) => settings.stale_after,
-            (None, RequestKind::Batch(_)) => LINE_STALE_AFTER,
-            (None, RequestKind::Interactive | RequestKind::Background) => return None,
+            Some(settings) => settings.stale_after,
+            None => STALE_AFTER,
         };
-        let after = Duration::try_from_secs_f64(expected.first_token).unwrap_or_default();
-        Some(after.min(stale_after))
+        let after = Duration::try_from_secs_f64(expected.first_token).unwrap_or(max);
+        Some(after.min(max))
     }
 
     async fn enter(

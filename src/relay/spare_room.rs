@@ -45,20 +45,20 @@ impl SpareRoom {
         }
     }
 
-    /// What workers leave over together. Beside other requests the prompts of lines take half of the workers at most, so
-    /// that a request that comes is sent where no prompt of a line is before its own.
-    fn of_workers(workers: impl Iterator<Item = WorkerNumbers>) -> Self {
-        let (mut room, mut count, mut computing, mut has_others) = (Self::default(), 0, 0, false);
-        for worker in workers {
-            room = room.plus(worker.room());
-            count += 1;
-            computing += u32::from(worker.queued_tokens > 0);
-            has_others |= worker.without_foreign().others() > 0;
-        }
-        if !has_others || count < 2 {
+    /// What workers leave over together. Beside requests of people (`has_people`) the prompts of lines take half of the
+    /// workers at most, so that a request that comes is sent where no prompt of a line is before its own. Where people's
+    /// own prompts take that half, one worker gets a line while more than a quarter computes none.
+    fn of_workers(workers: &[WorkerNumbers], has_people: bool) -> Self {
+        let rooms = workers.iter().map(WorkerNumbers::room);
+        let room = rooms.fold(Self::default(), Self::plus);
+        if !has_people || workers.len() < 2 {
             return room;
         }
-        room.of_at_most((count / 2_u32).saturating_sub(computing))
+        let is_free = |worker: &&WorkerNumbers| worker.queued_tokens == 0;
+        let free = workers.iter().filter(is_free).count();
+        let half = (workers.len() / 2).saturating_sub(workers.len() - free);
+        let least = usize::from(free > (workers.len() / 4).max(1));
+        room.of_at_most(half.max(least) as u32)
     }
 
     /// With the prompts of so many workers.
@@ -95,11 +95,17 @@ impl SpareRoom {
     }
 }
 
-/// Workers to which a line may go, by what they do for it.
+/// Workers that have no room for lines beside requests of people, by what they do for a request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LineWorkers {
+pub(super) struct FullWorkers {
     pub(super) prefill: Vec<WorkerId>,
     pub(super) decode: Vec<WorkerId>,
+}
+
+impl FullWorkers {
+    pub(super) fn has_any(&self) -> bool {
+        !self.prefill.is_empty() || !self.decode.is_empty()
+    }
 }
 
 /// What is known of one worker.
@@ -109,7 +115,9 @@ struct WorkerNumbers {
     requests: u32,
     /// Those of them that the engine's last report has beyond those of this router and its replicas.
     foreign: u32,
-    /// Those of them that are lines of this router's batches.
+    /// Those of them that are this router's.
+    own: u32,
+    /// Those of these that are lines of batches. Of a pair, lines count at the decode worker.
     lines: u32,
     /// Answers that it generates at a time, if that is set or was seen.
     slots: Option<u32>,
@@ -159,10 +167,14 @@ impl WorkerNumbers {
         self.requests.saturating_sub(self.lines)
     }
 
-    /// What an engine has not shown to have is tried with lines alone: other requests would wait for a slot, too.
+    /// Whether requests of people run there that came to this router. Lines of other replicas look like these.
+    fn has_people(&self) -> bool {
+        self.own > self.lines
+    }
+
+    /// What an engine has not shown to have is tried with lines alone: people's requests would wait for a slot, too.
     fn slots_for_lines(&self) -> u32 {
-        let has_others = self.without_foreign().others() > 0;
-        let shown = self.tried.shown().filter(|_| has_others);
+        let shown = self.tried.shown().filter(|_| self.has_people());
         self.slots.or(shown).unwrap_or_else(|| self.tried.most())
     }
 
@@ -174,11 +186,11 @@ impl WorkerNumbers {
         }
     }
 
-    /// Whether another line would take what other requests have or want. Where there are lines alone, the choice knows
+    /// Whether another line would take what people's requests have or want. Where there are lines alone, the choice knows
     /// better whether a line waits there or computes its prompt elsewhere.
-    fn is_full_beside_others(&self) -> bool {
-        let has_others = self.without_foreign().others() > 0 || self.waiting_outside > 0;
-        has_others && self.room().requests == 0
+    fn is_full_beside_people(&self) -> bool {
+        let has_people = self.has_people() || self.waiting_outside > 0;
+        has_people && self.room().requests == 0
     }
 
     /// Lines that others leave room for.
@@ -281,40 +293,47 @@ impl Relay {
         if self.has_waiting(&group.model) {
             return SpareRoom::default();
         }
-        let sum = |part: WorkerPart| {
+        let usable = |part| {
             let usable = self.usable_for_lines(group, part, lines, now);
-            SpareRoom::of_workers(usable.map(|(_, numbers)| numbers))
+            let numbers: Vec<WorkerNumbers> = usable.map(|(_, numbers)| numbers).collect();
+            numbers
         };
-        let room = if self.splits(group) {
-            SpareRoom::of_pairs(sum(WorkerPart::Prefill), sum(WorkerPart::Decode))
+        let is_split = self.splits(group);
+        let decode = usable(if is_split {
+            WorkerPart::Decode
         } else {
-            sum(WorkerPart::Whole)
-        };
+            WorkerPart::Whole
+        });
+        let has_people = decode.iter().any(WorkerNumbers::has_people);
+        let mut room = SpareRoom::of_workers(&decode, has_people);
+        if is_split {
+            let prefill = SpareRoom::of_workers(&usable(WorkerPart::Prefill), has_people);
+            room = SpareRoom::of_pairs(prefill, room);
+        }
         let prefill = group.prefill_workers();
         let mut workers = prefill.iter().chain(group.decode_workers());
         let has_lines = workers.any(|worker| lines.contains_key(&worker.id));
         room.shared_by(self.replicas(), has_lines)
     }
 
-    /// The workers of a group to which a line may go beside other requests, for those of its parts of which some may.
-    /// `lines`: those of this router that run. A line keeps to them if it can, for it was let in because of the room
-    /// that they have.
-    pub(super) fn workers_for_line(&self, group: &Group, lines: &LinesByWorker) -> LineWorkers {
+    /// The workers of a group that have no room for lines beside people's requests.
+    /// `lines`: those of this router that run.
+    pub(super) fn full_beside_people(&self, group: &Group, lines: &LinesByWorker) -> FullWorkers {
         let now = observe::now();
-        let of = |part: WorkerPart| {
+        let full = |part| {
             let usable = self.usable_for_lines(group, part, lines, now);
-            let free = usable.filter(|(_, numbers)| !numbers.is_full_beside_others());
-            free.map(|(id, _)| id).collect()
+            let full = usable.filter(|(_, numbers)| numbers.is_full_beside_people());
+            full.map(|(id, _)| id).collect()
         };
         if self.splits(group) {
-            LineWorkers {
-                prefill: of(WorkerPart::Prefill),
-                decode: of(WorkerPart::Decode),
+            FullWorkers {
+                prefill: full(WorkerPart::Prefill),
+                decode: full(WorkerPart::Decode),
             }
         } else {
-            LineWorkers {
+            FullWorkers {
                 prefill: Vec::new(),
-                decode: of(WorkerPart::Whole),
+                decode: full(WorkerPart::Whole),
             }
         }
     }
@@ -375,6 +394,7 @@ impl Relay {
         WorkerNumbers {
             requests: load.requests(),
             foreign: load.foreign_requests(),
+            own: load.own_requests(),
             lines,
             slots: worker.known_slots(),
             tried: load.tried(),
@@ -408,6 +428,7 @@ mod tests {
     const IDLE: WorkerNumbers = WorkerNumbers {
         requests: 0,
         foreign: 0,
+        own: 0,
         lines: 0,
         slots: Some(100),
         tried: TriedRequests::FIRST,
@@ -536,44 +557,58 @@ mod tests {
     }
 
     #[test]
-    fn beside_other_requests_lines_leave_half_of_the_workers_free_of_their_prompts() {
-        const OTHERS: WorkerNumbers = WorkerNumbers {
+    fn beside_people_lines_leave_half_of_the_workers_free_of_their_prompts() {
+        const PEOPLE: WorkerNumbers = WorkerNumbers {
             requests: 20,
+            own: 20,
             ..IDLE
         };
         const BUSY: WorkerNumbers = WorkerNumbers {
             queued_tokens: 50,
-            ..OTHERS
+            ..PEOPLE
         };
         let none = SpareRoom::default();
-        let table: [(&str, &[WorkerNumbers], SpareRoom); 8] = [
-            ("there are lines alone", &[IDLE; 4], room(348, 800, 4)),
-            ("one worker", &[OTHERS], room(70, 200, 1)),
+        let busy_of_eight = |busy: usize| {
+            let mut workers = vec![BUSY; busy];
+            workers.resize(8, PEOPLE);
+            workers
+        };
+        let table: [(&str, Vec<WorkerNumbers>, SpareRoom); 11] = [
+            ("there are lines alone", vec![IDLE; 4], room(348, 800, 4)),
+            ("one worker", vec![PEOPLE], room(70, 200, 1)),
             (
                 "one worker that computes a prompt",
-                &[BUSY],
+                vec![BUSY],
                 room(70, 150, 1),
             ),
-            ("others are at all of them", &[OTHERS; 4], room(280, 400, 2)),
             (
-                "others are at one of them",
-                &[OTHERS, IDLE, IDLE, IDLE],
+                "people are at all of them",
+                vec![PEOPLE; 4],
+                room(280, 400, 2),
+            ),
+            (
+                "people are at one of them",
+                vec![PEOPLE, IDLE, IDLE, IDLE],
                 room(331, 400, 2),
             ),
             (
-                "one of four computes a prompt",
-                &[BUSY, OTHERS, OTHERS, OTHERS],
+                "one of four computes",
+                vec![BUSY, PEOPLE, PEOPLE, PEOPLE],
                 room(280, 187, 1),
             ),
             (
-                "two of four compute prompts",
-                &[BUSY, BUSY, OTHERS, OTHERS],
-                none,
+                "two of four do",
+                vec![BUSY, BUSY, PEOPLE, PEOPLE],
+                room(280, 175, 1),
             ),
-            ("one of three does", &[BUSY, OTHERS, OTHERS], none),
+            ("three of four do", vec![BUSY, BUSY, BUSY, PEOPLE], none),
+            ("one of two does", vec![BUSY, PEOPLE], none),
+            ("five of eight do", busy_of_eight(5), room(560, 168, 1)),
+            ("six of eight do", busy_of_eight(6), none),
         ];
         for (what, workers, expected) in table {
-            let found = SpareRoom::of_workers(workers.iter().copied());
+            let has_people = workers.iter().any(WorkerNumbers::has_people);
+            let found = SpareRoom::of_workers(&workers, has_people);
             assert_eq!(found, expected, "{what}");
         }
     }
@@ -582,65 +617,80 @@ mod tests {
     fn an_engine_gets_more_than_it_has_shown_to_run_only_while_it_has_lines_alone() {
         let start = observe::now();
         let mut tried = TriedRequests::FIRST;
-        tried.on_report(start, 8, true, 10);
-        tried.on_report(start + Duration::from_secs(60), 8, false, 8);
+        tried.on_report(start, 16, true, 18);
+        tried.on_report(start + Duration::from_secs(60), 16, false, 16);
+        assert_eq!((tried.most(), tried.shown()), (18, Some(16)));
         let lines = WorkerNumbers {
             slots: None,
             tried,
-            requests: 7,
-            lines: 7,
+            requests: 14,
+            own: 14,
+            lines: 14,
             ..IDLE
         };
-        assert_eq!(lines.room().requests, 0);
-        assert_eq!(tried.most(), 9);
-        let one_other = WorkerNumbers { lines: 6, ..lines };
-        assert_eq!(one_other.room().requests, 0);
-        assert_eq!(
-            WorkerNumbers {
-                requests: 8,
-                ..one_other
-            }
-            .wanted(),
-            1
-        );
+        assert_eq!(lines.room().requests, 1);
+        let one_of_people = WorkerNumbers { lines: 13, ..lines };
+        assert_eq!(one_of_people.room().requests, 0);
+        let full = WorkerNumbers {
+            requests: 16,
+            own: 16,
+            ..one_of_people
+        };
+        assert_eq!(full.wanted(), 1);
     }
 
     #[test]
-    fn a_line_keeps_away_from_a_full_worker_where_others_are() {
-        let table: [(&str, Change, bool); 8] = [
+    fn a_line_keeps_away_from_a_full_worker_where_people_are() {
+        let table: [(&str, Change, bool); 9] = [
             ("idle", |_| {}, false),
-            ("others leave room", |of| of.requests = 60, false),
-            ("others have all", |of| of.requests = 100, true),
             (
-                "lines have their share beside others",
-                |of| (of.requests, of.lines) = (95, 35),
+                "people leave room",
+                |of| (of.requests, of.own) = (60, 60),
+                false,
+            ),
+            (
+                "people have all",
+                |of| (of.requests, of.own) = (100, 100),
+                true,
+            ),
+            (
+                "lines have their share beside people",
+                |of| (of.requests, of.own, of.lines) = (95, 95, 35),
                 true,
             ),
             (
                 "there are lines alone",
-                |of| (of.requests, of.lines) = (100, 100),
+                |of| (of.requests, of.own, of.lines) = (100, 100, 100),
+                false,
+            ),
+            (
+                "and lines of another replica",
+                |of| (of.requests, of.own, of.lines) = (100, 60, 60),
                 false,
             ),
             (
                 "and lines that have just ended",
-                |of| (of.requests, of.foreign, of.lines) = (110, 10, 100),
+                |of| (of.requests, of.own, of.foreign, of.lines) = (110, 100, 10, 100),
                 false,
             ),
             (
-                "others wait for it",
-                |of| (of.requests, of.lines, of.waiting_outside) = (100, 100, 1),
+                "people wait for it",
+                |of| {
+                    (of.requests, of.own, of.lines) = (100, 100, 100);
+                    of.waiting_outside = 1;
+                },
                 true,
             ),
             (
-                "a prompt of others is queued",
-                |of| (of.requests, of.queued_tokens) = (1, 200),
+                "a prompt of people is queued",
+                |of| (of.requests, of.own, of.queued_tokens) = (1, 1, 200),
                 true,
             ),
         ];
         for (what, change, expected) in table {
             let mut numbers = IDLE;
             change(&mut numbers);
-            assert_eq!(numbers.is_full_beside_others(), expected, "{what}");
+            assert_eq!(numbers.is_full_beside_people(), expected, "{what}");
         }
     }
 

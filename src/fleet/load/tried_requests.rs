@@ -12,13 +12,17 @@ const MAX: u32 = super::DEFAULT_SLOTS;
 /// may wait in it until its next report then, so not more often.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
+/// What an engine was seen to run counts for so long after some waited inside it. One that waited for a step by chance
+/// would else bound it for ever.
+const SHOWN_FOR: Duration = Duration::from_secs(300);
+
 /// What one engine was tried with. Without a report of the engine it stays with the first try.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TriedRequests {
     most: u32,
     /// When some waited inside it the last time.
     waited_at: Option<Instant>,
-    /// What it ran when some waited inside it the last time, if that was about what it was tried with.
+    /// The most that it has run since some waited inside it the last time, if it ran about what it was tried with then.
     shown: Option<u32>,
 }
 
@@ -59,7 +63,9 @@ impl TriedRequests {
         }
         // Its memory may have been full before.
         self.most = self.most.max(running.min(MAX));
-        self.shown = self.shown.map(|shown| shown.max(running));
+        let is_old = |at| now.saturating_duration_since(at) >= SHOWN_FOR;
+        let shown = self.shown.filter(|_| !self.waited_at.is_some_and(is_old));
+        self.shown = shown.map(|shown| shown.max(running));
         // The report says nothing about more requests than the engine has.
         let is_tried = u64::from(requests) * 4 >= u64::from(self.most) * 3;
         if !is_tried || self.most >= MAX {
@@ -121,6 +127,8 @@ mod tests {
         assert_eq!((tried.most(), tried.shown()), (9, Some(8)));
         tried.on_report(start + RETRY_AFTER, 9, false, 9);
         assert_eq!(tried.shown(), Some(9));
+        tried.on_report(start + SHOWN_FOR, 2, false, 2);
+        assert_eq!(tried.shown(), None);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Relay {
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
         let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
-        let unseen_prefill = self.unseen_prefill(job, plan, &decision.expected);
+        let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
         let cached_tokens =

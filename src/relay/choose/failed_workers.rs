@@ -2,14 +2,12 @@
 
 use smallvec::SmallVec;
 
-use crate::fleet::Group;
 use crate::ids::WorkerId;
 use crate::relay::failure::fault::Fault;
 use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Error;
 use crate::relay::plan::Plan;
 use crate::relay::request::gateway::Gateway;
-use crate::relay::spare_room::LineWorkers;
 
 pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 
@@ -104,18 +102,12 @@ impl FailedWorkers {
         }
     }
 
-    /// A line of a batch keeps to these workers. Where it may have none of them, it may have any.
-    pub(in crate::relay) fn keep_to(&mut self, workers: &LineWorkers, group: &Group) {
-        let parts = [
-            (&mut self.decode, group.decode_workers(), &workers.decode),
-            (&mut self.prefill, group.prefill_workers(), &workers.prefill),
-        ];
-        for (excluded, all, kept) in parts {
-            if kept.iter().any(|id| !excluded.contains(id)) {
-                let others = all.iter().map(|worker| worker.id);
-                excluded.extend(others.filter(|id| !kept.contains(id)));
-            }
-        }
+    /// Without these as well.
+    pub(in crate::relay) fn without(&self, decode: &[WorkerId], prefill: &[WorkerId]) -> Self {
+        let mut all = self.clone();
+        all.decode.extend_from_slice(decode);
+        all.prefill.extend_from_slice(prefill);
+        all
     }
 
     /// With fewer excluded, for when no other worker is left: first without those that only closed an idle connection,
