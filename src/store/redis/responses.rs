@@ -10,6 +10,7 @@ use super::packed::{BATCH_BYTES, is_split};
 use super::reply::{Reply, malformed, read_hint, write_hint};
 use super::request::Kind;
 use super::scripts::{Arg, Call, Name};
+use super::takeover::after_a_write;
 use super::values::Writer;
 use crate::ids::ResponseId;
 use crate::observe;
@@ -373,7 +374,7 @@ impl Redis {
         if let Some(fence) = fence
             && (observe::now() - started).as_millis() > INDEX_FRESH_MS
         {
-            self.index(fence, key).await?;
+            self.index(fence, key).await.map_err(after_a_write)?;
         }
         Ok(put)
     }

@@ -22,6 +22,10 @@ use crate::store::{
 /// How long a dead owner without responses stays in the set of owners.
 const DEAD_OWNER_KEPT_MS: u64 = 3_600_000;
 
+/// A lease may end while its owner goes on, and what an owner creates has its entry before its record. So long after the
+/// owner was seen the entry stays without one.
+const MISSING_KEPT_MS: u64 = 60_000;
+
 impl Ownership for Redis {
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
@@ -275,14 +279,15 @@ impl Redis {
             return Ok(None);
         }
         let left = max - orphans.len();
-        self.orphans_of(owner, left, orphans).await.map(Some)
+        self.orphans_of(owner, seen, left, orphans).await.map(Some)
     }
 
     /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
-    /// set. False if the set is empty.
+    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty.
     async fn orphans_of(
         &self,
         owner: Option<Owner>,
+        seen: Option<u64>,
         max: usize,
         orphans: &mut Vec<Orphan>,
     ) -> Result<bool, Error> {
@@ -294,6 +299,7 @@ impl Redis {
             keys.extend(parse_member(&reply.word()?));
         }
         let has_any = !keys.is_empty();
+        let may_come = owner.is_some() && seen.is_some_and(|seen| seen <= MISSING_KEPT_MS);
         let states = self.states(keys.clone()).await?;
         for (key, state) in keys.into_iter().zip(states) {
             let state = match state {
@@ -304,6 +310,9 @@ impl Redis {
                     continue;
                 }
             };
+            if state.is_none() && may_come {
+                continue;
+            }
             if !self.queue_event_of(key, state.as_ref()).await {
                 continue;
             }
@@ -390,7 +399,7 @@ enum RunOwner {
 }
 
 /// Turns `Unavailable` into `Unknown`, for an error after a write that was applied.
-fn after_a_write(error: Error) -> Error {
+pub(super) fn after_a_write(error: Error) -> Error {
     match error {
         Error::Unavailable {
             retry_after,

@@ -1160,6 +1160,47 @@ async fn one_record_that_cannot_be_read_does_not_keep_from_the_others() {
     assert_eq!(strays, [(own, FENCE)]);
 }
 
+/// A process may go on after its lease has ended: it was stopped, or Redis was.
+#[tokio::test]
+async fn a_response_that_is_being_created_after_the_lease_has_ended_is_found_when_its_owner_is_dead()
+ {
+    let server = Server::start().await;
+    let (store, other) = (open(&at(&server), &keep()), open(&at(&server), &keep()));
+    let lease = Duration::from_millis(200);
+    store.heartbeat(OWNER, "a", lease).await.unwrap();
+    other.heartbeat(OTHER, "b", lease).await.unwrap();
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    // As before the record is written: its entry is there.
+    let record = record_name(&server);
+    server.cli(&["rename", &record, "kept"]);
+    let lease = format!("wr:o:{OWNER}");
+    eventually("the lease has ended", async || {
+        server.cli(&["exists", &lease]).trim() == "0"
+    })
+    .await;
+    let scan = async || other.orphans(9).await.unwrap();
+    // Entries are removed after the answer, but before that of a later scan.
+    for _ in 0..3 {
+        assert_eq!(scan().await, []);
+    }
+    server.cli(&["rename", "kept", &record]);
+    let orphan = Orphan {
+        key,
+        owner: Some(OWNER),
+        fencing_number: 1,
+    };
+    eventually("it is an orphan", async || scan().await == [orphan]).await;
+    // What was never created goes once its owner has been dead for long.
+    server.cli(&["del", &record]);
+    server.cli(&["zadd", "wr:owners", "1", &OWNER.to_string()]);
+    eventually("its entry is removed", async || {
+        assert_eq!(scan().await, []);
+        server.cli(&["exists", &format!("wr:q:{OWNER}")]).trim() == "0"
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn what_was_released_without_a_note_is_noted_when_its_owner_looks() {
     let server = Server::start().await;
