@@ -191,13 +191,7 @@ impl Relay {
         let Some(waits) = waits else {
             return Ok(for_line);
         };
-        let (may_pass, chosen) = match for_line {
-            Some(chosen) => (
-                self.may_pass_to(plan, &chosen, &waits.settings),
-                Some(chosen),
-            ),
-            None => self.may_pass(plan, failed, waits),
-        };
+        let (may_pass, chosen) = self.may_pass(plan, failed, waits, for_line);
         if may_pass {
             return Ok(chosen);
         }
@@ -227,17 +221,24 @@ impl Relay {
         (!lacks_pair).then_some(chosen)
     }
 
-    /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least.
+    /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least, or
+    /// where it was `chosen` to go.
     fn may_pass(
         &self,
         plan: &Plan,
         failed: &FailedWorkers,
         waits: &Waits,
+        chosen: Option<Chosen>,
     ) -> (bool, Option<Chosen>) {
         if waits.grant.is_some() || waits.count >= MAX_WAITS {
-            (true, None)
-        } else {
-            self.look_for_room(plan, failed, &waits.settings)
+            return (true, chosen);
+        }
+        match chosen {
+            Some(chosen) => {
+                let may_pass = self.may_pass_to(plan, &chosen, &waits.settings);
+                (may_pass, Some(chosen))
+            }
+            None => self.look_for_room(plan, failed, &waits.settings),
         }
     }
 
