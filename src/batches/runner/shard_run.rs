@@ -275,7 +275,9 @@ impl ShardRun<'_> {
         }
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
-        let is_returned = matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
+        // Without its results the shard has not ended, though its batch was cancelled or has expired.
+        let is_returned = !self.part.is_empty()
+            || matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
         let written = self.work.write_end(|record, now_ms| {
             record.progress(owner, work, counts, usage);
             if is_returned {
