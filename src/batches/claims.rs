@@ -257,7 +257,7 @@ impl BatchRecord {
     }
 
     /// What `owner` could do; for `None`, what an owner could do that has no claim.
-    fn next_work(&self, now_ms: u64, owner: Option<u64>) -> Option<Work> {
+    pub fn next_work(&self, now_ms: u64, owner: Option<u64>) -> Option<Work> {
         // A claim of another owner that has run out holds nobody up.
         let holds = |claim: &Claim| now_ms < claim.until_ms || Some(claim.owner) == owner;
         let is_free = |work: Work| {

@@ -23,9 +23,10 @@ use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
 use crate::batches::works::StopWork;
+use crate::observe;
 
-/// A shard of which no line has ended or failed for so long, and none is at an engine, is given back: behind the shards of other batches,
-/// whose models may have workers, and whose tenants may have tokens left.
+/// A shard of which no line has ended or failed for so long, and none is at an engine, is given back. Shards of other
+/// batches come first then: their models may have workers, and their tenants tokens left.
 const STALL: Duration = Duration::from_secs(60);
 
 /// A shard that runs.
@@ -260,6 +261,12 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         let work = self.work;
+        let works = &work.batches.works;
+        match stopped {
+            None => works.on_shard_done(work.key()),
+            Some(StopWork::Stalled) => works.on_stall(observe::now(), work.key()),
+            Some(StopWork::Stopping | StopWork::Lost | StopWork::Draining) => {}
+        }
         loop {
             tokio::select! {
                 biased;

@@ -299,6 +299,10 @@ impl Replica {
 }
 
 pub(super) fn lines(model: &str) -> Vec<String> {
+    lines_of(model, LINES)
+}
+
+pub(super) fn lines_of(model: &str, count: usize) -> Vec<String> {
     let line = |number: usize| {
         let body = json!({"model": model, "prompt": number.to_string()});
         json!({
@@ -309,7 +313,7 @@ pub(super) fn lines(model: &str) -> Vec<String> {
         })
         .to_string()
     };
-    (0..LINES).map(line).collect()
+    (0..count).map(line).collect()
 }
 
 pub(super) fn has_ended(batch: &Value) -> bool {
