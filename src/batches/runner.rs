@@ -30,6 +30,7 @@ use tokio::time::sleep;
 
 use self::work_context::WorkContext;
 use super::batch::{BatchRecord, Work};
+use super::metrics::WorkOutcome;
 use super::records::record_of;
 use super::room_gate::RoomGate;
 use super::send::SendLine;
@@ -122,11 +123,6 @@ impl Runner {
     async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
         if !self.batches.is_storage_usable() {
             return Ok(());
-        }
-        for key in self.batches.take_urgent() {
-            if let Some(document) = self.batches.store.document(key).await? {
-                self.take(document).await?;
-            }
         }
         while self.batches.works.has_any_room() {
             let due = self.due(0..MAX_DUE).await?;
@@ -350,6 +346,9 @@ async fn run_work(context: WorkContext) {
         Work::Finalize => assembling::run(&context).await,
         Work::Delete => deleting::run(&context).await,
     };
+    if outcome == WorkOutcome::Done {
+        context.batches.works.on_done(context.key());
+    }
     context.batches.metrics.on_work(context.work(), outcome);
 }
 

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::store::documents::DocumentKey;
 
-/// For so long other batches come before one of which a shard has stalled. A stall after the pause doubles it.
+/// For so long other batches come before one of which a work has stalled. A stall after the pause doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 
-/// The place of a batch among those that are due. The least comes first, and of equal ones the one whose due time is the
-/// earliest.
+/// The place of a batch among those that are due. The least comes first, and of equal ones the one whose due time is
+/// the earliest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
     pub(super) class: TurnClass,
@@ -22,16 +22,19 @@ pub(super) struct Turn {
 /// What a batch needs next, in the order in which it is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TurnClass {
-    /// All but shards, which have room of their own.
+    /// The end of a batch, or what needs no room.
     #[default]
-    Other,
+    Finalize,
+    Validate,
+    Delete,
+    /// Shards have room of their own.
     Shard,
-    /// A shard of a batch of which one has stalled here: it runs if no other batch has a shard for its room.
-    PausedShard,
+    /// Any work of a batch of which one has stalled here: it runs if no other batch has a work for its room.
+    Paused,
 }
 
-/// The batches of which a shard has stalled here. They are few: each shard that runs takes a minute to stall, and a batch
-/// is forgotten when it has not stalled for [`MAX_PAUSE`] after its pause.
+/// The batches of which a work has stalled here. They are bounded: a work takes some seconds to stall, few run at a
+/// time, and a batch is forgotten when it has not stalled for [`MAX_PAUSE`] after its pause.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(BTreeMap<DocumentKey, Stall>);
 
@@ -42,11 +45,11 @@ struct Stall {
 }
 
 impl Stalls {
-    /// A shard of the batch was given back, because none of its lines has moved.
+    /// A work of the batch was given back, because it could not go on.
     pub(super) fn on_stall(&mut self, now: Instant, key: &DocumentKey) {
         self.0.retain(|_, stall| now < stall.until + MAX_PAUSE);
         let pause = match self.0.get(key) {
-            // Shards that run beside each other stall together.
+            // Works that run beside each other stall together.
             Some(stall) if now < stall.until => stall.pause,
             Some(stall) => (stall.pause * 2).min(MAX_PAUSE),
             None => FIRST_PAUSE,
@@ -55,8 +58,8 @@ impl Stalls {
         self.0.insert(key.clone(), Stall { pause, until });
     }
 
-    /// All lines of a shard of the batch have a result.
-    pub(super) fn on_shard_done(&mut self, key: &DocumentKey) {
+    /// A work of the batch is done.
+    pub(super) fn on_done(&mut self, key: &DocumentKey) {
         self.0.remove(key);
     }
 
@@ -98,7 +101,7 @@ mod tests {
         for seconds in [60, 120, 240, 480, 600, 600] {
             stall(&mut stalls, seconds);
         }
-        stalls.on_shard_done(&key);
+        stalls.on_done(&key);
         stall(&mut stalls, 60);
         stall(&mut stalls, 120);
     }

@@ -101,9 +101,12 @@ impl Works {
         let Some(work) = work else {
             return Turn::default();
         };
+        let is_paused = self.stalls.lock().is_paused(now, key);
         let class = match work {
-            Work::Validate | Work::Finalize | Work::Delete => TurnClass::Other,
-            Work::Shard(_) if self.stalls.lock().is_paused(now, key) => TurnClass::PausedShard,
+            _ if is_paused => TurnClass::Paused,
+            Work::Finalize => TurnClass::Finalize,
+            Work::Validate => TurnClass::Validate,
+            Work::Delete => TurnClass::Delete,
             Work::Shard(_) => TurnClass::Shard,
         };
         let is_same_kind = |other: Work| is_shard(other) == is_shard(work);
@@ -125,14 +128,15 @@ impl Works {
         }
     }
 
-    /// A shard was given back, because none of its lines has moved: shards of other batches come first for a while.
+    /// A work was given back, because no line of it has moved or its storage has failed: other batches come first for a
+    /// while.
     pub(super) fn on_stall(&self, now: Instant, key: &DocumentKey) {
         self.stalls.lock().on_stall(now, key);
     }
 
-    /// All lines of a shard have a result.
-    pub(super) fn on_shard_done(&self, key: &DocumentKey) {
-        self.stalls.lock().on_shard_done(key);
+    /// A work is done.
+    pub(super) fn on_done(&self, key: &DocumentKey) {
+        self.stalls.lock().on_done(key);
     }
 
     /// Registers a work. `None` if it runs already.
@@ -300,9 +304,21 @@ mod tests {
         assert!(turn(&other) < turn(&second) && turn(&second) < turn(&first));
         works.on_stall(now, &other);
         assert!(turn(&first) < turn(&other));
-        assert!(works.turn(now, &other, Some(Work::Finalize)) < turn(&second));
-        works.on_shard_done(&other);
+        works.on_done(&other);
         assert!(turn(&other) < turn(&second));
+    }
+
+    #[test]
+    fn what_ends_a_batch_comes_before_validations_and_these_before_deletions() {
+        let (works, _) = works();
+        let (ends, new) = (key("1"), key("2"));
+        let now = observe::now();
+        let turn = |key: &DocumentKey, work| works.turn(now, key, Some(work));
+        let _running = works.begin(&ends, Work::Validate).unwrap();
+        assert!(turn(&ends, Work::Finalize) < turn(&new, Work::Validate));
+        assert!(turn(&ends, Work::Validate) < turn(&new, Work::Delete));
+        works.on_stall(now, &ends);
+        assert!(turn(&new, Work::Delete) < turn(&ends, Work::Finalize));
     }
 
     #[tokio::test]

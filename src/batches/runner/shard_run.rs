@@ -261,11 +261,9 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         let work = self.work;
-        let works = &work.batches.works;
-        match stopped {
-            None => works.on_shard_done(work.key()),
-            Some(StopWork::Stalled) => works.on_stall(observe::now(), work.key()),
-            Some(StopWork::Stopping | StopWork::Lost | StopWork::Draining) => {}
+        if stopped == Some(StopWork::Stalled) {
+            let works = &work.batches.works;
+            works.on_stall(observe::now(), work.key());
         }
         loop {
             tokio::select! {

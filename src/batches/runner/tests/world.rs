@@ -40,6 +40,7 @@ pub(super) struct Engines {
     pub(super) answered: AtomicU32,
     /// They have no room for any line.
     pub(super) is_full: bool,
+    /// There is room for [`FULL_MODEL`].
     pub(super) is_open: AtomicBool,
     /// As [`SendLine::tokens_queued_max`] has it.
     pub(super) tokens_max: Option<u64>,
