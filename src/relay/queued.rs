@@ -262,8 +262,12 @@ impl Relay {
         (may_pass, chosen)
     }
 
-    /// Whether there is room at the chosen worker, behind what is promised to it.
+    /// Whether there is room at the chosen worker, behind what is promised to it. A request whose prompt is not
+    /// computed needs none.
     fn may_pass_to(&self, plan: &Plan, chosen: &Chosen, settings: &Settings) -> bool {
+        if !plan.api.computes_prompt() {
+            return true;
+        }
         let worker = plan.group.worker(chosen::computes(chosen).index);
         let promised = self.queues().promised();
         self.queues()
