@@ -10,6 +10,7 @@ use tracing::debug;
 
 use super::choose::chosen::{self, Chosen, Split};
 use super::choose::failed_workers::FailedWorkers;
+use super::choose::promised::Promised;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
@@ -85,6 +86,15 @@ impl Relay {
             Standing::of(headers, &PeekedBody::default(), profile, settings).ok()
         });
         standing.map_or(profile.priority, |standing| standing.priority)
+    }
+
+    /// What workers were promised before a request's first choice, which is behind that.
+    pub(super) fn promised_before(&self, waits: &Waits) -> Option<Arc<Promised>> {
+        let promised = self.queues().promised()?;
+        Some(match &waits.grant {
+            Some(grant) => Arc::new(grant.others(&promised)),
+            None => promised,
+        })
     }
 
     /// `None` if requests do not wait.

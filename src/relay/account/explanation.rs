@@ -128,7 +128,8 @@ pub struct Score {
     pub is_usable: bool,
     pub unusable_reason: Option<String>,
     pub circuit_breaker: circuit_breaker::State,
-    /// Requests in flight.
+    /// Requests in flight, and those that wait for the worker here and in other replicas. Tokens count likewise; `load` is
+    /// without those that wait.
     pub requests: u32,
     /// Requests in flight at its worker on average over the last seconds: half of what is missing now counts as delayed.
     pub usual_requests: f64,
