@@ -32,13 +32,21 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// Prompt tokens that the workers have not computed yet, and the number of workers.
-    pub(super) fn queued(&self) -> (u64, usize) {
-        let queued = self
-            .workers
-            .iter()
-            .map(|worker| worker.load.queued_tokens());
-        (queued.sum(), self.workers.len())
+    /// What the workers have now, of all replicas.
+    pub(super) fn load(&self) -> GroupLoad {
+        let mut load = GroupLoad {
+            workers: self.workers.len(),
+            ..GroupLoad::default()
+        };
+        for worker in self.workers {
+            load.queued_tokens += worker.load.queued_tokens();
+            load.requests += u64::from(worker.load.requests());
+            if let Some(slots) = worker.known_slots() {
+                load.known_slots += u64::from(slots);
+                load.with_known_slots += 1;
+            }
+        }
+        load
     }
 
     /// Whether any of them may get a request.
@@ -52,6 +60,36 @@ impl<'a> Workers<'a> {
             worker.breaker.may_admit(now)
                 && (!is_prefill || worker.kv_transfer_breaker.may_admit(now))
         })
+    }
+}
+
+/// What the workers that compute a model's prompts have together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GroupLoad {
+    pub(super) workers: usize,
+    /// Prompt tokens that they have not computed yet.
+    pub(super) queued_tokens: u64,
+    requests: u64,
+    /// Slots of the workers of which they are known.
+    known_slots: u64,
+    /// How many workers these are.
+    with_known_slots: usize,
+}
+
+impl GroupLoad {
+    /// What they have, and requests that wait for them with so many tokens, by what they may have: of tokens or of requests,
+    /// of which there is more. 1: all of them are busy. No worker counts as one.
+    pub(super) fn saturation(&self, (requests, tokens): (u32, u64), settings: &Settings) -> f64 {
+        let workers = self.workers.max(1) as f64;
+        let max_tokens = settings.max_worker_queued_tokens.max(1) as f64 * workers;
+        let of_tokens = (tokens + self.queued_tokens) as f64 / max_tokens;
+        if self.with_known_slots == 0 {
+            return of_tokens;
+        }
+        // A worker whose slots are not known yet has as many as the others.
+        let slots = self.known_slots as f64 / self.with_known_slots as f64 * workers;
+        let of_requests = (u64::from(requests) + self.requests) as f64 / slots.max(1.0);
+        of_tokens.max(of_requests)
     }
 }
 
@@ -195,5 +233,38 @@ impl Stalled {
     fn is_stalled(&self, worker: WorkerId, settings: &Settings, now: Instant) -> bool {
         let seen = self.by_worker.get(&worker);
         seen.is_some_and(|seen| now.saturating_duration_since(seen.since) >= settings.stale_after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_saturated_by_what_they_have_to_compute_or_by_their_requests() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let load = GroupLoad {
+            workers: 4,
+            queued_tokens: 800,
+            requests: 64,
+            ..GroupLoad::default()
+        };
+        let saturation = |load: &GroupLoad| load.saturation((16, 200), &settings);
+        assert_eq!(saturation(&load), 0.25);
+        // Two of them are known to have 20 slots each, so there are 80.
+        let slots = GroupLoad {
+            known_slots: 40,
+            with_known_slots: 2,
+            ..load
+        };
+        assert_eq!(saturation(&slots), 1.0);
+        let computing = GroupLoad {
+            queued_tokens: 7_800,
+            ..slots
+        };
+        assert_eq!(saturation(&computing), 2.0);
     }
 }
