@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
@@ -133,6 +134,7 @@ impl Rooms {
             }
             let load = &worker.load;
             rooms.computed_tokens += load.computed_tokens();
+            rooms.room.counted_workers ^= xxh3_64(&worker.id.0.to_le_bytes());
             let queued = load.queued_tokens();
             if queued >= settings.max_worker_queued_tokens
                 && stalled.is_stalled(worker.id, settings, now)
