@@ -102,7 +102,7 @@ pub struct QueueExplained {
     pub class: String,
     /// Requests of the model that wait now.
     pub waiting: u32,
-    /// A worker with this many prompt tokens to compute is busy.
+    /// A worker with this many prompt tokens to compute for each of its dp ranks is busy.
     pub max_worker_queued_tokens: u64,
 }
 
