@@ -46,6 +46,7 @@ pub mod storage;
 mod storage_error;
 mod storage_identity;
 mod storage_trial;
+mod turns;
 pub mod validation;
 pub mod works;
 

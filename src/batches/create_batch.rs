@@ -17,6 +17,9 @@ const MAX_EXPIRES_AFTER_S: u64 = 2_592_000;
 /// What a `completion_window` is.
 pub const WINDOW_SHAPE: &str = "a duration such as '24h', '30m' or '7d'";
 
+/// Characters of a `completion_window` at most: it is kept and shown as it was written.
+const MAX_WINDOW_LENGTH: usize = 32;
+
 /// What a client wants to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CreateBatch {
@@ -100,10 +103,12 @@ fn text<'a>(raw: Option<&'a str>, param: &str) -> Result<Cow<'a, str>, ApiError>
         .ok_or_else(|| ApiError::wrong_type(param, "a string"))
 }
 
-/// A `completion_window`, however long.
+/// A `completion_window`, whatever time it names.
 pub fn read_window(text: &str) -> Option<Duration> {
-    let has_space = text.contains(char::is_whitespace);
-    let window = parse_duration(text).ok().filter(|_| !has_space);
+    if text.len() > MAX_WINDOW_LENGTH || text.contains(char::is_whitespace) {
+        return None;
+    }
+    let window = parse_duration(text).ok();
     window.filter(|window| !window.is_zero())
 }
 
@@ -195,9 +200,13 @@ mod tests {
         assert_eq!(of("1h").unwrap(), DAY / 24);
         assert_eq!(of("7d").unwrap(), 7 * DAY);
         assert_eq!(of("30d").unwrap(), 30 * DAY);
-        for wrong in ["31d", "0s", "24", "soon", "", "24h ", " 24h", "24 h"] {
-            let error = of(wrong).unwrap_err();
-            assert_eq!(error.param_or_empty(), "completion_window", "{wrong}");
+        let of_length = |length: usize| format!("{}1h", "0".repeat(length - 2));
+        let (longest, too_long) = (of_length(32), of_length(33));
+        assert_eq!(of(&longest).unwrap(), DAY / 24);
+        let wrong = ["31d", "0s", "24", "soon", "", "24h ", " 24h", "24 h"];
+        for text in wrong.into_iter().chain([&*too_long]) {
+            let error = of(text).unwrap_err();
+            assert_eq!(error.param_or_empty(), "completion_window", "{text}");
             assert!(error.message.contains("up to '30d'"), "{}", error.message);
         }
     }

@@ -62,7 +62,7 @@ impl Batches {
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         self.insert(&key, &record, 0).await?;
         self.confirm(&key, &record).await?;
-        self.begin(key, &record);
+        self.begin(&record);
         Ok(json(record.object()))
     }
 
@@ -129,7 +129,7 @@ impl Batches {
                     tenant = record.tenant_name,
                     "batch is being cancelled"
                 );
-                self.look_at(key);
+                self.works.wake.notify_one();
                 Ok(json(record.object()))
             }
             Changed::Unchanged(record) => {
@@ -139,8 +139,8 @@ impl Batches {
         }
     }
 
-    /// Counts a batch that was created, and has it begun.
-    pub(super) fn begin(&self, key: DocumentKey, record: &BatchRecord) {
+    /// Counts a batch that was created, and has the runner look at it at once.
+    pub(super) fn begin(&self, record: &BatchRecord) {
         let api = match record.flavor {
             Flavor::OpenAi => "openai",
             Flavor::Messages => "messages",
@@ -151,7 +151,7 @@ impl Batches {
             tenant = record.tenant_name,
             "batch created"
         );
-        self.look_at(key);
+        self.works.wake.notify_one();
     }
 
     /// One page of a tenant's batches that were made with one API, the newest first, and whether there are more.

@@ -80,7 +80,7 @@ impl Batches {
             return Err(self.storage_failed(&error));
         }
         self.confirm(&key, &record).await?;
-        self.begin(key, &record);
+        self.begin(&record);
         Ok(record)
     }
 

@@ -30,10 +30,12 @@ use tokio::time::sleep;
 
 use self::work_context::WorkContext;
 use super::batch::{BatchRecord, Work};
+use super::metrics::WorkOutcome;
 use super::records::record_of;
 use super::room_gate::RoomGate;
 use super::send::SendLine;
 use super::service::Batches;
+use super::turns::Turn;
 use super::works::{StopWork, WorkGuard};
 use crate::observe;
 use crate::store;
@@ -49,7 +51,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 /// Renewals within a lease: one may be late.
 const RENEWALS: u32 = 3;
 
-/// Documents of one look. Those that were due the longest come first, and each that is claimed goes to the end.
+/// Documents that are read at once. They are those whose due times are the earliest; a claim sets a later one.
 const MAX_DUE: usize = 128;
 
 /// Time between two looks for files that have expired.
@@ -122,42 +124,54 @@ impl Runner {
         if !self.batches.is_storage_usable() {
             return Ok(());
         }
-        for key in self.batches.take_urgent() {
-            if let Some(document) = self.batches.store.document(key).await? {
-                self.take(document).await?;
-            }
-        }
-        // Each batch gets one work after the other, so that none has all.
         while self.batches.works.has_any_room() {
-            let (first, has_started) = self.take_due(0..MAX_DUE).await?;
-            if has_started {
+            let due = self.due(0..MAX_DUE).await?;
+            let first = due.len();
+            if self.take_one(due).await? {
                 continue;
             }
             // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
             // replica is gone: each look sees some of them.
             let from = first.max(*behind);
-            let (found, _) = self.take_due(from..from + MAX_DUE).await?;
+            let others = self.due(from..from + MAX_DUE).await?;
+            let found = others.len();
             *behind = if found == 0 { 0 } else { from + found };
+            for document in others {
+                self.take(document).await?;
+            }
             break;
         }
         Ok(())
     }
 
-    /// Takes the batches at these places of those that are due. Returns how many there were, and whether a work was
-    /// started.
-    async fn take_due(&self, places: Range<usize>) -> Result<(usize, bool), store::Error> {
+    /// The batches at these places of those that are due, in the order of their turns.
+    async fn due(&self, places: Range<usize>) -> Result<Vec<Document>, store::Error> {
         let now_ms = observe::unix_ms();
-        let due = self
+        let found = self
             .batches
             .store
             .due_documents(Collection::Batches, now_ms, places);
-        let due = due.await?;
-        let count = due.len();
-        let mut has_started = false;
+        let mut due = found.await?;
+        // Equal ones stay in the order of their due times.
+        due.sort_by_cached_key(|document| self.turn(document, now_ms));
+        Ok(due)
+    }
+
+    fn turn(&self, document: &Document, now_ms: u64) -> Turn {
+        let record = record_of(document).ok();
+        let work = record.and_then(|record| record.next_work(now_ms, Some(self.batches.owner)));
+        let works = &self.batches.works;
+        works.turn(observe::now(), &document.key, work)
+    }
+
+    /// Starts the first work that there is room for. Whose turn is next depends on what runs. False if there is none.
+    async fn take_one(&self, due: Vec<Document>) -> Result<bool, store::Error> {
         for document in due {
-            has_started |= self.take(document).await?;
+            if self.take(document).await? {
+                return Ok(true);
+            }
         }
-        Ok((count, has_started))
+        Ok(false)
     }
 
     /// Does what a batch needs next, if this replica can. True if a work was started.
@@ -332,6 +346,9 @@ async fn run_work(context: WorkContext) {
         Work::Finalize => assembling::run(&context).await,
         Work::Delete => deleting::run(&context).await,
     };
+    if outcome == WorkOutcome::Done {
+        context.batches.works.on_done(context.key());
+    }
     context.batches.metrics.on_work(context.work(), outcome);
 }
 

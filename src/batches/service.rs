@@ -1,6 +1,5 @@
 //! What the endpoints of batches and their works share: store, storage, files, metrics. Each adds its own methods.
 
-use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -43,10 +42,6 @@ const LEASE: Duration = Duration::from_secs(30);
 /// that has ended is removed, and its files of results stay; while none has ended, a new one is refused.
 const MAX_TENANT_BATCHES: u64 = 1_000;
 
-/// Batches that were created or cancelled here and that the runner looks at before all others. More are found where all
-/// others are.
-const MAX_URGENT: usize = 1_000;
-
 /// Files and batches of all tenants, with the settings of the start: they need a restart to change.
 #[derive(Debug)]
 pub struct Batches {
@@ -71,7 +66,6 @@ pub struct Batches {
     pub(super) is_storage_working: AtomicBool,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
-    urgent: Mutex<VecDeque<DocumentKey>>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
@@ -113,7 +107,6 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             identity: Mutex::default(),
-            urgent: Mutex::default(),
             failures: Mutex::default(),
         }
     }
@@ -188,21 +181,6 @@ impl Batches {
             .map_err(|error| ApiError::of_store(&error))?
             .filter(|(record, _)| !record.is_unconfirmed)
             .ok_or_else(unknown)
-    }
-
-    /// Has the runner look at a batch at once.
-    pub(super) fn look_at(&self, key: DocumentKey) {
-        let mut urgent = self.urgent.lock();
-        if urgent.len() < MAX_URGENT && !urgent.contains(&key) {
-            urgent.push_back(key);
-        }
-        drop(urgent);
-        self.works.wake.notify_one();
-    }
-
-    /// The batches that are to be looked at, which are forgotten.
-    pub(super) fn take_urgent(&self) -> VecDeque<DocumentKey> {
-        std::mem::take(&mut *self.urgent.lock())
     }
 
     /// Has the end of a batch reported, takes note of that, and deletes the batch's parts: the results are in the files

@@ -1,13 +1,15 @@
-//! The works of batches that run on this replica: how many there may be, and how each is stopped.
+//! The works of batches that run on this replica: how many there may be, which is next, and how each is stopped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 use tokio::sync::{Notify, watch};
 
 use super::batch::Work;
+use super::turns::{Stalls, Turn, TurnClass};
 use crate::store::documents::DocumentKey;
 
 /// Shards at a time. Each has its part of the input in memory (4 MiB), and up to 1 MiB of results.
@@ -43,6 +45,7 @@ type Running = BTreeMap<DocumentKey, Vec<(Work, watch::Sender<Option<StopWork>>)
 #[derive(Debug)]
 pub struct Works {
     running: Mutex<Running>,
+    stalls: Mutex<Stalls>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
     shards: IntGauge,
@@ -63,6 +66,7 @@ impl Works {
     pub fn new(shards: IntGauge) -> Arc<Self> {
         Arc::new(Self {
             running: Mutex::default(),
+            stalls: Mutex::default(),
             wake: Notify::new(),
             shards,
         })
@@ -90,6 +94,49 @@ impl Works {
         let works = running.values().flatten();
         let shards = works.filter(|(work, _)| is_shard(*work)).count();
         (shards, all - shards)
+    }
+
+    /// The place of a batch that is due, by its next work; `None` if it needs no room.
+    pub(super) fn turn(&self, now: Instant, key: &DocumentKey, work: Option<Work>) -> Turn {
+        let Some(work) = work else {
+            return Turn::default();
+        };
+        let is_paused = self.stalls.lock().is_paused(now, key);
+        let class = match work {
+            _ if is_paused => TurnClass::Paused,
+            Work::Finalize => TurnClass::Finalize,
+            Work::Validate => TurnClass::Validate,
+            Work::Delete => TurnClass::Delete,
+            Work::Shard(_) => TurnClass::Shard,
+        };
+        let is_same_kind = |other: Work| is_shard(other) == is_shard(work);
+        let (mut of_tenant, mut of_batch) = (0, 0);
+        for (other, works) in &*self.running.lock() {
+            let same_kind = works.iter().filter(|(running, _)| is_same_kind(*running));
+            let count = same_kind.count();
+            if other.tenant == key.tenant {
+                of_tenant += count;
+            }
+            if other == key {
+                of_batch = count;
+            }
+        }
+        Turn {
+            class,
+            of_tenant,
+            of_batch,
+        }
+    }
+
+    /// A work was given back, because no line of it has moved or its storage has failed: other batches come first for a
+    /// while.
+    pub(super) fn on_stall(&self, now: Instant, key: &DocumentKey) {
+        self.stalls.lock().on_stall(now, key);
+    }
+
+    /// A work is done.
+    pub(super) fn on_done(&self, key: &DocumentKey) {
+        self.stalls.lock().on_done(key);
     }
 
     /// Registers a work. `None` if it runs already.
@@ -206,6 +253,7 @@ impl Drop for WorkGuard {
 mod tests {
     use super::*;
     use crate::ids::Tenant;
+    use crate::observe;
     use crate::store::documents::Collection;
 
     fn key(id: &str) -> DocumentKey {
@@ -238,6 +286,39 @@ mod tests {
         guards.clear();
         assert!(works.batches().is_empty());
         assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn the_tenant_and_then_the_batch_of_which_the_fewest_shards_run_is_next() {
+        let (works, _) = works();
+        let of = |tenant: &str, id: &str| DocumentKey {
+            tenant: Tenant::of(tenant),
+            ..key(id)
+        };
+        let (first, second, other) = (of("a", "1"), of("a", "2"), of("b", "3"));
+        let now = observe::now();
+        let turn = |key: &DocumentKey| works.turn(now, key, Some(Work::Shard(9)));
+        assert_eq!(turn(&first), turn(&other));
+        let _shard = works.begin(&first, Work::Shard(0)).unwrap();
+        let _check = works.begin(&other, Work::Validate).unwrap();
+        assert!(turn(&other) < turn(&second) && turn(&second) < turn(&first));
+        works.on_stall(now, &other);
+        assert!(turn(&first) < turn(&other));
+        works.on_done(&other);
+        assert!(turn(&other) < turn(&second));
+    }
+
+    #[test]
+    fn what_ends_a_batch_comes_before_validations_and_these_before_deletions() {
+        let (works, _) = works();
+        let (ends, new) = (key("1"), key("2"));
+        let now = observe::now();
+        let turn = |key: &DocumentKey, work| works.turn(now, key, Some(work));
+        let _running = works.begin(&ends, Work::Validate).unwrap();
+        assert!(turn(&ends, Work::Finalize) < turn(&new, Work::Validate));
+        assert!(turn(&ends, Work::Validate) < turn(&new, Work::Delete));
+        works.on_stall(now, &ends);
+        assert!(turn(&new, Work::Delete) < turn(&ends, Work::Finalize));
     }
 
     #[tokio::test]

@@ -23,6 +23,10 @@ pub const DEFAULT_SLOTS: u32 = 256;
 
 /// In [`Load::slots`]: the engine has reported what it runs.
 const REPORTS: u16 = 1 << 15;
+/// In [`Load::slots`]: this router has seen the number, which counts before what other replicas have seen.
+const SEEN: u16 = 1 << 14;
+/// The number in [`Load::slots`]. Whatever it is, one that was [`SEEN`] is more.
+const NUMBER: u16 = SEEN - 1;
 
 /// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
 const STEP_TOKENS: u64 = 2_048;
@@ -65,7 +69,8 @@ pub struct Load {
     peers_queued_tokens: AtomicU64,
     peers_context_tokens: AtomicU64,
     peers_requests: AtomicU32,
-    /// The most requests that its engine was seen to run while others waited, 0 if none ever waited; and [`REPORTS`].
+    /// The most requests that its engine was last seen to run while others waited, 0 if none ever waited; with [`REPORTS`]
+    /// and [`SEEN`].
     slots: AtomicU16,
     /// Requests that wait inside the engine for a slot or for memory, as of its last report.
     waiting: AtomicU16,
@@ -171,7 +176,7 @@ impl Load {
 
     /// Answers that the engine generates at the same time, if that was seen: only an engine that has let requests wait shows it.
     pub fn learnt_slots(&self) -> Option<u32> {
-        let slots = self.slots.load(Relaxed) & !REPORTS;
+        let slots = self.slots.load(Relaxed) & NUMBER;
         Some(slots.into()).filter(|slots| *slots > 0)
     }
 
@@ -186,14 +191,15 @@ impl Load {
         self.learnt_slots().unwrap_or(DEFAULT_SLOTS)
     }
 
-    /// Another replica has seen so many.
+    /// Another replica has seen so many. Of several replicas the most count, while this router has seen none itself.
     pub(super) fn on_peer_slots(&self, slots: u32) {
-        self.see_slots(slots, self.slots.load(Relaxed) & REPORTS);
+        self.raise_slots(slots, REPORTS);
     }
 
-    fn see_slots(&self, slots: u32, flag: u16) {
-        let slots = short(slots).min(!REPORTS);
-        self.slots.fetch_max(slots | flag, Relaxed);
+    /// There are so many or more. Of what is known so far the `kept` flags stay.
+    fn raise_slots(&self, slots: u32, kept: u16) {
+        let flags = self.slots.load(Relaxed) & kept;
+        self.slots.fetch_max(flags | number(slots), Relaxed);
     }
 
     /// The engine may be another one.
@@ -298,7 +304,8 @@ impl Load {
             // In an engine of a few slots one request may have ended whose slot is not taken yet.
             let knows_slots = slots.is_some() && spread <= 1;
             if is_steady && full.len() == FULL_REPORTS {
-                self.see_slots(reported.running, REPORTS);
+                // They may be fewer than before: what fits into its memory.
+                self.slots.store(REPORTS | SEEN | number(most), Relaxed);
             } else if !is_steady && !knows_slots {
                 waiting = 0;
                 // A few of the same number were chance.
@@ -318,7 +325,7 @@ impl Load {
         }
         // An engine whose memory was full ran fewer than it does now.
         if slots.is_some_and(|slots| reported.running > slots) {
-            self.see_slots(reported.running, REPORTS);
+            self.raise_slots(reported.running, REPORTS | SEEN);
         }
         *self.reported.report.lock() = Some(reported);
     }
@@ -395,6 +402,11 @@ impl Load {
 /// No engine has more slots.
 fn short(count: u32) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
+}
+
+/// As it stands in [`Load::slots`].
+fn number(slots: u32) -> u16 {
+    short(slots).min(NUMBER)
 }
 
 #[cfg(test)]
@@ -525,19 +537,45 @@ mod tests {
         assert_eq!((load.slots(), load.waiting()), (64, 1));
         load.report(reported(66));
         assert_eq!((load.slots(), load.waiting()), (66, 0));
-        load.on_peer_slots(70);
-        load.on_peer_slots(60);
-        assert_eq!(load.slots(), 70);
-        load.on_peer_slots(u32::MAX);
-        assert_eq!((load.slots(), load.has_reported()), (32_767, true));
         load.forget_slots();
         assert!(!load.has_reported());
         load.on_peer_slots(66);
         assert!(!load.has_reported());
         load.expire_report();
         assert_eq!((load.slots(), load.waiting()), (66, 0));
+        load.on_peer_slots(70);
+        load.on_peer_slots(60);
+        assert_eq!(load.slots(), 70);
+        load.report(reported(72));
+        assert_eq!(load.slots(), 72);
+        load.on_peer_slots(u32::MAX);
+        assert_eq!((load.slots(), load.has_reported()), (16_383, true));
         load.forget_slots();
         assert_eq!(load.slots(), DEFAULT_SLOTS);
+    }
+
+    #[test]
+    fn an_engine_that_runs_steadily_fewer_while_requests_wait_has_fewer_slots() {
+        let load = Load::default();
+        let full = |running| LoadReport {
+            waiting: 3,
+            ..reported(running)
+        };
+        // Its memory fills slowly.
+        for running in (40..=64).rev() {
+            load.report(full(running));
+        }
+        assert_eq!(load.slots(), 43);
+        for _ in 1..FULL_REPORTS {
+            load.report(full(40));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(40), 3));
+        // Or it is full at once. Another replica does not know it yet.
+        for _ in 0..FULL_REPORTS {
+            load.report(full(20));
+            load.on_peer_slots(64);
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(20), 3));
     }
 
     /// Short texts may be many tokens: then the router does not know how much its engine has to compute.

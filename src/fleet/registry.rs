@@ -452,6 +452,9 @@ impl Registry {
         if !self.is_stale.load(Relaxed) {
             return;
         }
+        for Entry { status, .. } in &state.entries {
+            status.worker.set_event_ranks(status.event_ranks());
+        }
         let workers = state.entries.iter();
         let workers = workers.map(|entry| (entry.status.clone(), entry.models.clone()));
         let snapshot = Snapshot::new(workers.collect(), &self.topology());

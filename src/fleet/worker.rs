@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -133,6 +133,8 @@ pub struct WorkerState {
     pub load: Load,
     /// The load of requests that are pinned to a dp rank.
     pub pinned: PinnedLoads,
+    /// Dp ranks that publish KV events, as of the last snapshot; 0 if none does.
+    event_ranks: AtomicU32,
     /// The engine refuses requests for the rank that they are pinned to. In the next snapshot it has no ranks to pin to.
     pub(super) refuses_ranks: AtomicBool,
     /// When its process ended, as requests saw it.
@@ -206,6 +208,7 @@ impl WorkerState {
         Arc::new(Self {
             load: Load::default(),
             pinned: PinnedLoads::default(),
+            event_ranks: AtomicU32::new(0),
             refuses_ranks: AtomicBool::new(false),
             ends: ProcessEnds::default(),
             freed,
@@ -228,6 +231,23 @@ impl WorkerState {
             is_down: AtomicBool::new(false),
             taken_out: Notify::new(),
         })
+    }
+
+    pub(super) fn set_event_ranks(&self, ranks: usize) {
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        self.event_ranks.store(ranks, Relaxed);
+    }
+
+    /// The dp ranks of its engine, as far as they publish KV events: 1 where nothing is known of them. Each computes prompts
+    /// and generates answers as one engine without ranks does.
+    #[inline]
+    pub fn ranks(&self) -> u32 {
+        self.event_ranks.load(Relaxed).max(1)
+    }
+
+    /// Its slots while nothing is known of them.
+    fn default_slots(&self) -> u32 {
+        DEFAULT_SLOTS.saturating_mul(self.ranks())
     }
 
     pub(super) fn set_down(&self, is_down: bool) {
@@ -328,16 +348,14 @@ impl Worker {
         (self.speed_samples() > 0).then(|| (self.load.speed.get().rate(), RateSource::Learnt))
     }
 
-    /// Answers that it generates at the same time: as configured, as seen, or what most engines have.
+    /// Answers that it generates at the same time: as configured, as seen, or what most engines have at each rank.
     #[inline]
     pub fn slots(&self) -> u32 {
-        match self.configured_slots {
-            Some(slots) => slots.get(),
-            None => self.load.slots(),
-        }
+        self.known_slots().unwrap_or_else(|| self.default_slots())
     }
 
     /// Its slots, if they are configured or were seen.
+    #[inline]
     pub fn known_slots(&self) -> Option<u32> {
         match self.configured_slots {
             Some(slots) => Some(slots.get()),
@@ -347,11 +365,12 @@ impl Worker {
 
     /// Requests that may be sent to it before all of its slots are taken; `None` while an engine that would show it has let none
     /// wait. A few more than it was seen to have: its engine runs them if it can, and then it is seen to have more. One that
-    /// never shows what it runs has as many as most have: else one client's flood would stand in it before everybody else.
+    /// never shows what it runs has as many as most have at each rank: else one client's flood would stand in it before
+    /// everybody else.
     pub fn free_slots(&self) -> Option<u32> {
         let slots = match self.known_slots() {
             None if self.load.has_reported() => return None,
-            slots => slots.unwrap_or(DEFAULT_SLOTS),
+            slots => slots.unwrap_or_else(|| self.default_slots()),
         };
         Some(super::load::free_slots(slots, self.load.requests()))
     }

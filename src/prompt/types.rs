@@ -60,6 +60,11 @@ impl Api {
         )
     }
 
+    /// Whether the engine computes the prompt at all. One that only counts or converts its tokens does not.
+    pub fn computes_prompt(self) -> bool {
+        !matches!(self, Api::Tokenize | Api::Detokenize | Api::CountTokens)
+    }
+
     /// Whether answers have choices, and streams end in `[DONE]`.
     pub fn has_choices(self) -> bool {
         matches!(self, Api::Chat | Api::Completions | Api::Generate)

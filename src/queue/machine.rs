@@ -213,7 +213,7 @@ impl<T> Queue<T> {
     ) -> Vec<Left<T>> {
         self.set_room(now, room);
         let is_busy = room.is_full && !self.is_empty();
-        self.rate.update(now, computed, room.workers, is_busy);
+        self.rate.update(now, computed, &room, is_busy);
         let mut left = Vec::new();
         self.expire(now, &mut left);
         if room.is_full || room.workers == 0 {

@@ -68,9 +68,10 @@ impl<'de> Deserialize<'de> for Waiting {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// A worker with this many prompt tokens accepted and not computed yet (of all replicas together) has no room for more,
-    /// as one whose slots are taken. Requests wait here until the worker where they cost the least has room. About the tokens
-    /// that a worker computes in a second: less leaves workers idle, more makes the order here matter less.
+    /// A worker with this many prompt tokens for each of its dp ranks, accepted and not computed yet (of all replicas
+    /// together), has no room for more, as one whose slots are taken. Requests wait here until the worker where they cost the
+    /// least has room. About the tokens that a worker computes in a second: less leaves workers idle, more makes the order
+    /// here matter less.
     #[schemars(range(min = 1))]
     pub max_worker_queued_tokens: u64,
     /// A request that has waited this long is refused with status 429. By default only its own time

@@ -39,6 +39,8 @@ pub struct EntryId(pub u64);
 pub struct Room {
     /// Workers that could take a request.
     pub workers: u32,
+    /// A hash of the workers whose computed tokens are counted, whatever their order.
+    pub counted_workers: u64,
     /// None of them has room.
     pub is_full: bool,
     /// Tokens that they have accepted and not computed yet.

@@ -5,7 +5,7 @@ use super::job::{Error, Job};
 use super::plan::Plan;
 use super::prompt::cached_prefix::ViewRange;
 use crate::limits::{Charge, Known, Request};
-use crate::prompt::{Api, PeekedBody};
+use crate::prompt::PeekedBody;
 
 /// Workers whose caches are looked at for the longest cached prefix.
 const OWNERS_MAX: usize = 4;
@@ -58,17 +58,17 @@ impl Relay {
                 .as_ref()
                 .map_or(model, |requested| &requested.name),
             target: model,
-            known: match job.api {
-                // Neither computes anything.
-                Api::Tokenize | Api::Detokenize => Known::default(),
-                _ => Known {
+            known: if job.api.computes_prompt() {
+                Known {
                     prompt_tokens: plan.request.prompt_tokens.into(),
                     cached_tokens,
                     max_tokens: wanted.max_tokens,
                     choices: wanted.choices,
                     odd_value: wanted.odd_value,
                     generates: job.api.generates(),
-                },
+                }
+            } else {
+                Known::default()
             },
         };
         let (admitted, standing) = limits.admit(request).await;

@@ -7,10 +7,12 @@ use super::account::decision_log::{LimitsLeft, RecordedDecision};
 use super::choose::choice::Choice;
 use super::choose::chosen::Split;
 use super::choose::fleet_view::{FleetView, Task};
+use super::choose::promised::Promised;
 use super::core::Relay;
 use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
+use super::queued::Waits;
 use super::request::standing::StandingCell;
 use crate::ids::ViewIndex;
 use crate::observe;
@@ -25,13 +27,15 @@ const DRAWN_WORKERS: usize = 8;
 const EACH_END: usize = 10;
 
 impl Relay {
-    /// Looks closer at a decision, if it is in the sample. The request does not count at its worker yet.
+    /// Looks closer at a decision, if it is in the sample. The request does not count at its worker yet. `waits`: its waits
+    /// for room, if requests wait.
     pub(super) fn sample_decision(
         &self,
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
         (now, attempt): (Instant, u32),
+        waits: Option<&Waits>,
     ) {
         if attempt == 1 {
             keep(plan, choice, now);
@@ -50,7 +54,11 @@ impl Relay {
             self.compare(plan, choice, &prefixes, now);
         }
         if is_recorded {
-            self.record(job, plan, choice, &prefixes, now, attempt);
+            // A retry is chosen by the load alone.
+            let waits = waits.filter(|_| attempt == 1);
+            let before = waits.and_then(|waits| self.promised_before(waits));
+            let decided = (choice, before.as_deref());
+            self.record(job, plan, decided, &prefixes, now, attempt);
         }
     }
 
@@ -81,14 +89,14 @@ impl Relay {
         &self,
         job: &Job<'_>,
         plan: &Plan,
-        choice: &Choice,
+        (choice, before): (&Choice, Option<&Promised>),
         prefixes: &CachedPrefixes<'_>,
         now: Instant,
         attempt: u32,
     ) {
-        let decision = Some(choice.decision);
         let split = choice.split.as_ref().map(|prefill| prefill.decision);
-        let explanation = self.explain_choice(plan, prefixes, now, decision, split, Some(EACH_END));
+        let chosen = Some((choice.decision, split));
+        let explanation = self.explain_choice(plan, prefixes, now, chosen, before, Some(EACH_END));
         let of_prefill = explanation.disaggregation.iter();
         let of_prefill = of_prefill.flat_map(|disaggregation| &disaggregation.workers);
         let scores = explanation.workers.iter().chain(of_prefill);

@@ -13,9 +13,10 @@ use super::account::explanation::{
     SpeedExplained, Tokens, Tree,
 };
 pub use super::account::explanation::{Explanation, Score};
-use super::choose::chosen::Split;
+use super::choose::chosen::{Chosen, Split};
 use super::choose::failed_workers::FailedWorkers;
 use super::choose::fleet_view::{FleetView, Task};
+use super::choose::promised::Promised;
 use super::core::Relay;
 use super::job::Error;
 use super::plan::Plan;
@@ -34,8 +35,8 @@ use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
-use crate::routing::cost::{self, Costs};
-use crate::routing::{Cached, Decision, View};
+use crate::routing::cost::{self, Costs, Terms};
+use crate::routing::{self, Cached, Decision, Expected, View, pair};
 
 impl Relay {
     /// The decision for a request as the fleet is now. Changes nothing.
@@ -101,15 +102,14 @@ impl Relay {
         };
         let now = observe::now();
         let prefixes = self.chooser().cached_prefixes(&plan, usize::MAX);
-        let chosen =
-            self.chooser()
-                .choose_once(&plan, &prefixes, now, &FailedWorkers::default(), None);
-        let (decision, split) = match chosen {
-            Some((decision, split)) => (Some(decision), split),
-            // Then there is no leg to explain either.
-            None => (None, Split::Off),
-        };
-        let mut explanation = self.explain_choice(&plan, &prefixes, now, decision, split, None);
+        // As a new request would be chosen for: without a queue it is behind nothing.
+        let promised = queue.and_then(|_| self.queues().promised());
+        let before = promised.as_deref();
+        let failed = FailedWorkers::default();
+        let chosen = self
+            .chooser()
+            .choose_once(&plan, &prefixes, now, &failed, before);
+        let mut explanation = self.explain_choice(&plan, &prefixes, now, chosen, before, None);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
@@ -129,19 +129,24 @@ impl Relay {
         Ok(explanation)
     }
 
-    /// A decision with its candidates as they are now. With `each_end`, only that many of the cheapest and of the most
-    /// expensive candidates of each role, the chosen one, and the one with the longest cached prefix. `prefill` is the
-    /// choice of a prefill worker. Without the workers that take no requests.
+    /// A decision with its candidates as they are now, behind what they were promised `before`. With `each_end`, only that
+    /// many of the cheapest and of the most expensive candidates of each role, the chosen one, and the one with the
+    /// longest cached prefix. Without the workers that take no requests.
     pub(super) fn explain_choice(
         &self,
         plan: &Plan,
         prefixes: &CachedPrefixes<'_>,
         now: Instant,
-        decision: Option<Decision>,
-        split: Split<Decision>,
+        choice: Option<Chosen>,
+        before: Option<&Promised>,
         each_end: Option<usize>,
     ) -> Explanation {
-        let view = FleetView::new(prefixes, Task::Decode, now, &[]);
+        let (decision, split) = match choice {
+            Some((decision, split)) => (Some(decision), split),
+            // Then there is no leg to explain either.
+            None => (None, Split::Off),
+        };
+        let view = FleetView::new(prefixes, Task::Decode, now, &[]).behind(before);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
         let name = |decision: Decision| {
@@ -149,13 +154,15 @@ impl Relay {
             (&*worker.name, decision.rank)
         };
         let chosen = decision.map(name);
-        let workers = self.scores(plan, &view, &depths, each_end, chosen);
+        let pairs = self.prefill_decode().map(|settings| &settings.pair);
+        let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
+        let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
         let disaggregation = match self.prefill_decode() {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(prefixes, task, now, &[]);
+                let view = FleetView::new(prefixes, task, now, &[]).behind(before);
                 let of_prefill = split.prefill().copied().map(name);
-                let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
+                let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
                 let of_view = (view.len(), workers);
                 explain_disaggregation(plan, settings, split, of_prefill, of_view)
             }
@@ -214,7 +221,7 @@ impl Relay {
         })
     }
 
-    /// The candidates of a view that are shown, in the view's order.
+    /// The candidates of a view that are shown, in the view's order. `leg`: of the decode workers of a pair.
     fn scores(
         &self,
         plan: &Plan,
@@ -222,8 +229,9 @@ impl Relay {
         depths: &[(RankPrefix, BlockShape)],
         each_end: Option<usize>,
         chosen: Option<PlaceName<'_>>,
+        leg: Option<DecodeLeg<'_>>,
     ) -> Vec<Score> {
-        let score = |index| self.score(plan, view, depths, index);
+        let score = |index| self.score(plan, view, depths, index, leg);
         let Some(each_end) = each_end.filter(|count| view.len() > 2 * count) else {
             return view.indices().map(score).collect();
         };
@@ -233,8 +241,8 @@ impl Relay {
             .indices()
             .map(|index| {
                 let state = view.state(index);
-                let cost = of.cost(&state, of.new_tokens(&view.cached(index)));
-                (!state.is_usable, cost, index)
+                let (_, terms, _) = counted(&of, &state, &view.cached(index), leg);
+                (!state.is_usable, terms.sum(), index)
             })
             .collect();
         // Workers that cannot take the request are last.
@@ -263,6 +271,7 @@ impl Relay {
         view: &FleetView<'_>,
         depths: &[(RankPrefix, BlockShape)],
         index: ViewIndex,
+        leg: Option<DecodeLeg<'_>>,
     ) -> Score {
         let (place, rank) = (view.place(index), view.rank(index));
         let worker = view.worker(index);
@@ -270,9 +279,7 @@ impl Relay {
         let cached = view.cached(index);
         let request = view.request(&plan.request);
         let costs = Costs::new(&plan.model.routing, &request, view);
-        let new_tokens = costs.new_tokens(&cached);
-        let terms = costs.terms(&state, new_tokens);
-        let expected = costs.expected(&state, &terms);
+        let (new_tokens, terms, expected) = counted(&costs, &state, &cached, leg);
         let breaker = worker.breaker.state();
         let because = || match breaker {
             _ if !view.is_bootstrap_known(index) => "its bootstrap server has not answered yet",
@@ -363,6 +370,24 @@ impl Relay {
             })
             .collect()
     }
+}
+
+/// How a pair is chosen, and when its prefill leg is expected to end.
+type DecodeLeg<'a> = (&'a pair::Settings, &'a Expected);
+
+/// What a request costs a worker: the tokens to compute, the terms, and when tokens are expected.
+fn counted(
+    costs: &Costs<'_>,
+    state: &routing::State,
+    cached: &Cached,
+    leg: Option<DecodeLeg<'_>>,
+) -> (u32, Terms, Expected) {
+    if let Some((settings, prefill)) = leg {
+        return pair::explain_decode(settings, costs, state, cached, prefill);
+    }
+    let new_tokens = costs.new_tokens(cached);
+    let terms = costs.terms(state, new_tokens);
+    (new_tokens, terms, costs.expected(state, &terms))
 }
 
 /// Rounded to a microsecond.

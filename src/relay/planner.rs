@@ -119,7 +119,11 @@ impl Relay {
             api,
             context_tokens: prompt_tokens.saturating_add(answer_max),
             request: routing::Request {
-                prompt_tokens,
+                prompt_tokens: if api.computes_prompt() {
+                    prompt_tokens
+                } else {
+                    0
+                },
                 answer_tokens: if api.generates() {
                     let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
                     model.answers().mean().min(most)

@@ -10,6 +10,7 @@ use tracing::debug;
 
 use super::choose::chosen::{self, Chosen, Split};
 use super::choose::failed_workers::FailedWorkers;
+use super::choose::promised::Promised;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
@@ -85,6 +86,15 @@ impl Relay {
             Standing::of(headers, &PeekedBody::default(), profile, settings).ok()
         });
         standing.map_or(profile.priority, |standing| standing.priority)
+    }
+
+    /// What workers were promised before a request's first choice, which is behind that.
+    pub(super) fn promised_before(&self, waits: &Waits) -> Option<Arc<Promised>> {
+        let promised = self.queues().promised()?;
+        Some(match &waits.grant {
+            Some(grant) => Arc::new(grant.others(&promised)),
+            None => promised,
+        })
     }
 
     /// `None` if requests do not wait.
@@ -262,8 +272,12 @@ impl Relay {
         (may_pass, chosen)
     }
 
-    /// Whether there is room at the chosen worker, behind what is promised to it.
+    /// Whether there is room at the chosen worker, behind what is promised to it. A request whose prompt is not
+    /// computed needs none.
     fn may_pass_to(&self, plan: &Plan, chosen: &Chosen, settings: &Settings) -> bool {
+        if !plan.api.computes_prompt() {
+            return true;
+        }
         let worker = plan.group.worker(chosen::computes(chosen).index);
         let promised = self.queues().promised();
         self.queues()

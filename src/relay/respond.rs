@@ -206,8 +206,7 @@ impl Relay {
         plan: &Plan,
         answer: &AttemptAnswer,
     ) -> Option<UsageEntry> {
-        let is_free = matches!(job.api, Api::Tokenize | Api::Detokenize | Api::CountTokens);
-        if is_free || !answer.answer.head.status.is_success() {
+        if !job.api.computes_prompt() || !answer.answer.head.status.is_success() {
             return None;
         }
         let profile = self.tenants().of(job.context.tenant);

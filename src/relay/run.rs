@@ -187,7 +187,7 @@ impl Relay {
         first: &mut Option<First<'_>>,
     ) -> Option<Box<Grant>> {
         let First { waits, count } = first.as_mut()?;
-        self.sample_decision(job, plan, choice, (now, attempt));
+        self.sample_decision(job, plan, choice, (now, attempt), waits.as_deref());
         count.on_sent();
         waits.as_deref_mut().and_then(Waits::take_grant)
     }

@@ -391,6 +391,7 @@ impl Relay {
     /// Without what waits for it in routers.
     fn numbers_of(&self, worker: &Worker, part: WorkerPart, lines: u32) -> WorkerNumbers {
         let load = &worker.load;
+        let max_of_rank = self.queue().map(|queue| queue.max_worker_queued_tokens);
         WorkerNumbers {
             requests: load.requests(),
             foreign: load.foreign_requests(),
@@ -407,7 +408,7 @@ impl Relay {
             },
             rate: load.speed.get().rate(),
             queued_seconds: QUEUED_SECONDS,
-            max_queued_tokens: self.queue().map(|queue| queue.max_worker_queued_tokens),
+            max_queued_tokens: max_of_rank.map(|max| max.saturating_mul(worker.ranks().into())),
         }
     }
 }

@@ -112,14 +112,22 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// For a request of whose prompt the worker receives tokens that another one computes: receiving takes a part of the time
-    /// that computing takes, however fast the worker computes, and no time from others.
+    /// For a request of whose prompt the worker receives the tokens that it has not cached, which another one computes:
+    /// receiving takes a part of the time that computing takes, however fast the worker computes, and no time from others.
+    /// Returns with the terms how many tokens are computed in that time.
     #[inline]
-    pub fn terms_receiving(&self, state: &State, received_as: u32) -> Terms {
-        Terms {
+    pub(super) fn terms_receiving(&self, state: &State, cached: &Cached) -> (u32, Terms) {
+        let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
+        let received = Cached {
+            cpu: cached.cpu + lacks,
+            ..*cached
+        };
+        let received_as = self.new_tokens(&received);
+        let terms = Terms {
             compute: f64::from(received_as) * self.mean_prompt_token,
             ..self.terms_of_answer(state)
-        }
+        };
+        (received_as, terms)
     }
 
     #[inline]

@@ -105,6 +105,26 @@ pub fn decide(
     }
 }
 
+/// What a request costs a decode worker as part of a pair, as [`decide`] counts it: the tokens to compute, the terms, and
+/// when tokens are expected, behind the `prefill` leg. A worker that lacks few tokens computes them itself.
+pub fn explain_decode(
+    settings: &Settings,
+    costs: &Costs<'_>,
+    state: &State,
+    cached: &Cached,
+    prefill: &Expected,
+) -> (u32, Terms, Expected) {
+    let new_tokens = costs.new_tokens(cached);
+    if new_tokens < settings.min_remote_tokens {
+        let terms = costs.terms(state, new_tokens);
+        return (new_tokens, terms, costs.expected(state, &terms));
+    }
+    let (received_as, terms) = costs.terms_receiving(state, cached);
+    let mut expected = costs.expected(state, &terms);
+    expected.first_token += prefill.first_token;
+    (received_as, terms, expected)
+}
+
 struct Chooser<'a, P, D, F> {
     min_remote_tokens: u32,
     routing: &'a super::Settings,
@@ -300,15 +320,9 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
         let new_tokens = self.costs.new_tokens(&cached);
         let terms = self.costs.terms(state, new_tokens);
         let local = Share::new(&self.costs, state, new_tokens, &terms);
-        let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
-        let received = Cached {
-            cpu: cached.cpu + lacks,
-            ..cached
-        };
         let remote = || {
-            let new_tokens = self.costs.new_tokens(&received);
-            let terms = self.costs.terms_receiving(state, new_tokens);
-            Share::new(&self.costs, state, new_tokens, &terms)
+            let (received_as, terms) = self.costs.terms_receiving(state, &cached);
+            Share::new(&self.costs, state, received_as, &terms)
         };
         Candidate {
             index,

@@ -42,6 +42,7 @@ impl Policy {
 /// What a decision needs to know of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request {
+    /// 0 if no worker computes the prompt.
     pub prompt_tokens: u32,
     /// Tokens that its answer is expected to have; 0 if it has none.
     pub answer_tokens: f64,

@@ -43,6 +43,18 @@ struct FakeState {
     listed: Vec<Value>,
 }
 
+impl FakeState {
+    /// At most 100 of the batches: those after the one that the query names, or the first.
+    fn page_of_batches(&self, query: &str) -> Value {
+        let after = query.split_once("after=").map(|(_, id)| id);
+        let is_last = |batch: &Value| after.is_some_and(|id| batch["id"] == id);
+        let before = self.listed.iter().position(is_last);
+        let rest = &self.listed[before.map_or(0, |index| index + 1)..];
+        let data = &rest[..rest.len().min(100)];
+        json!({"object": "list", "data": data, "has_more": data.len() < rest.len()})
+    }
+}
+
 #[derive(Clone, Debug)]
 struct FakeRouter {
     address: SocketAddr,
@@ -134,9 +146,8 @@ impl FakeRouter {
                 page(200, look("validating", [2, 0, 0]).to_string())
             }
             (&Method::GET, "/v1/batches") => {
-                let list =
-                    json!({"object": "list", "data": state.listed.clone(), "has_more": false});
-                page(200, list.to_string())
+                let query = head.uri.query().unwrap_or_default();
+                page(200, state.page_of_batches(query).to_string())
             }
             (&Method::POST, path) if path == format!("{batch}/cancel") => {
                 page(200, look("cancelling", [2, 1, 0]).to_string())
@@ -513,22 +524,22 @@ async fn after_ctrl_c_the_batch_runs_on_and_the_same_command_waits_for_it() {
 
 #[tokio::test]
 async fn a_batch_that_was_created_unheard_is_found_and_not_created_again() {
-    for is_listed in [true, false] {
+    for newer in [Some(1), Some(250), None] {
         let desk = Desk::with_results().await;
         desk.run_before(|begun| {
             begun["batch_id"] = Value::Null;
             begun["ended"] = Value::Null;
         })
         .await;
-        if is_listed {
-            let other = with(look("completed", [1, 1, 0]), "input_file_id", "file-x");
-            let other = with(other, "id", "batch_x");
+        if let Some(count) = newer {
+            let of_another = with(look("completed", [1, 1, 0]), "input_file_id", "file-x");
+            let other = |number: i32| with(of_another.clone(), "id", format!("batch_x{number}"));
             let own = look("in_progress", [2, 1, 0]);
-            desk.router.state.lock().listed = vec![other, own];
+            desk.router.state.lock().listed = (0..count).map(other).chain([own]).collect();
         }
         desk.run(0).await;
         assert_eq!(desk.router.count("POST /v1/files"), 1);
-        let creates = if is_listed { 1 } else { 2 };
+        let creates = if newer.is_some() { 1 } else { 2 };
         assert_eq!(desk.router.count("POST /v1/batches"), creates);
         assert_eq!(desk.begun()["batch_id"], BATCH);
     }

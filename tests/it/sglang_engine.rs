@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     Hang,
     /// A prompt takes this time.
     Slow(Duration),
+    /// The blocks of prompts are fetched, and no answer follows.
+    Silent,
 }
 
 /// Where the engines of a fleet meet.
@@ -296,7 +298,7 @@ impl State {
             Fault::Status(status) => return answer(error(status, "as the test wants it")).await,
             Fault::Hang => return std::future::pending().await,
             Fault::Slow(time) => tokio::time::sleep(time).await,
-            Fault::None | Fault::Transfer(_) => {}
+            Fault::None | Fault::Transfer(_) | Fault::Silent => {}
         }
         let prompt = body["messages"].to_string() + &body["prompt"].to_string();
         if prompt.len() > 4_000 {
@@ -346,6 +348,7 @@ impl State {
                     _ => self.decode(room, &prompt).await,
                 };
                 match said {
+                    Some(_) if fault == Fault::Silent => return std::future::pending().await,
                     Some(said) => said,
                     None if is_stream => {
                         let error = json!({"error": {"object": "error", "message": "KVTransferError", "code": 500}});

@@ -87,6 +87,26 @@ fn a_batch_goes_its_way() {
 }
 
 #[test]
+fn batches_are_due_by_their_creation_for_validation_after_what_ends_and_before_shards() {
+    let of = |created_ms| {
+        let new = NewBatch {
+            window: Duration::from_millis(WINDOW_MS),
+            ..NewBatch::default()
+        };
+        BatchRecord::new(new, created_ms)
+    };
+    let (older, newer) = (of(10_000), of(10_002));
+    let now_ms = 10_003;
+    let mut runs = of(0);
+    assert_eq!(runs.claim(now_ms, A, LEASE_MS), Some(Work::Validate));
+    let mut ends = runs.clone();
+    assert!(runs.end_validation(A, Ok(validated(1)), now_ms));
+    assert!(ends.end_validation(A, Ok(validated(0)), now_ms));
+    let due = [&ends, &older, &newer, &runs].map(|record| record.due_ms(now_ms).unwrap());
+    assert!(due.is_sorted_by(|first, next| first < next), "{due:?}");
+}
+
+#[test]
 fn a_file_that_is_wrong_fails_the_batch() {
     let mut record = new_record();
     assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Validate));

@@ -38,7 +38,7 @@ pub(super) struct LineContext {
     pub(super) batch: Arc<str>,
     /// Lines that are at an engine.
     pub(super) sending: AtomicU32,
-    /// How often one was to be tried again for another reason than a limit: it comes nearer to its end.
+    /// How often a try of a line has failed that counted: the line came nearer to its end.
     pub(super) retries: AtomicU32,
 }
 
@@ -101,6 +101,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         gave_way = false;
         let answer = checked(answer).await;
+        let counted = tries.counted();
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             let bytes = answer.body.len();
             return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
@@ -108,7 +109,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let status = answer.status.to_string();
         drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
-        if status != "429" {
+        if tries.counted() > counted {
             context.retries.fetch_add(1, Relaxed);
         }
         sleep(pause).await;
@@ -227,6 +228,8 @@ fn bounded(body: &Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use parking_lot::Mutex;
     use serde_json::{Value, json};
 
@@ -301,6 +304,16 @@ mod tests {
         flavor: Flavor,
         others: LineAnswer,
     ) -> (PartLine, Value) {
+        let (line, text, _) = run_line(first, flavor, others).await;
+        (line, text)
+    }
+
+    /// The result of a line, and how many of its tries have failed that counted.
+    async fn run_line(
+        first: Option<First>,
+        flavor: Flavor,
+        others: LineAnswer,
+    ) -> (PartLine, Value, u32) {
         let metrics = Metrics::new(&Registry::default());
         let first = Mutex::new(first);
         let sender = Arc::new(Answers { first, others });
@@ -324,12 +337,13 @@ mod tests {
             body: Bytes::from_static(b"{}"),
         };
         let finished = tokio::select! {
-            finished = run(context, line) => finished,
+            finished = run(context.clone(), line) => finished,
             () = gate.run(&*sender) => panic!("the gate has ended"),
         };
         assert_eq!(metrics.lines_in_flight.get(), 0);
         assert_eq!(finished.line.line, 3);
-        (finished.line, serde_json::from_str(&finished.text).unwrap())
+        let text = serde_json::from_str(&finished.text).unwrap();
+        (finished.line, text, context.retries.load(Relaxed))
     }
 
     #[tokio::test]
@@ -382,6 +396,21 @@ mod tests {
         let (line, text) = result_after(Some(page), Flavor::OpenAi, good).await;
         assert!(line.is_ok);
         assert_eq!(text["response"]["body"], json!({}));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_refused_for_now_comes_no_nearer_to_its_end() {
+        let refused = LineAnswer {
+            retry_after: Some(Duration::from_secs(1)),
+            ..answer(503, "{}", true)
+        };
+        let failed = answer(503, "{}", true);
+        for (refusal, expected) in [(refused, 0), (failed, 1)] {
+            let (first, good) = (First::Answered(refusal), answer(200, "{}", true));
+            let (line, _, retries) = run_line(Some(first), Flavor::OpenAi, good).await;
+            assert!(line.is_ok);
+            assert_eq!(retries, expected);
+        }
     }
 
     #[tokio::test]

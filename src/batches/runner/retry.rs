@@ -20,6 +20,11 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    /// How many tries have failed that counted.
+    pub(super) fn counted(&self) -> u32 {
+        self.counted
+    }
+
     /// The pause before the next try; `None` if the answer is the line's result. `random`: from 0 to 1.
     pub(super) fn on_answer(&mut self, answer: &LineAnswer, random: f64) -> Option<Duration> {
         let is_retryable = answer.status == 429 || (500..=599).contains(&answer.status);

@@ -23,9 +23,10 @@ use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
 use crate::batches::works::StopWork;
+use crate::observe;
 
-/// A shard of which no line has ended or failed for so long, and none is at an engine, is given back: behind the shards of other batches,
-/// whose models may have workers, and whose tenants may have tokens left.
+/// A shard of which no line has ended or failed for so long, and none is at an engine, is given back. Shards of other
+/// batches come first then: their models may have workers, and their tenants tokens left.
 const STALL: Duration = Duration::from_secs(60);
 
 /// A shard that runs.
@@ -260,6 +261,10 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         let work = self.work;
+        if stopped == Some(StopWork::Stalled) {
+            let works = &work.batches.works;
+            works.on_stall(observe::now(), work.key());
+        }
         loop {
             tokio::select! {
                 biased;
@@ -275,7 +280,9 @@ impl ShardRun<'_> {
         }
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
-        let is_returned = matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
+        // Without its results the shard has not ended, though its batch was cancelled or has expired.
+        let is_returned = !self.part.is_empty()
+            || matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
         let written = self.work.write_end(|record, now_ms| {
             record.progress(owner, work, counts, usage);
             if is_returned {

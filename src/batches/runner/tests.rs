@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
-use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
 use super::assembling::file_ids;
 use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
 use crate::batches::file;
@@ -19,6 +19,7 @@ use crate::batches::line::Flavor;
 use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
+use crate::batches::shards::MAX_SHARD_LINES;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::documents::{
@@ -245,6 +246,31 @@ async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
         .until(created["id"].as_str().unwrap(), has_ended)
         .await;
     assert_eq!(last["status"], "expired");
+}
+
+#[tokio::test]
+async fn a_batch_whose_model_has_no_room_does_not_hold_up_another() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let mut ids = Vec::new();
+    for (model, shards) in [(FULL_MODEL, 20), ("m", 6)] {
+        let input = lines_of(model, shards * MAX_SHARD_LINES as usize);
+        let file = shared.file(&full, &input).await;
+        let created = full.create(&file).await;
+        let id = created["id"].as_str().unwrap().to_owned();
+        full.until(&id, |batch| batch["status"] == "in_progress")
+            .await;
+        ids.push(id);
+    }
+    full.tasks.drain(Duration::from_secs(10)).await;
+    // Both are due here, and the first one has shards for all places.
+    let replica = shared.replica();
+    let batch = replica.until(&ids[1], has_ended).await;
+    assert_eq!(batch["status"], "completed");
+    assert_eq!(replica.batch(&ids[0]).await["status"], "in_progress");
 }
 
 #[tokio::test]

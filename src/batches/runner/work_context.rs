@@ -16,6 +16,7 @@ use crate::batches::service::Batches;
 use crate::batches::shards::{self, Shard};
 use crate::batches::storage::StorageError;
 use crate::batches::works::{StopWork, WorkGuard};
+use crate::observe;
 use crate::store::documents::DocumentKey;
 
 /// Before a write to the store, or a work whose storage failed, is tried again.
@@ -141,6 +142,8 @@ impl WorkContext {
             Halt::Stopped(StopWork::Draining | StopWork::Stalled) => self.give_back().await,
             Halt::Storage(error) => {
                 self.batches.failed("work of a batch failed", &error);
+                let works = &self.batches.works;
+                works.on_stall(observe::now(), self.key());
                 // It would fail again at once.
                 tokio::select! {
                     () = sleep(PAUSE) => {}

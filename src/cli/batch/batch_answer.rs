@@ -38,6 +38,9 @@ struct Errors {
 #[derive(Debug, Deserialize)]
 pub(super) struct BatchPage {
     pub(super) data: Vec<BatchAnswer>,
+    /// Whether older ones follow.
+    #[serde(default)]
+    pub(super) has_more: bool,
 }
 
 impl RequestCounts {

@@ -36,6 +36,8 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Before a router that has not answered is asked again, and for how long it is.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
+/// Pages of 100 batches in which an earlier process's batch is looked for: all that a router keeps for a key.
+const MAX_PAGES: usize = 10;
 
 /// Run a file of requests as a batch, and write the results to a file. The same command again goes on where it was
 /// stopped: OUT.JSONL.batch says where that is. Exit code 0: all requests succeeded; 2: some did not, they are in
@@ -136,7 +138,7 @@ impl RunBatch {
             None => {
                 // Both show what is wrong before anything is uploaded: a place, an URL, a key.
                 saved.record(|_| {})?;
-                newest_batches(client).await?;
+                page_of_batches(client, None).await?;
                 let file_id = self.upload(client, checked.identity.bytes).await?;
                 saved.record(|steps| steps.file_id = Some(file_id.clone()))?;
                 file_id
@@ -209,9 +211,7 @@ impl RunBatch {
         endpoint: &str,
     ) -> Result<(String, Option<String>), AskError> {
         let bar = ProgressBar::hidden();
-        // Few batches are created between two tries of a run.
-        let mut batches = newest_batches(client).await?.into_iter();
-        if let Some(batch) = batches.find(|batch| batch.input_file_id == file_id) {
+        if let Some(batch) = batch_with_input(client, file_id).await? {
             return Ok((batch.id, batch.completion_window));
         }
         let window = self.completion_window.as_deref().unwrap_or(DEFAULT_WINDOW);
@@ -237,11 +237,32 @@ fn result(ended: &EndedRun, places: &RunPlaces) -> String {
     text
 }
 
-/// The newest batches of this key.
-async fn newest_batches(client: &ApiClient) -> Result<Vec<BatchAnswer>, AskError> {
-    let (path, hidden) = ("/v1/batches?limit=100", ProgressBar::hidden());
-    let page = client.ask::<BatchPage>(Method::GET, path, SentBody::empty(), &hidden);
-    Ok(page.await?.data)
+/// The batch of this key that has the file as its input, if there is one.
+async fn batch_with_input(
+    client: &ApiClient,
+    file_id: &str,
+) -> Result<Option<BatchAnswer>, AskError> {
+    let mut after: Option<String> = None;
+    for _ in 0..MAX_PAGES {
+        let BatchPage { data, has_more } = page_of_batches(client, after.as_deref()).await?;
+        let last = data.last().filter(|_| has_more);
+        after = last.map(|last| last.id.clone());
+        let mut batches = data.into_iter();
+        let found = batches.find(|batch| batch.input_file_id == file_id);
+        if found.is_some() || after.is_none() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// The batches of this key that follow the one with the id `after`, the newest first; for `None`, the newest of all.
+async fn page_of_batches(client: &ApiClient, after: Option<&str>) -> Result<BatchPage, AskError> {
+    let from = after.map_or_else(String::new, |id| format!("&after={id}"));
+    let path = format!("/v1/batches?limit=100{from}");
+    let hidden = ProgressBar::hidden();
+    let page = client.ask::<BatchPage>(Method::GET, &path, SentBody::empty(), &hidden);
+    page.await
 }
 
 /// The batch once it is over.

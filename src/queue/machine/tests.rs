@@ -9,6 +9,7 @@ use crate::queue::settings::ClassSettings;
 
 const FULL: Room = Room {
     workers: 2,
+    counted_workers: 0,
     is_full: true,
     queued_tokens: 0,
     rate: 1_000,

@@ -102,7 +102,7 @@ pub struct QueueExplained {
     pub class: String,
     /// Requests of the model that wait now.
     pub waiting: u32,
-    /// A worker with this many prompt tokens to compute is busy.
+    /// A worker with this many prompt tokens to compute for each of its dp ranks is busy.
     pub max_worker_queued_tokens: u64,
 }
 
@@ -128,7 +128,8 @@ pub struct Score {
     pub is_usable: bool,
     pub unusable_reason: Option<String>,
     pub circuit_breaker: circuit_breaker::State,
-    /// Requests in flight.
+    /// Requests in flight, and those that wait for the worker here and in other replicas. Tokens count likewise; `load` is
+    /// without those that wait.
     pub requests: u32,
     /// Requests in flight at its worker on average over the last seconds: half of what is missing now counts as delayed.
     pub usual_requests: f64,

@@ -178,9 +178,17 @@ impl Running {
         tokio::select! {
             biased;
             answer = &mut answer => return answer,
-            () = tokio::time::sleep_until(due.into()) => self.in_flight.assume_prefilled(),
+            () = tokio::time::sleep_until(due.into()) => self.assume_prefilled(),
         }
         answer.await
+    }
+
+    /// The prompt should be computed by now, by the worker that answers or by the one that computes it for that.
+    fn assume_prefilled(&mut self) {
+        self.in_flight.assume_prefilled();
+        if let Some(prefill) = &mut self.prefill {
+            prefill.assume_prefilled();
+        }
     }
 
     /// The dp rank that the request is pinned to.
@@ -275,6 +283,25 @@ impl Drop for OptimisticInsert<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::registry::tests::worker;
+
+    #[test]
+    fn a_prompt_that_should_be_computed_counts_at_no_worker_as_queued() {
+        let (answering, computing) = (worker("a"), worker("b"));
+        let in_flight = InFlight::decoding(answering.clone(), 100);
+        let mut running = Running::new(in_flight, SmallVec::new(), None, None);
+        running.set_prefill(InFlight::new(computing.clone(), 100, 60));
+        assert_eq!(computing.load.queued_tokens(), 40);
+        running.assume_prefilled();
+        assert_eq!(computing.load.queued_tokens(), 0);
+        assert_eq!(computing.load.requests(), 1);
+        assert_eq!(answering.load.queued_tokens(), 0);
+        // It counts as computed once the answer comes.
+        assert_eq!(computing.load.computed_tokens(), 0);
+        running.on_whole_answer(observe::now());
+        assert_eq!(computing.load.computed_tokens(), 40);
+        assert_eq!(computing.load.requests(), 0);
+    }
 
     #[test]
     fn prompts_that_are_computed_at_about_the_same_time_share_a_wake_up() {

@@ -72,12 +72,12 @@ impl LegContext<'_> {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
             counted = counted.sent_at(started, true);
         }
-        let mut computing = Running::new(
+        let mut computing = Some(Running::new(
             counted,
             plan.expect(relay.caches(), &prefill.worker, rank),
             plan.check(&relay.caches().tokenizer_check, started, &prefill.worker),
             None,
-        );
+        ));
         let mut prefill_span = self.begin_try(started, Leg::Prefill, room.rank());
         let mut span = self.begin_try(started, Leg::Decode, self.decode_rank());
         let transfer = PendingTransfer {
@@ -91,8 +91,12 @@ impl LegContext<'_> {
         let ended = {
             let body = legs.meeting(&room);
             let decode_leg = self.decode_leg(&body, started, span.as_deref());
-            self.wait_for_both(decode_leg, (&mut prefill_leg, prefill_span.as_deref_mut()))
-                .await
+            self.wait_for_both(
+                decode_leg,
+                (&mut prefill_leg, prefill_span.as_deref_mut()),
+                &mut computing,
+            )
+            .await
         };
         let answer = match ended {
             Ok(Ok(answer)) => answer,
@@ -119,7 +123,7 @@ impl LegContext<'_> {
             span.end(now);
         }
         insert.confirm();
-        computing.on_first_token(now);
+        end_prefill(&mut computing, now);
         plan.model
             .report_success(&prefill.worker, job.context.client);
         self.on_transferred(now, started);
@@ -192,7 +196,8 @@ impl LegContext<'_> {
         }
     }
 
-    /// Waits for the decode leg's first token, and for as long for a failure of the prefill leg.
+    /// Waits for the decode leg's first token, and for as long for a failure of the prefill leg. `computing`: what counts at the
+    /// prefill worker, until the decode worker has the blocks.
     async fn wait_for_both(
         &self,
         decode_leg: impl Future<Output = Result<exchange::Answer, DecodeFailure>>,
@@ -200,6 +205,7 @@ impl LegContext<'_> {
             &mut Pin<Box<dyn Future<Output = PrefillEnd> + Send>>,
             Option<&mut TrySpan>,
         ),
+        computing: &mut Option<Running>,
     ) -> Ended {
         let mut decode_leg = pin!(decode_leg);
         let mut is_prefill_open = true;
@@ -227,15 +233,24 @@ impl LegContext<'_> {
                     match end {
                         PrefillEnd::Failed(failed) => return Err(failed),
                         PrefillEnd::Refused => silent_at = Some(now + SAME_REFUSAL_TIMEOUT),
-                        // An answer that is not streamed comes at its end.
-                        PrefillEnd::Taken if self.plan.is_stream => {
-                            silent_at = Some(now + self.settings.transfer_timeout);
+                        PrefillEnd::Taken => {
+                            end_prefill(computing, now);
+                            // An answer that is not streamed comes at its end.
+                            if self.plan.is_stream {
+                                silent_at = Some(now + self.settings.transfer_timeout);
+                            }
                         }
-                        PrefillEnd::Taken => {}
                     }
                 }
                 () = tokio::time::sleep_until(next_check.into()) => {}
             }
         }
+    }
+}
+
+/// The prefill worker has computed the prompt, and has no more to do for the request.
+fn end_prefill(computing: &mut Option<Running>, now: Instant) {
+    if let Some(mut computing) = computing.take() {
+        computing.on_first_token(now);
     }
 }

@@ -7,6 +7,7 @@ use prometheus::IntGaugeVec;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
+use super::room::GroupLoad;
 use crate::fleet::Members;
 use crate::ids::Model;
 use crate::observe;
@@ -14,7 +15,7 @@ use crate::queue::{ClassStatus, Settings};
 
 /// Loads that were read already: models with the same workers share them, and each worker is read once. Each entry keeps
 /// its members, so that their address stays theirs.
-pub(super) type Loads = FxHashMap<*const Members, (Arc<Members>, (u64, usize))>;
+pub(super) type Loads = FxHashMap<*const Members, (Arc<Members>, GroupLoad)>;
 
 impl Queues {
     pub(super) fn export(&self) {
@@ -50,7 +51,7 @@ impl Queues {
         loads: &mut Loads,
     ) {
         let metrics = &self.metrics;
-        let mut tokens = 0;
+        let (mut requests, mut tokens) = (0, 0);
         for class in &settings.classes {
             let status = waiting.iter().find(|(name, _)| *name == class.name);
             let status = status.map(|(_, status)| status);
@@ -64,34 +65,23 @@ impl Queues {
             );
             set(&metrics.tokens, status.map_or(0, |status| status.tokens));
             set(&metrics.bytes, status.map_or(0, |status| status.bytes));
+            requests += status.map_or(0, |status| status.requests);
             tokens += status.map_or(0, |status| status.tokens);
         }
+        let load = self.load_of(model, loads);
         let saturation = metrics.saturation.with_label_values(&[model.as_ref()]);
-        saturation.set(self.saturation(model, tokens, settings, loads));
+        saturation.set(load.saturation((requests, tokens), settings));
     }
 
-    /// Waiting tokens here and at the workers, by what the workers may have.
-    pub(super) fn saturation(
-        &self,
-        model: &Model,
-        waiting: u64,
-        settings: &Settings,
-        loads: &mut Loads,
-    ) -> f64 {
-        let (queued, workers) = self.load_of(model, loads);
-        let bound = settings.max_worker_queued_tokens.max(1) as f64 * workers.max(1) as f64;
-        (waiting + queued) as f64 / bound
-    }
-
-    /// Queued tokens of a model's workers, and how many they are.
-    pub(super) fn load_of(&self, model: &Model, loads: &mut Loads) -> (u64, usize) {
+    /// What a model's workers have.
+    pub(super) fn load_of(&self, model: &Model, loads: &mut Loads) -> GroupLoad {
         let snapshot = self.fleet.snapshot();
         let Some(group) = snapshot.models.get(model) else {
-            return (0, 0);
+            return GroupLoad::default();
         };
         let (_, load) = loads
             .entry(Arc::as_ptr(&group.members))
-            .or_insert_with(|| (group.members.clone(), self.workers_of(group).queued()));
+            .or_insert_with(|| (group.members.clone(), self.workers_of(group).load()));
         *load
     }
 

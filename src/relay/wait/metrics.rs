@@ -25,7 +25,8 @@ metric_table! {
         pub(super) saturation: real_gauges "warmroute_saturation_ratio" ["model"]
             "Uncached prompt tokens that wait in the router and at a model's workers, of all replicas there, by what \
              the workers may have before requests wait (queue.max_worker_queued_tokens, or its default without a \
-             queue). More than 1: the workers are busy. Without a worker, as if there were one.",
+             queue); or the requests there by the workers' slots, where these are known and that is more. More than \
+             1: the workers are busy. Without a worker, as if there were one.",
         wait: histograms "warmroute_queue_wait_seconds" ["model", "class"] in WAIT_SECONDS
             "How long requests have waited in the router, released or refused.",
         refusals: counters "warmroute_queue_refusals_total" ["model", "class", "reason"]

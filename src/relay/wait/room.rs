@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
@@ -32,13 +33,22 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// Prompt tokens that the workers have not computed yet, and the number of workers.
-    pub(super) fn queued(&self) -> (u64, usize) {
-        let queued = self
-            .workers
-            .iter()
-            .map(|worker| worker.load.queued_tokens());
-        (queued.sum(), self.workers.len())
+    /// What the workers have now, of all replicas.
+    pub(super) fn load(&self) -> GroupLoad {
+        let mut load = GroupLoad {
+            workers: self.workers.len(),
+            ..GroupLoad::default()
+        };
+        for worker in self.workers {
+            load.ranks += u64::from(worker.ranks());
+            load.queued_tokens += worker.load.queued_tokens();
+            load.requests += u64::from(worker.load.requests());
+            if let Some(slots) = worker.known_slots() {
+                load.known_slots += u64::from(slots);
+                load.with_known_slots += 1;
+            }
+        }
+        load
     }
 
     /// Whether any of them may get a request.
@@ -55,12 +65,50 @@ impl<'a> Workers<'a> {
     }
 }
 
+/// What the workers that compute a model's prompts have together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GroupLoad {
+    pub(super) workers: usize,
+    /// Dp ranks of all of them.
+    ranks: u64,
+    /// Prompt tokens that they have not computed yet.
+    pub(super) queued_tokens: u64,
+    requests: u64,
+    /// Slots of the workers of which they are known.
+    known_slots: u64,
+    /// How many workers these are.
+    with_known_slots: usize,
+}
+
+impl GroupLoad {
+    /// What they have, and requests that wait for them with so many tokens, by what they may have: of tokens or of requests,
+    /// of which there is more. 1: all of them are busy. No worker counts as one.
+    pub(super) fn saturation(&self, (requests, tokens): (u32, u64), settings: &Settings) -> f64 {
+        let ranks = self.ranks.max(1) as f64;
+        let max_tokens = settings.max_worker_queued_tokens.max(1) as f64 * ranks;
+        let of_tokens = (tokens + self.queued_tokens) as f64 / max_tokens;
+        if self.with_known_slots == 0 {
+            return of_tokens;
+        }
+        // A worker whose slots are not known yet has as many as the others.
+        let slots = self.known_slots as f64 / self.with_known_slots as f64 * self.workers as f64;
+        let of_requests = (u64::from(requests) + self.requests) as f64 / slots.max(1.0);
+        of_tokens.max(of_requests)
+    }
+}
+
+/// A worker that has so many prompt tokens to compute has no room for more.
+fn max_queued_tokens(worker: &Worker, settings: &Settings) -> u64 {
+    let of_rank = settings.max_worker_queued_tokens;
+    of_rank.saturating_mul(worker.ranks().into())
+}
+
 /// Whether a worker that was promised so much has room for one more request, and nobody waits for it.
 pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
     let queued = worker.load.queued_tokens() + promise.all.queued_tokens;
     let slots = worker.free_slots();
     promise.waiting.requests == 0
-        && queued < settings.max_worker_queued_tokens
+        && queued < max_queued_tokens(worker, settings)
         && slots.is_none_or(|slots| slots > promise.all.requests)
 }
 
@@ -95,8 +143,9 @@ impl Rooms {
             }
             let load = &worker.load;
             rooms.computed_tokens += load.computed_tokens();
+            rooms.room.counted_workers ^= xxh3_64(&worker.id.0.to_le_bytes());
             let queued = load.queued_tokens();
-            if queued >= settings.max_worker_queued_tokens
+            if queued >= max_queued_tokens(worker, settings)
                 && stalled.is_stalled(worker.id, settings, now)
             {
                 rooms.stalled.push(worker.id);
@@ -195,5 +244,89 @@ impl Stalled {
     fn is_stalled(&self, worker: WorkerId, settings: &Settings, now: Instant) -> bool {
         let seen = self.by_worker.get(&worker);
         seen.is_some_and(|seen| now.saturating_duration_since(seen.since) >= settings.stale_after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Member;
+    use crate::fleet::events::{Endpoint, Events};
+    use crate::fleet::in_flight::InFlight;
+    use crate::fleet::load::LoadReport;
+    use crate::fleet::registry::tests::{member, registry};
+    use crate::observe;
+
+    #[test]
+    fn workers_are_saturated_by_what_they_have_to_compute_or_by_their_requests() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let load = GroupLoad {
+            workers: 4,
+            ranks: 4,
+            queued_tokens: 800,
+            requests: 64,
+            ..GroupLoad::default()
+        };
+        let saturation = |load: &GroupLoad| load.saturation((16, 200), &settings);
+        assert_eq!(saturation(&load), 0.25);
+        // Two of them are known to have 20 slots each, so there are 80.
+        let slots = GroupLoad {
+            known_slots: 40,
+            with_known_slots: 2,
+            ..load
+        };
+        assert_eq!(saturation(&slots), 1.0);
+        let computing = GroupLoad {
+            queued_tokens: 7_800,
+            ..slots
+        };
+        assert_eq!(saturation(&computing), 2.0);
+        let ranked = GroupLoad {
+            ranks: 16,
+            ..computing
+        };
+        assert_eq!(saturation(&ranked), 1.0);
+    }
+
+    #[test]
+    fn a_worker_has_the_room_of_all_its_ranks() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        for (ranks, most) in [(1, 1_000), (4, 4_000)] {
+            let endpoint = Endpoint::Zmq {
+                publisher: "tcp://*:5557".to_owned(),
+                replay: None,
+                topic: String::new(),
+            };
+            let listed = Member {
+                events: Events::At(vec![endpoint; ranks]),
+                ..member("a")
+            };
+            let fleet = registry(&[]);
+            fleet.set_members("static", vec![listed]);
+            let worker = fleet.snapshot().workers[0].worker.clone();
+            let is_open = || has_room(&worker, &settings, Promise::default());
+            let first = InFlight::new(worker.clone(), most - 1, 0);
+            assert!(is_open(), "{ranks}");
+            let last = InFlight::new(worker.clone(), 1, 0);
+            assert!(!is_open(), "{ranks}");
+            drop((first, last));
+            assert_eq!(worker.slots() as usize, 256 * ranks);
+            // Slots that were seen are those of all ranks.
+            for _ in 0..4 {
+                worker.load.report(LoadReport {
+                    at: observe::now(),
+                    running: 64,
+                    waiting: 3,
+                    kv_usage: 0.0,
+                });
+            }
+            assert_eq!(worker.slots(), 64, "{ranks}");
+        }
     }
 }

@@ -129,6 +129,15 @@ impl Grant {
         let (of, chosen) = self.chosen.take()?;
         Arc::ptr_eq(&of, group).then_some(chosen)
     }
+
+    /// What workers are promised, without what this promises.
+    pub(in crate::relay) fn others(&self, promised: &Promised) -> Promised {
+        let mut others = promised.clone();
+        for (owner, promise) in &self.promises {
+            others.remove(*owner, *promise);
+        }
+        others
+    }
 }
 
 impl Drop for Grant {

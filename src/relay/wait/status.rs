@@ -22,7 +22,8 @@ struct ModelRow {
     workers: usize,
     /// Prompt tokens that they have accepted and not computed yet, of all replicas.
     queued_tokens: u64,
-    /// Waiting tokens of all replicas at the workers and of this one here, by what the workers may have.
+    /// What the workers have, of all replicas, and what waits here, by what they may have: of prompt tokens to compute or of
+    /// requests, of which there is more.
     saturation: f64,
     waiting: u32,
     /// Measured the last time that all workers were busy.
@@ -123,12 +124,13 @@ impl Queues {
                     None => Vec::new(),
                 });
             let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
-            let (queued_tokens, workers) = self.load_of(&model, &mut loads);
+            let waiting = classes.iter().map(|(_, class)| class.requests).sum();
+            let load = self.load_of(&model, &mut loads);
             ModelRow {
-                workers,
-                queued_tokens,
-                saturation: self.saturation(&model, tokens, &shown, &mut loads),
-                waiting: classes.iter().map(|(_, class)| class.requests).sum(),
+                workers: load.workers,
+                queued_tokens: load.queued_tokens,
+                saturation: load.saturation((waiting, tokens), &shown),
+                waiting,
                 tokens_per_second_and_worker: rate.map(|rate| rate as u64),
                 classes: classes
                     .into_iter()

@@ -72,6 +72,27 @@ fn each_worker_is_chosen_for_its_own_cached_prefix() {
 }
 
 #[test]
+fn a_pairs_decode_worker_is_explained_as_it_was_chosen() {
+    let prefill = Table::new(&[(true, 3, 9_000, 0)]);
+    let (routing, asked) = (Routing::default(), request(4_000));
+    for in_gpu in [0, 3_900] {
+        let decode = Table::new(&[(true, 9, 1_000, in_gpu)]);
+        let any = |_, _| true;
+        let pair = decide(&SETTINGS, &routing, &asked, &prefill, &decode, any).unwrap();
+        let costs = Costs::new(&routing, &asked, &decode);
+        let (state, cached) = (&decode.states[0], &decode.cached[0]);
+        let leg = match pair.prefill {
+            Ok(leg) => leg.expected,
+            Err(_) => Expected::default(),
+        };
+        let (new_tokens, terms, expected) = explain_decode(&SETTINGS, &costs, state, cached, &leg);
+        assert_eq!(new_tokens, pair.decode.new_tokens);
+        assert_eq!(terms.sum(), pair.decode.cost);
+        assert_eq!(expected, pair.decode.expected);
+    }
+}
+
+#[test]
 fn a_decode_worker_computes_a_short_rest_itself() {
     let prefill = Table::new(&[(true, 0, 0, 0)]);
     let lacking = |tokens: u32| Table::new(&[(true, 0, 0, 4_000 - tokens), (true, 0, 0, 0)]);

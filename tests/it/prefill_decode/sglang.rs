@@ -260,6 +260,35 @@ async fn a_client_that_leaves_closes_both_legs() {
 }
 
 #[tokio::test]
+async fn a_prompt_whose_blocks_were_fetched_counts_at_its_prefill_worker_no_more() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    pairs.decodes[0].fault(Fault::Silent);
+    let fields = ["requests", "queued_tokens", "context_tokens"];
+    let counts = async || {
+        let page = client::get(pairs.router.admin, "/fleet").await.json();
+        let workers = page["workers"].as_array().unwrap().clone();
+        ["prefill", "decode"].map(|role| {
+            let row = workers.iter().find(|row| row["role"] == role).unwrap();
+            fields.map(|field| row[field].as_u64().unwrap())
+        })
+    };
+    for is_stream in [false, true] {
+        let body = chat("x", is_stream).to_string();
+        let asking = client::try_open(pairs.router.api, "POST", PATH, &[], body);
+        let is_over_at_prefill = async || {
+            let [prefill, decode] = counts().await;
+            decode[2] > 0 && prefill == [0; 3]
+        };
+        tokio::select! {
+            _ = asking => panic!("the decode worker does not answer"),
+            () = eventually("the decode worker alone counts it", is_over_at_prefill) => {}
+        }
+        pairs.nothing_stays_open().await;
+        eventually("neither counts it", async || counts().await == [[0; 3]; 2]).await;
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_cannot_be_split_is_refused_with_the_reason_or_goes_to_a_whole_worker() {
     let pairs = Pairs::start(1, 1).await.up().await;
     let mut several = chat("x", false);

@@ -104,6 +104,15 @@ async fn a_request_waits_for_the_worker_with_its_prefix_while_others_pass_it() {
         seen().await == [(warm.clone(), 1)]
     })
     .await;
+    // A decision is explained behind it, as it is made.
+    eventually("it counts behind the one that runs", async || {
+        let other = chat("another", 1, false);
+        let page = cluster.post_admin("/explain", &other).await.json();
+        let mut rows = page["workers"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["worker"] == warm.as_str()).unwrap();
+        row["requests"] == 2 && row["load"]["own"]["requests"] == 1
+    })
+    .await;
     blockers.clear();
     let answer = follower.answer().await;
     assert_eq!(worker_of(answer.header("x-warmroute-decision")), warm);

@@ -6,6 +6,7 @@ use warmroute::fleet::ResponsesApi;
 use super::{CHAT, block, cluster, row, send, wait, waiting};
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::patience::too_long;
 use crate::stub::Stub;
 
 /// It would stand in the engine before everybody else: what an engine runs that says nothing of it is as much as most run.
@@ -66,6 +67,25 @@ async fn a_request_waits_until_a_worker_has_room() {
             .await,
         1.0
     );
+}
+
+#[tokio::test]
+async fn a_request_whose_prompt_is_only_counted_does_not_wait_and_counts_as_no_prompt() {
+    let cluster = cluster(1, |_| {}).await;
+    let _blocker = block(&cluster, "busy ").await;
+    let body = chat("hello", 1, false);
+    for path in ["/tokenize", "/v1/messages/count_tokens"] {
+        let asked = tokio::time::timeout(too_long(), cluster.post_decided(path, &body));
+        let (answer, _) = asked.await.expect("it does not wait");
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let decision = answer.header("x-warmroute-decision");
+        assert!(decision.contains("; prompt_tokens=0;"), "{decision}");
+        assert!(!decision.contains("queue_ms"), "{decision}");
+    }
+    let waits = cluster
+        .metric("warmroute_queue_wait_seconds_count", &[])
+        .await;
+    assert_eq!(waits, 0.0);
 }
 
 #[tokio::test]

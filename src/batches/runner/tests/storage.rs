@@ -8,13 +8,16 @@ use std::{fs, mem};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use super::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use super::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::line::Flavor;
 use crate::batches::routes::BatchEndpoint;
+use crate::batches::service::key_of;
 use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::batches::storage_identity::StorageId;
 use crate::http::drain::Tasks;
 use crate::http::tls;
+use crate::ids::Tenant;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -114,6 +117,31 @@ async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
 #[tokio::test]
 async fn a_replica_whose_mount_is_lost_leaves_its_shards_to_others() {
     assert_left_to_others(|folder| fs::create_dir(folder).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_shard_whose_results_are_not_written_has_not_ended() {
+    let mut shared = Shared::new();
+    let (storage, folder, _temporary) = storage_in_a_folder();
+    shared.storage = storage;
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines(FULL_MODEL)[..3]).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    // It has read its shard, and its first trial is over.
+    until_shown(&replica, "warmroute_batch_lines_waiting 3").await;
+    until_usable(&replica, "delete", 1).await;
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "no folder").unwrap();
+    replica.engines.is_open.store(true, Relaxed);
+    let answered = "warmroute_batch_lines_total{outcome=\"completed\"} 3";
+    until_shown(&replica, answered).await;
+    let cancel = BatchEndpoint::Cancel(id.to_owned());
+    replica.answer(&cancel, String::new()).await;
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
+    assert_eq!(record.returned, [0]);
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +30,8 @@ use crate::store::memory::Memory;
 use crate::store::{OpenStore, RetentionSettings};
 
 pub(super) const LINES: usize = 600;
+/// A model that has no room for any line until [`Engines::is_open`] is set.
+pub(super) const FULL_MODEL: &str = "full";
 const CALLER: &str = "default";
 
 /// Engines that answer each line at once, and refuse those that ask for it.
@@ -38,6 +40,8 @@ pub(super) struct Engines {
     pub(super) answered: AtomicU32,
     /// They have no room for any line.
     pub(super) is_full: bool,
+    /// There is room for [`FULL_MODEL`].
+    pub(super) is_open: AtomicBool,
     /// As [`SendLine::tokens_queued_max`] has it.
     pub(super) tokens_max: Option<u64>,
 }
@@ -60,9 +64,10 @@ impl SendLine for Engines {
         })
     }
 
-    fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
+    fn room(&self, model: &str, _: &LinesByWorker) -> SpareRoom {
+        let is_full = self.is_full || (model == FULL_MODEL && !self.is_open.load(Relaxed));
         SpareRoom {
-            requests: if self.is_full { 0 } else { 50 },
+            requests: if is_full { 0 } else { 50 },
             prompt_tokens: 100_000,
             workers: 1,
         }
@@ -73,7 +78,8 @@ impl SendLine for Engines {
     }
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
-        (model != "m").then(|| ("model_not_found".to_owned(), "no".to_owned()))
+        let exists = ["m", FULL_MODEL].contains(&model);
+        (!exists).then(|| ("model_not_found".to_owned(), "no".to_owned()))
     }
 
     fn tokens_queued_max(&self, _: &str) -> Option<u64> {
@@ -294,6 +300,10 @@ impl Replica {
 }
 
 pub(super) fn lines(model: &str) -> Vec<String> {
+    lines_of(model, LINES)
+}
+
+pub(super) fn lines_of(model: &str, count: usize) -> Vec<String> {
     let line = |number: usize| {
         let body = json!({"model": model, "prompt": number.to_string()});
         json!({
@@ -304,7 +314,7 @@ pub(super) fn lines(model: &str) -> Vec<String> {
         })
         .to_string()
     };
-    (0..LINES).map(line).collect()
+    (0..count).map(line).collect()
 }
 
 pub(super) fn has_ended(batch: &Value) -> bool {

@@ -52,6 +52,8 @@ impl Workers {
         let mut all = 0..self.loads.len();
         Room {
             workers: self.loads.len() as u32,
+            // They are the same all the time.
+            counted_workers: 0,
             is_full: !all.any(|worker| self.has_room(worker, max_queued_tokens)),
             queued_tokens: self.loads.iter().map(|load| load.queued_tokens).sum(),
             rate: (1.0 / self.mean_prompt_token) as u64,
