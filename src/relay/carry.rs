@@ -71,7 +71,7 @@ impl Relay {
         failed.exclude_all(earlier_cuts.excluded());
         let rules = Rules {
             deadline: job.context.started + self.settings().request_timeout,
-            waits_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
+            looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
             may_give_up_transfers: self.chooser().may_give_up_transfers(),
         };

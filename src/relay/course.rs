@@ -101,8 +101,8 @@ pub(super) struct Judgement {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) deadline: Instant,
-    /// Before its first attempt it waits for room.
-    pub(super) waits_for_room: bool,
+    /// Before its first attempt it looks for room; where there is a queue, it waits for that.
+    pub(super) looks_for_room: bool,
     /// It has one attempt and no more.
     pub(super) is_only_one: bool,
     /// It may go on without a prefill worker.
@@ -158,7 +158,7 @@ impl Course {
 
     /// What comes next for a request that was not sent, as the chosen worker cannot have it, or whose next attempt is due.
     pub(super) fn next(&mut self, now: Instant) -> Step {
-        if self.count == 0 && self.rules.waits_for_room {
+        if self.count == 0 && self.rules.looks_for_room {
             return Step::FindRoom;
         }
         self.on_room(now)

@@ -202,7 +202,7 @@ impl Relay {
         let settings = self.queue()?;
         let class = settings.class_of(standing.priority);
         let queue = self.queues().get(&plan.group.model);
-        let (is_free, _) = self.look_for_room(plan, &FailedWorkers::default(), settings);
+        let is_free = self.has_room(plan, settings);
         let is_up = self.has_usable_worker(&plan.group.model, observe::now());
         let own_wait = settings.classes[class].max_wait;
         let (waits_for, max_wait) = if is_up {

@@ -105,7 +105,7 @@ impl NextAnswer {
         relay.renew(&mut self.plan);
         let rules = Rules {
             deadline: self.deadline,
-            waits_for_room: false,
+            looks_for_room: false,
             is_only_one: false,
             // The rest of a stream goes without a transfer from the start.
             may_give_up_transfers: false,

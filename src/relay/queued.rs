@@ -50,6 +50,11 @@ impl Waits {
         goes_on
     }
 
+    /// Whether it may wait (again): it was not released, and has not waited in vain too often.
+    fn may_go_on(&self) -> bool {
+        self.grant.is_none() && self.count < MAX_WAITS
+    }
+
     pub(super) fn take_grant(&mut self) -> Option<Box<Grant>> {
         self.grant.take()
     }
@@ -196,13 +201,15 @@ impl Relay {
         failed: &FailedWorkers,
         waits: Option<&mut Waits>,
     ) -> Result<Option<Chosen>, Error> {
+        let promised = self.queues().promised();
+        let promised = promised.as_deref();
         let line = job.context.kind.batch_line();
-        let for_line = line.and_then(|line| self.find_for_line(line, plan, failed));
-        let Some(waits) = waits else {
+        let for_line = line.and_then(|line| self.find_for_line(line, plan, failed, promised));
+        let Some(waits) = waits.filter(|waits| waits.may_go_on()) else {
             return Ok(for_line);
         };
-        let (may_pass, chosen) = self.may_pass(plan, failed, waits, for_line);
-        if may_pass {
+        let chosen = for_line.or_else(|| self.choose_behind(plan, failed, promised));
+        if self.may_pass(plan, chosen.as_ref(), promised, &waits.settings) {
             return Ok(chosen);
         }
         // Boxed, so that requests that do not wait do not carry the state of a wait.
@@ -216,72 +223,54 @@ impl Relay {
         line: &BatchLine,
         plan: &Plan,
         failed: &FailedWorkers,
+        promised: Option<&Promised>,
     ) -> Option<Chosen> {
         let full = self.full_beside_people(&plan.group, &line.running());
         let failed = failed.without(&full.decode, &full.prefill);
-        let prefixes = self.chooser().cached_prefixes(plan, PREFIX_CANDIDATES);
-        let promised = self.queues().promised();
-        let promised = promised.as_deref();
-        let chosen =
-            self.chooser()
-                .choose_once(plan, &prefixes, observe::now(), &failed, promised)?;
+        let chosen = self.choose_behind(plan, &failed, promised)?;
         // Those that have room may be no pair.
         let is_whole = matches!(chosen.1, Split::Whole(_));
         let lacks_pair = is_whole && matches!(plan.legs, Some(Ok(_))) && full.has_any();
         (!lacks_pair).then_some(chosen)
     }
 
-    /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least, or
-    /// where it was `chosen` to go.
+    /// Where a request would be sent now, behind what is promised.
+    fn choose_behind(
+        &self,
+        plan: &Plan,
+        failed: &FailedWorkers,
+        promised: Option<&Promised>,
+    ) -> Option<Chosen> {
+        let chooser = self.chooser();
+        let prefixes = chooser.cached_prefixes(plan, PREFIX_CANDIDATES);
+        chooser.choose_once(plan, &prefixes, observe::now(), failed, promised)
+    }
+
+    /// Whether a request with this plan would be sent at once.
+    pub(super) fn has_room(&self, plan: &Plan, settings: &Settings) -> bool {
+        let promised = self.queues().promised();
+        let promised = promised.as_deref();
+        let chosen = self.choose_behind(plan, &FailedWorkers::default(), promised);
+        self.may_pass(plan, chosen.as_ref(), promised, settings)
+    }
+
+    /// Whether a request may be sent at once where it was `chosen` to go: there is room, behind what is promised to that
+    /// worker. A request whose prompt is not computed needs none.
     fn may_pass(
         &self,
         plan: &Plan,
-        failed: &FailedWorkers,
-        waits: &Waits,
-        chosen: Option<Chosen>,
-    ) -> (bool, Option<Chosen>) {
-        if waits.grant.is_some() || waits.count >= MAX_WAITS {
-            return (true, chosen);
-        }
-        match chosen {
-            Some(chosen) => {
-                let may_pass = self.may_pass_to(plan, &chosen, &waits.settings);
-                (may_pass, Some(chosen))
-            }
-            None => self.look_for_room(plan, failed, &waits.settings),
-        }
-    }
-
-    pub(super) fn look_for_room(
-        &self,
-        plan: &Plan,
-        failed: &FailedWorkers,
+        chosen: Option<&Chosen>,
+        promised: Option<&Promised>,
         settings: &Settings,
-    ) -> (bool, Option<Chosen>) {
-        let prefixes = self.chooser().cached_prefixes(plan, PREFIX_CANDIDATES);
-        let promised = self.queues().promised();
-        let promised = promised.as_deref();
-        let chosen = self
-            .chooser()
-            .choose_once(plan, &prefixes, observe::now(), failed, promised);
-        let may_pass = match &chosen {
-            Some(chosen) => self.may_pass_to(plan, chosen, settings),
+    ) -> bool {
+        let Some(chosen) = chosen else {
             // None of the workers takes it, for what it is: that is answered at once. If none is up, it waits for one.
-            None => settings.no_worker_timeout.is_zero() || self.queues().is_up(&plan.group),
+            return settings.no_worker_timeout.is_zero() || self.queues().is_up(&plan.group);
         };
-        (may_pass, chosen)
-    }
-
-    /// Whether there is room at the chosen worker, behind what is promised to it. A request whose prompt is not
-    /// computed needs none.
-    fn may_pass_to(&self, plan: &Plan, chosen: &Chosen, settings: &Settings) -> bool {
-        if !plan.api.computes_prompt() {
-            return true;
-        }
         let worker = plan.group.worker(chosen::computes(chosen).index);
-        let promised = self.queues().promised();
-        self.queues()
-            .may_pass(settings, &plan.group.model, worker, promised.as_deref())
+        let queues = self.queues();
+        !plan.api.computes_prompt()
+            || queues.may_pass(settings, &plan.group.model, worker, promised)
     }
 
     /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the

@@ -298,15 +298,10 @@ impl Relay {
             let numbers: Vec<WorkerNumbers> = usable.map(|(_, numbers)| numbers).collect();
             numbers
         };
-        let is_split = self.splits(group);
-        let decode = usable(if is_split {
-            WorkerPart::Decode
-        } else {
-            WorkerPart::Whole
-        });
+        let decode = usable(self.decode_part(group));
         let has_people = decode.iter().any(WorkerNumbers::has_people);
         let mut room = SpareRoom::of_workers(&decode, has_people);
-        if is_split {
+        if self.splits(group) {
             let prefill = SpareRoom::of_workers(&usable(WorkerPart::Prefill), has_people);
             room = SpareRoom::of_pairs(prefill, room);
         }
@@ -325,22 +320,25 @@ impl Relay {
             let full = usable.filter(|(_, numbers)| numbers.is_full_beside_people());
             full.map(|(id, _)| id).collect()
         };
-        if self.splits(group) {
-            FullWorkers {
-                prefill: full(WorkerPart::Prefill),
-                decode: full(WorkerPart::Decode),
-            }
-        } else {
-            FullWorkers {
-                prefill: Vec::new(),
-                decode: full(WorkerPart::Whole),
-            }
+        let prefill = self.splits(group).then(|| full(WorkerPart::Prefill));
+        FullWorkers {
+            prefill: prefill.unwrap_or_default(),
+            decode: full(self.decode_part(group)),
         }
     }
 
     /// Whether the requests of a group are split over a prefill and a decode worker.
     fn splits(&self, group: &Group) -> bool {
         self.prefill_decode().is_some() && !group.prefill_workers().is_empty()
+    }
+
+    /// What is asked of the workers of a group that generate answers.
+    fn decode_part(&self, group: &Group) -> WorkerPart {
+        if self.splits(group) {
+            WorkerPart::Decode
+        } else {
+            WorkerPart::Whole
+        }
     }
 
     /// The workers of a group that do a part and that circuit breakers admit, with what is known of them.

@@ -29,7 +29,7 @@ fn rig(max_attempts: u32, change: impl FnOnce(&mut Rules)) -> Rig {
     let now = crate::observe::now();
     let mut rules = Rules {
         deadline: now + Duration::from_secs(60),
-        waits_for_room: false,
+        looks_for_room: false,
         is_only_one: false,
         may_give_up_transfers: false,
     };
@@ -331,8 +331,8 @@ fn a_retry_is_owed_once_unless_it_costs_nothing() {
 }
 
 #[test]
-fn a_request_waits_for_room_before_its_first_attempt_only() {
-    let mut rig = rig(2, |rules| rules.waits_for_room = true);
+fn a_request_looks_for_room_before_its_first_attempt_only() {
+    let mut rig = rig(2, |rules| rules.looks_for_room = true);
     let now = rig.now;
     let send = Step::Send {
         at: now,
