@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Queues;
-use super::room::Rooms;
-use super::shared_queue::{Gone, Placed, SharedQueue, Waiter};
-use crate::fleet::Snapshot;
+use super::room::{Rooms, Workers};
+use super::shared_queue::{Gone, Promises, Release, SharedQueue, Waiter};
+use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::queue::{Look, Settings};
@@ -115,7 +116,7 @@ impl Queues {
         rooms: &mut Rooms,
         promised: &mut Promised,
         Looking { now, time_left }: Looking,
-    ) -> (Look, Option<Placed>) {
+    ) -> (Look, Option<Release>) {
         let Some(group) = snapshot.models.get(&waiter.model) else {
             return (Look::Wait, None);
         };
@@ -123,12 +124,7 @@ impl Queues {
         let placed = match &waiter.placing {
             Some(placing) => placing(now, promised, &rooms.stalled),
             // It has to be planned first, which it does once a worker has room.
-            None => {
-                let mut usable = workers.usable(now);
-                let is_open = usable.any(|worker| rooms.is_open(worker, settings, promised));
-                let look = if is_open { Look::Send } else { Look::Wait };
-                return (look, None);
-            }
+            None => return look_unplanned(workers, waiter.tokens, settings, rooms, promised, now),
         };
         let Some(placed) = placed else {
             // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
@@ -154,8 +150,40 @@ impl Queues {
         }
         if is_sent {
             rooms.on_promised(worker, settings, promised);
-            return (Look::Send, Some(placed));
+            return (Look::Send, Some(placed.into()));
         }
         (Look::Wait, None)
     }
+}
+
+/// Looks at a request that is planned only when it is released. So that no more of these are released than there is room for,
+/// its prompt of so many tokens is promised to the worker with room, or else to any, that has the least to compute.
+fn look_unplanned(
+    workers: Workers<'_>,
+    tokens: u64,
+    settings: &Settings,
+    rooms: &mut Rooms,
+    promised: &mut Promised,
+    now: Instant,
+) -> (Look, Option<Release>) {
+    let by_room = |worker: &Worker| {
+        let queued = worker.load.queued_tokens() + promised.of(worker.id).all.queued_tokens;
+        (!rooms.is_open(worker, settings, promised), queued)
+    };
+    let Some(worker) = workers.usable(now).min_by_key(|worker| by_room(worker)) else {
+        return (Look::Wait, None);
+    };
+    let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+    let promise = LoadShare::of_request(tokens, tokens);
+    if !rooms.is_open(worker, settings, promised) {
+        promised.add_waiting(worker.id, promise);
+        return (Look::Wait, None);
+    }
+    promised.add(worker.id, promise);
+    rooms.on_promised(worker, settings, promised);
+    let release = Release {
+        promises: Promises::from_iter([(worker.id, promise)]),
+        chosen: None,
+    };
+    (Look::Send, Some(release))
 }
