@@ -58,6 +58,8 @@ pub enum Look {
     TooLate(Duration),
     /// It waits on for its worker.
     Wait,
+    /// It waits on for the worker where it was seen to wait, without another look.
+    PassOver,
     /// No worker has room for anybody.
     Full,
 }

@@ -341,6 +341,33 @@ fn who_waits_for_one_worker_is_passed_by_who_waits_for_another_and_only_so_many_
 }
 
 #[test]
+fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_turn() {
+    let room = Room {
+        is_full: false,
+        ..FULL
+    };
+    // All before this one are known to wait.
+    let released = |first: u64| {
+        let mut rig = Rig::new(|_| {});
+        for _ in 0..=PASSED_OVER_MAX {
+            rig.enter(|_| {}).unwrap();
+        }
+        let look = |number: &u64, _| {
+            if *number < first {
+                Look::PassOver
+            } else {
+                Look::Send
+            }
+        };
+        let left = rig.advance_with(room, look);
+        left.first().map(|(number, _)| *number)
+    };
+    let max = PASSED_OVER_MAX as u64;
+    assert_eq!(released(max), Some(max));
+    assert_eq!(released(max + 1), None);
+}
+
+#[test]
 fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
     let mut rig = Rig::new(|_| {});
     for _ in 0..4 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Queues;
 use super::room::{Rooms, Workers};
-use super::shared_queue::{Gone, Promises, Release, SharedQueue, Waiter};
+use super::shared_queue::{Gone, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker};
@@ -19,6 +19,12 @@ use crate::relay::choose::promised::Promised;
 const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
+
+/// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
+/// seen to wait for a worker that is still full is passed over.
+const LOOKED_AT_IN_ORDER: usize = 16;
+/// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at all that may be.
+const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
 
 /// When a waiting request is looked at.
 #[derive(Clone, Copy)]
@@ -88,7 +94,8 @@ impl Queues {
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
     /// before. It leaves if that worker has room and nobody before it waits for it. Promises are made anew each time, so a
-    /// worker that becomes free gets what is best there.
+    /// worker that becomes free gets what is best there; only those who stand behind many others and wait for a full
+    /// worker keep theirs for a while.
     fn advance(
         &self,
         queue: &SharedQueue,
@@ -99,10 +106,15 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut rooms = self.rooms(&queue.models(), settings, promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
+        let mut looked = 0;
         queue.advance(now, room, computed, |waiter, time_left| {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
+            if looked >= LOOKED_AT_IN_ORDER && pass_over(waiter, &rooms, promised, now) {
+                return (Look::PassOver, None);
+            }
+            looked += 1;
             let looking = Looking { now, time_left };
             self.look(&snapshot, waiter, settings, &mut rooms, promised, looking)
         })
@@ -124,7 +136,7 @@ impl Queues {
         let placed = match &waiter.placing {
             Some(placing) => placing(now, promised, &rooms.stalled),
             // It has to be planned first, which it does once a worker has room.
-            None => return look_unplanned(workers, waiter.tokens, settings, rooms, promised, now),
+            None => return look_unplanned(workers, waiter, settings, rooms, promised, now),
         };
         let Some(placed) = placed else {
             // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
@@ -152,15 +164,37 @@ impl Queues {
             rooms.on_promised(worker, settings, promised);
             return (Look::Send, Some(placed.into()));
         }
+        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
+            at: now,
+            worker: worker.id,
+            promises: placed.promises,
+        });
         (Look::Wait, None)
     }
 }
 
-/// Looks at a request that is planned only when it is released. So that no more of these are released than there is room for,
-/// its prompt of so many tokens is promised to the worker with room, or else to any, that has the least to compute.
+/// Passes a request over that was looked at lately and waits for a worker that is still full: its promises are made
+/// again. False if the request is to be looked at.
+fn pass_over(waiter: &Waiter, rooms: &Rooms, promised: &mut Promised, now: Instant) -> bool {
+    let seen = waiter.waits_for.borrow();
+    let is_current = |waits_for: &&WaitsFor| {
+        let age = now.saturating_duration_since(waits_for.at);
+        age < PASSED_OVER_FOR && rooms.is_still_full(waits_for.worker)
+    };
+    let Some(waits_for) = seen.as_ref().filter(is_current) else {
+        return false;
+    };
+    for (owner, promise) in &waits_for.promises {
+        promised.add_waiting(*owner, *promise);
+    }
+    true
+}
+
+/// Looks at a request that is planned only when it is released. So that no more of these are released than there is
+/// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
 fn look_unplanned(
     workers: Workers<'_>,
-    tokens: u64,
+    waiter: &Waiter,
     settings: &Settings,
     rooms: &mut Rooms,
     promised: &mut Promised,
@@ -173,16 +207,22 @@ fn look_unplanned(
     let Some(worker) = workers.usable(now).min_by_key(|worker| by_room(worker)) else {
         return (Look::Wait, None);
     };
-    let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+    let tokens = u32::try_from(waiter.tokens).unwrap_or(u32::MAX);
     let promise = LoadShare::of_request(tokens, tokens);
+    let promises = Promises::from_iter([(worker.id, promise)]);
     if !rooms.is_open(worker, settings, promised) {
         promised.add_waiting(worker.id, promise);
+        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
+            at: now,
+            worker: worker.id,
+            promises,
+        });
         return (Look::Wait, None);
     }
     promised.add(worker.id, promise);
     rooms.on_promised(worker, settings, promised);
     let release = Release {
-        promises: Promises::from_iter([(worker.id, promise)]),
+        promises,
         chosen: None,
     };
     (Look::Send, Some(release))

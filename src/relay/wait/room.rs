@@ -189,6 +189,12 @@ impl Rooms {
         }
     }
 
+    /// Whether a worker that was full has no room yet. False for one that is not counted now.
+    pub(super) fn is_still_full(&self, worker: WorkerId) -> bool {
+        let is_counted = self.seen.contains(&worker) && !self.stalled.contains(&worker);
+        is_counted && !self.open.contains(&worker)
+    }
+
     /// A worker was promised something.
     pub(super) fn on_promised(
         &mut self,

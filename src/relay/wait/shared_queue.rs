@@ -1,5 +1,6 @@
 //! The queue of the models that share workers, as the I/O threads share it: entering, leaving, and being released.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -74,7 +75,17 @@ pub(super) struct Waiter {
     pub(super) tokens: u64,
     /// `None` for one whose model had no workers when it came: it plans anew.
     pub(super) placing: Option<Placing>,
+    /// `None` before it was first looked at.
+    pub(super) waits_for: RefCell<Option<WaitsFor>>,
     wake: oneshot::Sender<Woken>,
+}
+
+/// The worker for whose room a request was last seen to wait.
+pub(super) struct WaitsFor {
+    /// When it was looked at.
+    pub(super) at: Instant,
+    pub(super) worker: WorkerId,
+    pub(super) promises: Promises,
 }
 
 impl fmt::Debug for Waiter {
@@ -290,6 +301,7 @@ impl SharedQueue {
             model: model.clone(),
             tokens: request.tokens,
             placing: placing.take(),
+            waits_for: RefCell::default(),
             wake,
         };
         let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {
@@ -329,7 +341,7 @@ impl SharedQueue {
             .queue
             .advance(now, room, computed, |waiter, time_left| {
                 let (look, release) = look(waiter, time_left);
-                looked += usize::from(look == Look::Wait);
+                looked += usize::from(matches!(look, Look::Wait | Look::PassOver));
                 is_cut_short |= look == Look::Full;
                 if look == Look::Send {
                     releases.push(release);
