@@ -219,7 +219,7 @@ impl<T> Queue<T> {
         self.rate.update(now, computed, &room, is_busy);
         let mut left = Vec::new();
         self.expire(now, &mut left);
-        if room.is_full || room.workers == 0 {
+        if !room.has_any() || room.workers == 0 {
             return left;
         }
         let mut next = Next::new(&self.classes, &self.floors);

@@ -106,12 +106,14 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut rooms = self.rooms(&queue.models(), settings, promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
+        // Where decode workers alone have room, those that wait for prefill workers need no look each time.
+        let in_order = if room.is_full { 0 } else { LOOKED_AT_IN_ORDER };
         let mut looked = 0;
         queue.advance(now, room, computed, |waiter, time_left| {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
-            if looked >= LOOKED_AT_IN_ORDER && pass_over(waiter, &rooms, promised, now) {
+            if looked >= in_order && pass_over(waiter, &rooms, promised, now) {
                 return (Look::PassOver, None);
             }
             looked += 1;
@@ -153,17 +155,14 @@ impl Queues {
         if is_sent && time_left.is_some_and(|left| first_token > left) {
             return (Look::TooLate(first_token), None);
         }
-        for (owner, promise) in &placed.promises {
-            if is_sent {
-                promised.add(*owner, *promise);
-            } else {
-                promised.add_waiting(*owner, *promise);
-            }
-        }
         if is_sent {
+            for (owner, promise) in &placed.promises {
+                promised.add(*owner, *promise);
+            }
             rooms.on_promised(worker, settings, promised);
             return (Look::Send, Some(placed.into()));
         }
+        promised.add_waiting(&placed.promises);
         *waiter.waits_for.borrow_mut() = Some(WaitsFor {
             at: now,
             worker: worker.id,
@@ -184,9 +183,7 @@ fn pass_over(waiter: &Waiter, rooms: &Rooms, promised: &mut Promised, now: Insta
     let Some(waits_for) = seen.as_ref().filter(is_current) else {
         return false;
     };
-    for (owner, promise) in &waits_for.promises {
-        promised.add_waiting(*owner, *promise);
-    }
+    promised.add_waiting(&waits_for.promises);
     true
 }
 
@@ -211,7 +208,7 @@ fn look_unplanned(
     let promise = LoadShare::of_request(tokens, tokens);
     let promises = Promises::from_iter([(worker.id, promise)]);
     if !rooms.is_open(worker, settings, promised) {
-        promised.add_waiting(worker.id, promise);
+        promised.add_waiting(&promises);
         *waiter.waits_for.borrow_mut() = Some(WaitsFor {
             at: now,
             worker: worker.id,

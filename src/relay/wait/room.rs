@@ -107,9 +107,11 @@ fn max_queued_tokens(worker: &Worker, settings: &Settings) -> u64 {
 pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
     let queued = worker.load.queued_tokens() + promise.all.queued_tokens;
     let slots = worker.free_slots();
-    promise.waiting.requests == 0
+    // Those that wait for another worker to compute their prompt take no slot yet.
+    let requests = promise.all.minus(promise.waiting).requests;
+    promise.in_line == 0
         && queued < max_queued_tokens(worker, settings)
-        && slots.is_none_or(|slots| slots > promise.all.requests)
+        && slots.is_none_or(|slots| slots > requests)
 }
 
 /// The workers of a queue at one moment.
@@ -169,6 +171,23 @@ impl Rooms {
         rooms
     }
 
+    /// With workers that compute the prompts of some requests only. They are not counted.
+    pub(super) fn with_others<'a>(
+        mut self,
+        others: impl Iterator<Item = Workers<'a>>,
+        settings: &Settings,
+        promised: &Promised,
+        now: Instant,
+    ) -> Self {
+        for worker in others.flat_map(|workers| workers.usable(now)) {
+            if self.seen.insert(worker.id) && has_room(worker, settings, promised.of(worker.id)) {
+                self.open.insert(worker.id);
+                self.room.others_have_room = true;
+            }
+        }
+        self
+    }
+
     /// Whether none has room any more.
     pub(super) fn is_full(&self) -> bool {
         self.open.is_empty()
@@ -184,7 +203,7 @@ impl Rooms {
         if self.seen.contains(&worker.id) {
             self.open.contains(&worker.id)
         } else {
-            // It computes no prompts of others: a decode worker, for a request that is not split.
+            // It joined after the rooms were read.
             has_room(worker, settings, promised.of(worker.id))
         }
     }

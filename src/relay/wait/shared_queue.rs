@@ -336,7 +336,7 @@ impl SharedQueue {
         let mut state = self.state.lock();
         let mut releases = Vec::new();
         let mut looked = 0;
-        let mut is_cut_short = room.is_full;
+        let mut is_cut_short = !room.has_any();
         let left = state
             .queue
             .advance(now, room, computed, |waiter, time_left| {
