@@ -88,6 +88,8 @@ struct Reported {
     total: AtomicU64,
     /// Uncached prompt tokens of requests that have had their first token.
     computed_tokens: AtomicU64,
+    /// How often tokens of its answers were seen.
+    answering: AtomicU64,
     report: Mutex<Option<LoadReport>>,
     /// What the engine ran at the last reports of requests that wait inside it.
     full: Mutex<SmallVec<[u32; FULL_REPORTS]>>,
@@ -273,6 +275,16 @@ impl Load {
     /// Prompt tokens that the worker has computed for requests of this router since it joined.
     pub fn computed_tokens(&self) -> u64 {
         self.reported.computed_tokens.load(Relaxed)
+    }
+
+    /// How often tokens of its answers were seen in this router since it joined: about once a second for each stream.
+    pub fn answering(&self) -> u64 {
+        self.reported.answering.load(Relaxed)
+    }
+
+    /// Tokens of a stream were seen. To be called about once a second for each stream.
+    pub fn on_answering(&self) {
+        self.reported.answering.fetch_add(1, Relaxed);
     }
 
     pub fn reported(&self) -> Option<LoadReport> {

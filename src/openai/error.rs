@@ -26,6 +26,9 @@ use crate::{http, prompt, relay};
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// The code of an error for a request after which engines cut the connection. Sent once more, it may end another one.
+pub const CUTS_CONNECTIONS: &str = "engine_connection_cut";
+
 /// Milliseconds; OpenAI's SDKs read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
@@ -386,7 +389,7 @@ impl From<relay::Error> for ApiError {
             relay::Error::Limited(refusal) => Self::limited(&refusal),
             relay::Error::CutsConnections => Self {
                 should_retry: Some(false),
-                ..Self::new(StatusCode::BAD_GATEWAY, "engine_connection_cut", message)
+                ..Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message)
             },
         }
     }

@@ -90,6 +90,7 @@ mod tests {
         workers: 2,
         counted_workers: 1,
         is_full: true,
+        others_have_room: false,
         queued_tokens: 0,
         rate: 0,
     };

@@ -27,6 +27,9 @@ const LONG: Duration = Duration::from_secs(86_400);
 const AGEING: f64 = 0.3;
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 const LOOKED_AT_MAX: usize = 32;
+/// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
+/// those behind them from others. Each costs a small part of a look.
+const PASSED_OVER_MAX: usize = 512;
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -216,13 +219,13 @@ impl<T> Queue<T> {
         self.rate.update(now, computed, &room, is_busy);
         let mut left = Vec::new();
         self.expire(now, &mut left);
-        if room.is_full || room.workers == 0 {
+        if !room.has_any() || room.workers == 0 {
             return left;
         }
         let mut next = Next::new(&self.classes, &self.floors);
         let mut decided = Vec::new();
-        let mut waiting = 0;
-        while waiting < LOOKED_AT_MAX {
+        let (mut waiting, mut passed_over) = (0, 0);
+        while waiting < LOOKED_AT_MAX && passed_over < PASSED_OVER_MAX {
             let Some((id, class, cost)) = next.peek() else {
                 break;
             };
@@ -237,6 +240,11 @@ impl<T> Queue<T> {
                 Look::TooLate(first_token) => self.too_late(now, entry, first_token),
                 Look::Wait => {
                     waiting += 1;
+                    next.advance(class, cost);
+                    continue;
+                }
+                Look::PassOver => {
+                    passed_over += 1;
                     next.advance(class, cost);
                     continue;
                 }

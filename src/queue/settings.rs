@@ -107,8 +107,8 @@ pub struct Settings {
     /// value instead of by tenant or address. Only where a gateway sets the header or removes a client's own: who makes
     /// up values gets more turns.
     pub trust_fairness_id: bool,
-    /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
-    /// may be wrong.
+    /// A busy worker of whose work nothing was seen for this long, no computed prompt, no token and no change in its
+    /// reports, no longer makes requests wait: what is known of its load may be wrong.
     #[serde(skip)]
     pub stale_after: Duration,
 }

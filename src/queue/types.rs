@@ -43,10 +43,19 @@ pub struct Room {
     pub counted_workers: u64,
     /// None of them has room.
     pub is_full: bool,
+    /// A worker beside them has room, which computes the prompts of some requests only: a decode worker.
+    pub others_have_room: bool,
     /// Tokens that they have accepted and not computed yet.
     pub queued_tokens: u64,
     /// Prompt tokens that one of them computes in a second, as far as that was learnt; 0: nothing is known.
     pub rate: u64,
+}
+
+impl Room {
+    /// Whether any worker has room for a request.
+    pub fn has_any(&self) -> bool {
+        !self.is_full || self.others_have_room
+    }
 }
 
 /// What becomes of a waiting request whose turn it is.
@@ -58,6 +67,8 @@ pub enum Look {
     TooLate(Duration),
     /// It waits on for its worker.
     Wait,
+    /// It waits on for the worker where it was seen to wait, without another look.
+    PassOver,
     /// No worker has room for anybody.
     Full,
 }

@@ -216,6 +216,7 @@ impl Meter {
         if gaps.since + GAPS_TIME <= now {
             gaps.counted.flush();
             gaps.since = now;
+            self.running.worker().load.on_answering();
         }
     }
 

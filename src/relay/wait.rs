@@ -325,7 +325,7 @@ impl Queues {
         }
     }
 
-    /// The workers that compute the prompts of some models.
+    /// The workers that compute the prompts of some models, and decode workers beside them.
     fn rooms(
         &self,
         models: &[Model],
@@ -334,10 +334,16 @@ impl Queues {
         now: Instant,
     ) -> Rooms {
         let snapshot = self.fleet.snapshot();
-        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
-        let workers = groups.map(|group| self.workers_of(group));
+        let listed = models.iter().filter_map(|model| snapshot.models.get(model));
+        let groups: Vec<&Arc<Group>> = listed.collect();
+        let workers = groups.iter().map(|group| self.workers_of(group));
         let stalled = self.stalled.lock();
-        Rooms::new(workers, settings, promised, &stalled, now)
+        let rooms = Rooms::new(workers, settings, promised, &stalled, now);
+        if !self.is_disaggregated {
+            return rooms;
+        }
+        let others = groups.iter().map(|group| Self::decode_workers_of(group));
+        rooms.with_others(others, settings, promised, now)
     }
 
     /// The workers that compute prompts.

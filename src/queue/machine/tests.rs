@@ -11,6 +11,7 @@ const FULL: Room = Room {
     workers: 2,
     counted_workers: 0,
     is_full: true,
+    others_have_room: false,
     queued_tokens: 0,
     rate: 1_000,
 };
@@ -338,6 +339,51 @@ fn who_waits_for_one_worker_is_passed_by_who_waits_for_another_and_only_so_many_
     };
     assert_eq!(rig.advance_with(room, none), []);
     assert_eq!(looked, LOOKED_AT_MAX);
+}
+
+#[test]
+fn while_the_workers_are_full_others_get_what_they_compute_themselves() {
+    let mut rig = Rig::new(|_| {});
+    for _ in 0..3 {
+        rig.enter(|_| {}).unwrap();
+    }
+    let is_second = |number: &u64, _| match number {
+        2 => Look::Send,
+        _ => Look::Wait,
+    };
+    assert_eq!(rig.advance_with(FULL, is_second), []);
+    let room = Room {
+        others_have_room: true,
+        ..FULL
+    };
+    assert_eq!(rig.advance_with(room, is_second), [(2, "released")]);
+}
+
+#[test]
+fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_turn() {
+    let room = Room {
+        is_full: false,
+        ..FULL
+    };
+    // All before this one are known to wait.
+    let released = |first: u64| {
+        let mut rig = Rig::new(|_| {});
+        for _ in 0..=PASSED_OVER_MAX {
+            rig.enter(|_| {}).unwrap();
+        }
+        let look = |number: &u64, _| {
+            if *number < first {
+                Look::PassOver
+            } else {
+                Look::Send
+            }
+        };
+        let left = rig.advance_with(room, look);
+        left.first().map(|(number, _)| *number)
+    };
+    let max = PASSED_OVER_MAX as u64;
+    assert_eq!(released(max), Some(max));
+    assert_eq!(released(max + 1), None);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(in crate::relay) struct Promise {
     pub(in crate::relay) all: LoadShare,
     /// The part of `all` that waits.
     pub(in crate::relay) waiting: LoadShare,
+    /// Those of the requests that wait for room here, and not for another worker to compute their prompt.
+    pub(in crate::relay) in_line: u32,
 }
 
 impl Promised {
@@ -63,12 +65,16 @@ impl Promised {
         self.change(owner, |promise| promise.all = promise.all.plus(more));
     }
 
-    /// Adds the load of a request that waits.
-    pub(in crate::relay) fn add_waiting(&mut self, owner: WorkerId, more: LoadShare) {
-        self.change(owner, |promise| {
-            promise.all = promise.all.plus(more);
-            promise.waiting = promise.waiting.plus(more);
-        });
+    /// Adds the load of a request that waits for room at the first of these.
+    pub(in crate::relay) fn add_waiting(&mut self, promises: &[(WorkerId, LoadShare)]) {
+        for (place, (owner, more)) in promises.iter().enumerate() {
+            let in_line = if place == 0 { more.requests } else { 0 };
+            self.change(*owner, |promise| {
+                promise.all = promise.all.plus(*more);
+                promise.waiting = promise.waiting.plus(*more);
+                promise.in_line += in_line;
+            });
+        }
     }
 
     /// Takes off the load of a request that was released.
@@ -115,10 +121,20 @@ mod tests {
     }
 
     #[test]
+    fn a_request_waits_in_the_line_of_the_worker_that_computes_its_prompt() {
+        let (prefill, decode) = (WorkerId(1), WorkerId(2));
+        let mut promised = Promised::default();
+        promised.add_waiting(&[(prefill, SHARE), (decode, SHARE)]);
+        let in_line = |worker| promised.of(worker).in_line;
+        assert_eq!((in_line(prefill), in_line(decode)), (1, 0));
+        assert_eq!(promised.of(decode).waiting, SHARE);
+    }
+
+    #[test]
     fn what_waits_elsewhere_comes_before_a_request_and_does_not_wait_here() {
         let (here, there) = (WorkerId(1), WorkerId(2));
         let mut promised = Promised::default();
-        promised.add_waiting(here, SHARE);
+        promised.add_waiting(&[(here, SHARE)]);
         promised.add(WorkerId(3), SHARE);
         let peers = [(here, SHARE), (there, SHARE)].into_iter().collect();
         let promised = promised.with_peers(Some(Arc::new(peers)));

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Queues;
-use super::room::Rooms;
-use super::shared_queue::{Gone, Placed, SharedQueue, Waiter};
-use crate::fleet::Snapshot;
+use super::room::{Rooms, Workers};
+use super::shared_queue::{Gone, Promises, Release, SharedQueue, Waiter, WaitsFor};
+use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::queue::{Look, Settings};
@@ -18,6 +19,12 @@ use crate::relay::choose::promised::Promised;
 const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
+
+/// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
+/// seen to wait for a worker that is still full is passed over.
+const LOOKED_AT_IN_ORDER: usize = 16;
+/// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at all that may be.
+const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
 
 /// When a waiting request is looked at.
 #[derive(Clone, Copy)]
@@ -87,7 +94,8 @@ impl Queues {
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
     /// before. It leaves if that worker has room and nobody before it waits for it. Promises are made anew each time, so a
-    /// worker that becomes free gets what is best there.
+    /// worker that becomes free gets what is best there; only those who stand behind many others and wait for a full
+    /// worker keep theirs for a while.
     fn advance(
         &self,
         queue: &SharedQueue,
@@ -98,10 +106,17 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut rooms = self.rooms(&queue.models(), settings, promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
+        // Where decode workers alone have room, those that wait for prefill workers need no look each time.
+        let in_order = if room.is_full { 0 } else { LOOKED_AT_IN_ORDER };
+        let mut looked = 0;
         queue.advance(now, room, computed, |waiter, time_left| {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
+            if looked >= in_order && pass_over(waiter, &rooms, promised, now) {
+                return (Look::PassOver, None);
+            }
+            looked += 1;
             let looking = Looking { now, time_left };
             self.look(&snapshot, waiter, settings, &mut rooms, promised, looking)
         })
@@ -115,7 +130,7 @@ impl Queues {
         rooms: &mut Rooms,
         promised: &mut Promised,
         Looking { now, time_left }: Looking,
-    ) -> (Look, Option<Placed>) {
+    ) -> (Look, Option<Release>) {
         let Some(group) = snapshot.models.get(&waiter.model) else {
             return (Look::Wait, None);
         };
@@ -123,12 +138,7 @@ impl Queues {
         let placed = match &waiter.placing {
             Some(placing) => placing(now, promised, &rooms.stalled),
             // It has to be planned first, which it does once a worker has room.
-            None => {
-                let mut usable = workers.usable(now);
-                let is_open = usable.any(|worker| rooms.is_open(worker, settings, promised));
-                let look = if is_open { Look::Send } else { Look::Wait };
-                return (look, None);
-            }
+            None => return look_unplanned(workers, waiter, settings, rooms, promised, now),
         };
         let Some(placed) = placed else {
             // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
@@ -145,17 +155,72 @@ impl Queues {
         if is_sent && time_left.is_some_and(|left| first_token > left) {
             return (Look::TooLate(first_token), None);
         }
-        for (owner, promise) in &placed.promises {
-            if is_sent {
-                promised.add(*owner, *promise);
-            } else {
-                promised.add_waiting(*owner, *promise);
-            }
-        }
         if is_sent {
+            for (owner, promise) in &placed.promises {
+                promised.add(*owner, *promise);
+            }
             rooms.on_promised(worker, settings, promised);
-            return (Look::Send, Some(placed));
+            return (Look::Send, Some(placed.into()));
         }
+        promised.add_waiting(&placed.promises);
+        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
+            at: now,
+            worker: worker.id,
+            promises: placed.promises,
+        });
         (Look::Wait, None)
     }
+}
+
+/// Passes a request over that was looked at lately and waits for a worker that is still full: its promises are made
+/// again. False if the request is to be looked at.
+fn pass_over(waiter: &Waiter, rooms: &Rooms, promised: &mut Promised, now: Instant) -> bool {
+    let seen = waiter.waits_for.borrow();
+    let is_current = |waits_for: &&WaitsFor| {
+        let age = now.saturating_duration_since(waits_for.at);
+        age < PASSED_OVER_FOR && rooms.is_still_full(waits_for.worker)
+    };
+    let Some(waits_for) = seen.as_ref().filter(is_current) else {
+        return false;
+    };
+    promised.add_waiting(&waits_for.promises);
+    true
+}
+
+/// Looks at a request that is planned only when it is released. So that no more of these are released than there is
+/// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
+fn look_unplanned(
+    workers: Workers<'_>,
+    waiter: &Waiter,
+    settings: &Settings,
+    rooms: &mut Rooms,
+    promised: &mut Promised,
+    now: Instant,
+) -> (Look, Option<Release>) {
+    let by_room = |worker: &Worker| {
+        let queued = worker.load.queued_tokens() + promised.of(worker.id).all.queued_tokens;
+        (!rooms.is_open(worker, settings, promised), queued)
+    };
+    let Some(worker) = workers.usable(now).min_by_key(|worker| by_room(worker)) else {
+        return (Look::Wait, None);
+    };
+    let tokens = u32::try_from(waiter.tokens).unwrap_or(u32::MAX);
+    let promise = LoadShare::of_request(tokens, tokens);
+    let promises = Promises::from_iter([(worker.id, promise)]);
+    if !rooms.is_open(worker, settings, promised) {
+        promised.add_waiting(&promises);
+        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
+            at: now,
+            worker: worker.id,
+            promises,
+        });
+        return (Look::Wait, None);
+    }
+    promised.add(worker.id, promise);
+    rooms.on_promised(worker, settings, promised);
+    let release = Release {
+        promises,
+        chosen: None,
+    };
+    (Look::Send, Some(release))
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rustc_hash::{FxHashMap, FxHashSet};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::fleet::load::Load;
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::queue::{self, Settings};
@@ -107,9 +108,11 @@ fn max_queued_tokens(worker: &Worker, settings: &Settings) -> u64 {
 pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
     let queued = worker.load.queued_tokens() + promise.all.queued_tokens;
     let slots = worker.free_slots();
-    promise.waiting.requests == 0
+    // Those that wait for another worker to compute their prompt take no slot yet.
+    let requests = promise.all.minus(promise.waiting).requests;
+    promise.in_line == 0
         && queued < max_queued_tokens(worker, settings)
-        && slots.is_none_or(|slots| slots > promise.all.requests)
+        && slots.is_none_or(|slots| slots > requests)
 }
 
 /// The workers of a queue at one moment.
@@ -121,7 +124,7 @@ pub(super) struct Rooms {
     /// The workers with room.
     open: FxHashSet<WorkerId>,
     seen: FxHashSet<WorkerId>,
-    /// Workers that stopped computing. They are not counted, unless all have: then nothing is known, and requests do not
+    /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
     pub(super) stalled: Vec<WorkerId>,
     is_unknown: bool,
@@ -169,6 +172,23 @@ impl Rooms {
         rooms
     }
 
+    /// With workers that compute the prompts of some requests only. They are not counted.
+    pub(super) fn with_others<'a>(
+        mut self,
+        others: impl Iterator<Item = Workers<'a>>,
+        settings: &Settings,
+        promised: &Promised,
+        now: Instant,
+    ) -> Self {
+        for worker in others.flat_map(|workers| workers.usable(now)) {
+            if self.seen.insert(worker.id) && has_room(worker, settings, promised.of(worker.id)) {
+                self.open.insert(worker.id);
+                self.room.others_have_room = true;
+            }
+        }
+        self
+    }
+
     /// Whether none has room any more.
     pub(super) fn is_full(&self) -> bool {
         self.open.is_empty()
@@ -184,9 +204,15 @@ impl Rooms {
         if self.seen.contains(&worker.id) {
             self.open.contains(&worker.id)
         } else {
-            // It computes no prompts of others: a decode worker, for a request that is not split.
+            // It joined after the rooms were read.
             has_room(worker, settings, promised.of(worker.id))
         }
+    }
+
+    /// Whether a worker that was full has no room yet. False for one that is not counted now.
+    pub(super) fn is_still_full(&self, worker: WorkerId) -> bool {
+        let is_counted = self.seen.contains(&worker) && !self.stalled.contains(&worker);
+        is_counted && !self.open.contains(&worker)
     }
 
     /// A worker was promised something.
@@ -202,7 +228,7 @@ impl Rooms {
     }
 }
 
-/// When each busy worker last computed something.
+/// When each busy worker was last seen to work.
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
     by_worker: FxHashMap<WorkerId, Seen>,
@@ -210,9 +236,30 @@ pub(super) struct Stalled {
 
 #[derive(Debug)]
 struct Seen {
-    computed: u64,
+    signs: Signs,
     queued: u64,
     since: Instant,
+}
+
+/// What changes while a worker's engine works. One that is full of long answers computes no prompts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Signs {
+    computed_tokens: u64,
+    answering: u64,
+    /// The requests that its engine runs and lets wait, and the used part of its KV cache. An engine that hangs reports
+    /// the same again.
+    reported: Option<(u32, u32, f64)>,
+}
+
+impl Signs {
+    fn of(load: &Load) -> Self {
+        let reported = load.reported();
+        Self {
+            computed_tokens: load.computed_tokens(),
+            answering: load.answering(),
+            reported: reported.map(|report| (report.running, report.waiting, report.kv_usage)),
+        }
+    }
 }
 
 impl Stalled {
@@ -222,17 +269,19 @@ impl Stalled {
             .retain(|id, _| fleet.workers.iter().any(|status| status.worker.id == *id));
         for status in &fleet.workers {
             let load = &status.worker.load;
-            let (computed, queued) = (load.computed_tokens(), load.queued_tokens());
+            let (mut signs, queued) = (Signs::of(load), load.queued_tokens());
             let seen = self.by_worker.entry(status.worker.id).or_insert(Seen {
-                computed,
+                signs,
                 queued,
                 since: now,
             });
+            // A report that is missing is no sign.
+            signs.reported = signs.reported.or(seen.signs.reported);
             // Less queued than before: another replica's request, or one that was cancelled.
-            if seen.computed != computed || queued < seen.queued || queued == 0 {
+            if seen.signs != signs || queued < seen.queued || queued == 0 {
                 seen.since = now;
             }
-            (seen.computed, seen.queued) = (computed, queued);
+            (seen.signs, seen.queued) = (signs, queued);
         }
     }
 
@@ -249,6 +298,8 @@ impl Stalled {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::fleet::Member;
     use crate::fleet::events::{Endpoint, Events};
@@ -289,6 +340,40 @@ mod tests {
             ..computing
         };
         assert_eq!(saturation(&ranked), 1.0);
+    }
+
+    #[test]
+    fn a_busy_worker_is_stalled_once_nothing_of_its_engine_changes() {
+        let settings = Settings::default();
+        let fleet = registry(&["a"]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        let _queued = InFlight::new(worker.clone(), 100, 0);
+        let (mut stalled, start) = (Stalled::default(), observe::now());
+        let report = |kv_usage| {
+            worker.load.report(LoadReport {
+                at: start,
+                running: 3,
+                waiting: 0,
+                kv_usage,
+            });
+        };
+        let mut is_stalled_after = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            stalled.update(&fleet.snapshot(), now);
+            stalled.is_stalled(worker.id, &settings, now)
+        };
+        report(0.5);
+        assert!(!is_stalled_after(0));
+        // It computes no prompt, but its answers grow.
+        report(0.6);
+        assert!(!is_stalled_after(31));
+        worker.load.on_answering();
+        assert!(!is_stalled_after(62));
+        // A report of the same, or none, is no sign.
+        report(0.6);
+        assert!(!is_stalled_after(91));
+        worker.load.expire_report();
+        assert!(is_stalled_after(92));
     }
 
     #[test]

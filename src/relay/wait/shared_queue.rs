@@ -1,5 +1,6 @@
 //! The queue of the models that share workers, as the I/O threads share it: entering, leaving, and being released.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,12 +23,14 @@ use crate::queue::{
 use crate::relay::choose::chosen::{self, Chosen};
 use crate::relay::choose::promised::Promised;
 
+/// What a request promises workers, by cache owner; first the one that computes the prompt.
+pub(in crate::relay) type Promises = SmallVec<[(WorkerId, LoadShare); 2]>;
+
 /// Where a waiting request would be sent now.
 pub(in crate::relay) struct Placed {
     pub(in crate::relay) group: Arc<Group>,
     pub(in crate::relay) chosen: Chosen,
-    /// What that promises its workers; first the one that computes the prompt.
-    pub(in crate::relay) promises: SmallVec<[(WorkerId, LoadShare); 2]>,
+    pub(in crate::relay) promises: Promises,
 }
 
 impl Placed {
@@ -44,6 +47,23 @@ impl Placed {
     }
 }
 
+/// What a released request takes with it.
+#[derive(Default)]
+pub(super) struct Release {
+    pub(super) promises: Promises,
+    /// The choice by which it was released. `None` for one that is planned only now.
+    pub(super) chosen: Option<(Arc<Group>, Chosen)>,
+}
+
+impl From<Placed> for Release {
+    fn from(placed: Placed) -> Self {
+        Self {
+            promises: placed.promises,
+            chosen: Some((placed.group, placed.chosen)),
+        }
+    }
+}
+
 /// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
 pub(in crate::relay) type Placing =
     Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
@@ -51,9 +71,21 @@ pub(in crate::relay) type Placing =
 /// A waiting request to the task that releases it.
 pub(super) struct Waiter {
     pub(super) model: Model,
+    /// Prompt tokens to compute, as far as they are known.
+    pub(super) tokens: u64,
     /// `None` for one whose model had no workers when it came: it plans anew.
     pub(super) placing: Option<Placing>,
+    /// `None` before it was first looked at.
+    pub(super) waits_for: RefCell<Option<WaitsFor>>,
     wake: oneshot::Sender<Woken>,
+}
+
+/// The worker for whose room a request was last seen to wait.
+pub(super) struct WaitsFor {
+    /// When it was looked at.
+    pub(super) at: Instant,
+    pub(super) worker: WorkerId,
+    pub(super) promises: Promises,
 }
 
 impl fmt::Debug for Waiter {
@@ -107,7 +139,7 @@ struct State {
 pub(in crate::relay) struct Grant {
     granted: Arc<Granted>,
     freed: Arc<Freed>,
-    promises: SmallVec<[(WorkerId, LoadShare); 2]>,
+    promises: Promises,
     /// The choice by which it was released.
     chosen: Option<(Arc<Group>, Chosen)>,
 }
@@ -119,7 +151,7 @@ impl Grant {
         Self {
             granted: granted.clone(),
             freed: freed.clone(),
-            promises: SmallVec::new(),
+            promises: Promises::new(),
             chosen: None,
         }
     }
@@ -216,8 +248,8 @@ impl Drop for Ticket {
 pub(super) struct Gone {
     pub(super) left: Left<Waiter>,
     pub(super) class: String,
-    /// Where it is sent, if it was released by a look.
-    pub(super) placed: Option<Placed>,
+    /// `None` unless it was released by a look.
+    pub(super) release: Option<Release>,
 }
 
 impl SharedQueue {
@@ -267,7 +299,9 @@ impl SharedQueue {
         let (wake, woken) = oneshot::channel();
         let waiter = Waiter {
             model: model.clone(),
+            tokens: request.tokens,
             placing: placing.take(),
+            waits_for: RefCell::default(),
             wake,
         };
         let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {
@@ -291,26 +325,26 @@ impl SharedQueue {
     }
 
     /// The requests that are released or refused now. Who waits for one learns it by [`Gone::wake`], without the lock.
-    /// `look` also says where a request is sent.
+    /// `look` also says what a request that is sent takes with it.
     pub(super) fn advance(
         &self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&Waiter, Option<Duration>) -> (Look, Option<Placed>),
+        mut look: impl FnMut(&Waiter, Option<Duration>) -> (Look, Option<Release>),
     ) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let mut all_placed = Vec::new();
+        let mut releases = Vec::new();
         let mut looked = 0;
-        let mut is_cut_short = room.is_full;
+        let mut is_cut_short = !room.has_any();
         let left = state
             .queue
             .advance(now, room, computed, |waiter, time_left| {
-                let (look, placed) = look(waiter, time_left);
-                looked += usize::from(look == Look::Wait);
+                let (look, release) = look(waiter, time_left);
+                looked += usize::from(matches!(look, Look::Wait | Look::PassOver));
                 is_cut_short |= look == Look::Full;
                 if look == Look::Send {
-                    all_placed.push(placed);
+                    releases.push(release);
                 }
                 look
             });
@@ -319,10 +353,10 @@ impl SharedQueue {
         self.is_all_promised.store(is_all, Relaxed);
         let mut gone = state.named(left);
         drop(state);
-        let mut all_placed = all_placed.into_iter();
+        let mut releases = releases.into_iter();
         for gone in &mut gone {
             if gone.left.outcome == Outcome::Released {
-                gone.placed = all_placed.next().flatten();
+                gone.release = releases.next().flatten();
             }
         }
         gone
@@ -411,7 +445,7 @@ impl State {
         let gone = left.into_iter().map(|left| Gone {
             class: self.name_of(left.class),
             left,
-            placed: None,
+            release: None,
         });
         gone.collect()
     }
@@ -423,10 +457,7 @@ impl Gone {
         let Waiter { placing, wake, .. } = self.left.waker;
         let woken = match self.left.outcome {
             Outcome::Released => {
-                let (promises, chosen) = match self.placed {
-                    Some(placed) => (placed.promises, Some((placed.group, placed.chosen))),
-                    None => (SmallVec::new(), None),
-                };
+                let Release { promises, chosen } = self.release.unwrap_or_default();
                 granted.add(&promises);
                 Woken::Granted(Grant {
                     granted: granted.clone(),

@@ -185,11 +185,16 @@ async fn check(routers: &[&Router], received: &ReceivedResponse) {
     match status {
         "incomplete" => assert_eq!(last["usage"]["output_tokens"], received.tokens, "{last}"),
         "cancelled" => assert!(received.cancel.is_some(), "no client cancelled it: {last}"),
-        // Output was seen, and what made it was lost.
-        "failed" => assert!(
-            !received.events.is_empty(),
-            "no client had seen any of it: {last}"
-        ),
+        // Output was seen, and what made it was lost. Or engines were killed while they ran its request alone, so that
+        // it seems to end them.
+        "failed" => {
+            let message = last["error"]["message"].as_str().unwrap_or_default();
+            let seems_to_end_engines = message.starts_with("engines closed the connection");
+            assert!(
+                seems_to_end_engines || !received.events.is_empty(),
+                "no client had seen any of it: {last}"
+            );
+        }
         _ => panic!("{last}"),
     }
     if let Some(Some(reported)) = &received.cancel {

@@ -3,9 +3,10 @@
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
-use super::{CHAT, block, wait, waiting, with_queue};
+use super::{CHAT, block, seconds, send, wait, waiting, with_queue};
 use crate::client;
-use crate::cluster::{Cluster, chat, fast};
+use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::patience::too_long;
 
 fn engine(role: Role) -> Settings {
     Settings {
@@ -22,7 +23,7 @@ fn engine(role: Role) -> Settings {
 async fn pair() -> Cluster {
     let engines = vec![engine(Role::Prefill), engine(Role::Decode)];
     Cluster::start(engines, |config| {
-        with_queue(config, |_| {});
+        with_queue(config, |settings| settings.stale_after = seconds(3_600));
         config.prefill_decode.connector = Some(Connector::Nixl);
         config.prefill_decode.advanced.min_remote_tokens = 24;
     })
@@ -66,4 +67,20 @@ async fn requests_wait_for_prefill_workers_although_decode_workers_are_idle() {
         "{decision}"
     );
     assert_eq!(waiting(&cluster).await, 0);
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_not_worth_a_transfer_waits_for_no_prefill_worker() {
+    let cluster = pair().await;
+    let _blocker = block(&cluster, "the prefill worker computes this ").await;
+    let prompt = "and later it computes this one ".repeat(20);
+    let waiters: Vec<_> = (0..60)
+        .map(|number| send(&cluster, &[], chat(&format!("{number} {prompt}"), 2, true)))
+        .collect();
+    eventually("all wait", async || waiting(&cluster).await == 60).await;
+    let answer = tokio::time::timeout(too_long(), cluster.post(CHAT, chat("hi", 2, true))).await;
+    let answer = answer.expect("it is sent");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(waiting(&cluster).await, 60);
+    drop(waiters);
 }

@@ -3,7 +3,7 @@
 use tokio::task::JoinSet;
 use warmroute::fleet::ResponsesApi;
 
-use super::{CHAT, block, cluster, row, send, wait, waiting};
+use super::{CHAT, block, cluster, row, seconds, send, wait, waiting};
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
 use crate::patience::too_long;
@@ -177,6 +177,39 @@ async fn the_answer_of_a_request_that_is_not_streamed_is_not_waited_for() {
     let short = cluster.post(CHAT, chat("a short one", 1, false)).await;
     assert_eq!(short.status, 200);
     drop(long);
+}
+
+#[tokio::test]
+async fn however_many_wait_for_the_only_worker_with_an_adapter_others_go_to_idle_ones() {
+    let with_adapter = warmroute::sim::worker::Settings {
+        models: vec!["sim".to_owned(), "adapter".to_owned()],
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![fast(), with_adapter], |config| {
+        super::with_queue(config, |settings| settings.stale_after = seconds(3_600));
+    })
+    .await;
+    let adapter = |text: &str| chat(text, 1, true).replace("\"sim\"", "\"adapter\"");
+    super::set_hang(&cluster, true).await;
+    let _blocker = send(&cluster, &[], adapter("busy"));
+    eventually("the worker with the adapter is busy", async || {
+        cluster.requests().await == [0, 1]
+    })
+    .await;
+    super::set_hang(&cluster, false).await;
+    let waiters: Vec<_> = (0..60)
+        .map(|number| send(&cluster, &[], adapter(&format!("{number} waits"))))
+        .collect();
+    eventually("all wait", async || {
+        row(&cluster, "adapter").await["waiting"] == 60
+    })
+    .await;
+    // It is the longest, so that it stands behind them.
+    let body = chat(&"a long prompt for an idle worker ".repeat(20), 1, false);
+    let answer = tokio::time::timeout(too_long(), cluster.post(CHAT, body)).await;
+    assert_eq!(answer.expect("it is sent").status, 200);
+    assert_eq!(row(&cluster, "adapter").await["waiting"], 60);
+    drop(waiters);
 }
 
 #[tokio::test]

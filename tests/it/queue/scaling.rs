@@ -1,5 +1,6 @@
 //! Models without a worker, and what autoscalers read.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use warmroute::config::ModelOverride;
@@ -7,7 +8,7 @@ use warmroute::sim::fault::Faults;
 
 use super::{CHAT, block, cluster, row, seconds, send, wait, waiting, with_queue};
 use crate::client;
-use crate::cluster::{Cluster, Engine, Router, chat, config, fast};
+use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, fast};
 use crate::reload::Folder;
 
 fn known(name: &str) -> ModelOverride {
@@ -17,15 +18,15 @@ fn known(name: &str) -> ModelOverride {
     }
 }
 
-#[tokio::test]
-async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
+/// A router that knows the model `sim` and has no worker until the returned file lists one. The folder has the file.
+async fn without_workers(
+    change: impl FnOnce(&mut warmroute::queue::Settings),
+) -> (Cluster, PathBuf, Folder) {
     let folder = Folder::new();
     let list = folder.path("workers.yaml");
     std::fs::write(&list, "workers: []\n").unwrap();
     let mut config = config();
-    with_queue(&mut config, |settings| {
-        settings.max_worker_queued_tokens = 1_000
-    });
+    with_queue(&mut config, change);
     config.models = vec![known("sim")];
     let entry = format!("[{{file: {{path: '{}', interval: 20ms}}}}]", list.display());
     let text = format!("discovery: {entry}");
@@ -37,6 +38,42 @@ async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
         engines: Vec::new(),
         router,
     };
+    (cluster, list, folder)
+}
+
+/// Lists the engine as the only worker.
+fn list_only(list: &Path, engine: &Engine) {
+    std::fs::write(list, format!("workers: ['http://{}']\n", engine.address)).unwrap();
+}
+
+#[tokio::test]
+async fn the_first_worker_of_a_model_gets_no_more_of_what_waits_than_it_has_room_for() {
+    let (cluster, list, _folder) = without_workers(|_| {}).await;
+    let mut waiters = Vec::new();
+    for number in 0..5 {
+        let prompt = format!("{number} {}", "waits ".repeat(100));
+        waiters.push(wait(&cluster, &[], chat(&prompt, 1, true)).await);
+    }
+    // The first prompt takes it longer than the test.
+    let slow = warmroute::sim::worker::Settings {
+        prefill_tokens_per_second: 1.try_into().unwrap(),
+        ..fast()
+    };
+    let engine = Engine::here("w0", slow).await;
+    list_only(&list, &engine);
+    eventually("one is released", async || waiting(&cluster).await < 5).await;
+    eventually("the engine has it", async || {
+        engine.stats().await.running > 0
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(waiting(&cluster).await, 4);
+}
+
+#[tokio::test]
+async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
+    let (cluster, list, _folder) =
+        without_workers(|settings| settings.max_worker_queued_tokens = 1_000).await;
     let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
     let requests = ["model=\"sim\"", "class=\"normal\""];
     assert_eq!(
@@ -53,7 +90,7 @@ async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
     let other = chat("hello", 1, false).replace("\"sim\"", "\"other\"");
     assert_ne!(cluster.post(CHAT, other).await.status, 200);
     let engine = Engine::here("w0", fast()).await;
-    std::fs::write(&list, format!("workers: ['http://{}']\n", engine.address)).unwrap();
+    list_only(&list, &engine);
     let answer = waiter.answer().await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(waiting(&cluster).await, 0);

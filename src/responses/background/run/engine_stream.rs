@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use hyper::{Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::openai::error::ApiError;
+use crate::openai::error::{ApiError, CUTS_CONNECTIONS};
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -35,7 +35,7 @@ const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Responses {
-    /// An engine's answer. Retries while every worker is busy or unavailable.
+    /// An engine's answer. Retries while every worker is busy or unavailable, but not what ends engines that get it.
     pub(super) async fn wait_for_engine(
         &self,
         create: &CreateRequest<'_>,
@@ -65,8 +65,9 @@ impl Responses {
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             );
+            let ends_engines = error.code == CUTS_CONNECTIONS;
             let waited = observe::now().saturating_duration_since(call.context.started);
-            if !may_help || waited + pause > limit {
+            if ends_engines || !may_help || waited + pause > limit {
                 return Err(error);
             }
             sleep(pause).await;

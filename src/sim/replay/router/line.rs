@@ -55,6 +55,7 @@ impl Workers {
             // They are the same all the time.
             counted_workers: 0,
             is_full: !all.any(|worker| self.has_room(worker, max_queued_tokens)),
+            others_have_room: false,
             queued_tokens: self.loads.iter().map(|load| load.queued_tokens).sum(),
             rate: (1.0 / self.mean_prompt_token) as u64,
         }
