@@ -18,8 +18,8 @@
 //! also if a replica goes on after its claim has run out.
 
 use super::batch::{
-    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, Usage, Validated,
-    WEBHOOK_GRACE_MS, Work,
+    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, Usage,
+    Validated, WEBHOOK_GRACE_MS, Work,
 };
 use super::line::LineError;
 
@@ -238,6 +238,11 @@ impl BatchRecord {
         due_ms.is_some_and(|due_ms| due_ms <= now_ms)
     }
 
+    /// Whether the parts of the results are no longer needed and still there: whoever sees this deletes them.
+    pub fn are_parts_due(&self, now_ms: u64) -> bool {
+        self.parts_due_ms().is_some_and(|due_ms| due_ms <= now_ms)
+    }
+
     /// When a replica must look at the batch again, if nobody changes it before. Now or earlier if there is work for
     /// another owner than those of its claims.
     pub fn due_ms(&self, now_ms: u64) -> Option<u64> {
@@ -255,7 +260,13 @@ impl BatchRecord {
         let is_running = self.status == BatchStatus::InProgress && now_ms < self.expires_ms;
         let expiry = is_running.then_some(self.expires_ms);
         let deletion = (now_ms < self.delete_ms).then_some(self.delete_ms);
-        let times = [next_end, expiry, deletion, self.webhook_due_ms()];
+        let times = [
+            next_end,
+            expiry,
+            deletion,
+            self.webhook_due_ms(),
+            self.parts_due_ms(),
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -333,6 +344,13 @@ impl BatchRecord {
     fn webhook_due_ms(&self) -> Option<u64> {
         let ended_ms = self.ended_ms().filter(|_| !self.webhooks_sent)?;
         Some(ended_ms.saturating_add(WEBHOOK_GRACE_MS))
+    }
+
+    /// After the end was reported. A batch without shards has no parts.
+    fn parts_due_ms(&self) -> Option<u64> {
+        let has_parts = self.shard_count > 0 && self.webhooks_sent && !self.parts_deleted;
+        let ended_ms = self.ended_ms().filter(|_| has_parts)?;
+        Some(ended_ms.saturating_add(PARTS_KEPT_MS))
     }
 }
 

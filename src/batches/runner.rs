@@ -194,6 +194,10 @@ impl Runner {
                 self.batches.settle_end(&key, &record).await;
                 return Ok(false);
             }
+            if record.are_parts_due(now_ms) {
+                self.batches.delete_parts(&key).await;
+                return Ok(false);
+            }
             // A claim whose write was not confirmed.
             if let Some(work) = self.unknown_claim(&key, &record) {
                 return Ok(works.has_room(work) && self.begin(&key, work));

@@ -151,7 +151,7 @@ impl<'a> ResultFiles<'a> {
             Some(error) => error.finish().await?,
             None => None,
         };
-        // Once the batch has ended, its parts are deleted.
+        // Some time after the end of the batch its parts are deleted.
         work.check_storage().await?;
         if let Some(error) = error {
             register(work, record, output.filename, of_output.as_ref()).await?;

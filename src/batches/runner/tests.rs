@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
 use super::assembling::file_ids;
-use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
+use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
 use crate::batches::paths;
@@ -37,9 +37,6 @@ async fn each_line_of_a_batch_has_one_result() {
     replica.assert_whole(&batch).await;
     assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
     replica.tasks.drain(Duration::from_secs(10)).await;
-    // The parts have gone, the files are there.
-    let left = shared.storage.list("batches/").await.unwrap();
-    assert_eq!(left, [format!("batches/{id}/shards.json")]);
     assert_eq!(shared.storage.list("files/").await.unwrap().len(), 3);
     let page = replica.registry.text();
     assert!(page.contains("warmroute_batch_lines_total{outcome=\"completed\"} 599"));
@@ -63,12 +60,42 @@ async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_
     let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let unsettled = first.batches.records.change(&key, |record, now_ms| {
         record.webhooks_sent = false;
-        record.completed_ms = Some(now_ms - WEBHOOK_GRACE_MS);
+        record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
         Some(())
     });
     unsettled.await.unwrap();
     let _second = shared.replica();
     shared.until_empty(&paths::parts(id)).await;
+    // What clients read and what says where lines are stays.
+    let left = shared.storage.list("batches/").await.unwrap();
+    assert_eq!(left, [format!("batches/{id}/shards.json")]);
+    assert_eq!(shared.storage.list("files/").await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_batch_whose_end_the_store_has_lost_ends_with_the_same_results() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    // As of a snapshot that was made while the results were put together.
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let rolled_back = first.batches.records.change(&key, |record, _| {
+        record.status = BatchStatus::Finalizing;
+        record.completed_ms = None;
+        record.output_file_id = None;
+        record.error_file_id = None;
+        record.webhooks_sent = false;
+        Some(())
+    });
+    rolled_back.await.unwrap();
+    let second = shared.replica();
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    assert_eq!(second.engines.answered.load(Relaxed), 0);
 }
 
 #[tokio::test]
@@ -84,13 +111,19 @@ async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
     let created = replica.create(&file).await;
     let id = created["id"].as_str().unwrap();
     replica.until(id, has_ended).await;
-    shared.until_empty(&paths::parts(id)).await;
     replica.tasks.drain(Duration::from_secs(10)).await;
-    let parts = outbox.parts.lock().clone();
-    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
     let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
     assert!(record.webhooks_sent);
+    let aged = replica.batches.records.change(&key, |record, now_ms| {
+        record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
+        Some(())
+    });
+    aged.await.unwrap();
+    let _other = shared.replica();
+    shared.until_empty(&paths::parts(id)).await;
+    let parts = outbox.parts.lock().clone();
+    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
 }
 
 #[tokio::test]
