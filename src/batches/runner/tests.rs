@@ -16,6 +16,7 @@ use super::assembling::file_ids;
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
+use crate::batches::output::LineTries;
 use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
@@ -210,6 +211,42 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_line_that_breaks_engines_is_tried_no_more_often_because_its_shard_was_given_back() {
+    let shared = Shared::new();
+    let breaks = || Engines {
+        breaks: true,
+        ..Engines::default()
+    };
+    let first = shared.replica_with(breaks());
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let retried = "warmroute_batch_line_retries_total{status=\"502\"}";
+    first
+        .until(id, |_| first.registry.text().contains(retried))
+        .await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let mut found = Vec::new();
+    let parts = shared.storage.list(&paths::shard_parts(id, 0)).await;
+    for path in parts.unwrap() {
+        let part = shared.storage.read_whole(&path, 1 << 20).await.unwrap();
+        let lines = part.split(|byte| *byte == b'\n');
+        found.extend(lines.filter_map(LineTries::read));
+    }
+    assert!(found.len() == 1 && found[0].line == 7, "{found:?}");
+    // As after some more runs.
+    let mut part = Vec::new();
+    let all = LineTries { tries: 5, line: 7 };
+    all.write(&mut part);
+    let path = paths::part(id, 0, 1, 1);
+    shared.storage.put(&path, part.into()).await.unwrap();
+    let second = shared.replica_with(breaks());
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    assert_eq!(second.engines.broken.load(Relaxed), 1);
 }
 
 #[tokio::test]

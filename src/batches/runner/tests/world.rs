@@ -38,6 +38,10 @@ const CALLER: &str = "default";
 #[derive(Debug, Default)]
 pub(super) struct Engines {
     pub(super) answered: AtomicU32,
+    /// The line that they else refuse breaks them.
+    pub(super) breaks: bool,
+    /// How often it did.
+    pub(super) broken: AtomicU32,
     /// They have no room for any line.
     pub(super) is_full: bool,
     /// There is room for [`FULL_MODEL`].
@@ -52,7 +56,14 @@ impl SendLine for Engines {
             tokio::task::yield_now().await;
             self.answered.fetch_add(1, Relaxed);
             let body: Value = serde_json::from_slice(&line.body).unwrap();
-            let status = if body["prompt"] == "7" { 400 } else { 200 };
+            let status = match (body["prompt"] == "7", self.breaks) {
+                (false, _) => 200,
+                (true, false) => 400,
+                (true, true) => {
+                    self.broken.fetch_add(1, Relaxed);
+                    502
+                }
+            };
             let usage = json!({"prompt_tokens": 2, "completion_tokens": 1});
             LineAnswer {
                 status,
