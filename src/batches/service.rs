@@ -66,6 +66,10 @@ pub struct Batches {
     pub(super) is_storage_working: AtomicBool,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
+    /// The clock of this replica, in Unix milliseconds.
+    pub(super) wall_ms: fn() -> u64,
+    /// Whether it was that of the store when they were compared last.
+    pub(super) is_clock_right: AtomicBool,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
@@ -107,6 +111,8 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             identity: Mutex::default(),
+            wall_ms: observe::unix_ms,
+            is_clock_right: AtomicBool::new(true),
             failures: Mutex::default(),
         }
     }

@@ -194,6 +194,10 @@ pub trait Documents {
         now_ms: u64,
         places: Range<usize>,
     ) -> StoreFuture<'_, Vec<Document>>;
+
+    /// The time of the store's clock, in Unix milliseconds. Due times are compared with callers' clocks; by this a
+    /// caller notices that its own is wrong.
+    fn clock_ms(&self) -> StoreFuture<'_, u64>;
 }
 
 /// Whether a document may have this id.

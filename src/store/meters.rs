@@ -80,6 +80,7 @@ operations! {
     RemoveDocument "remove_document"
     Documents "documents"
     DueDocuments "due_documents"
+    Clock "clock"
     Report "report"
 }
 

@@ -214,6 +214,26 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
 }
 
 #[tokio::test]
+async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
+    const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+    let mut shared = Shared::new();
+    let right = shared.replica();
+    let file = shared.file(&right, &lines("m")).await;
+    let created = right.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = right.until(id, has_ended).await;
+    right.tasks.drain(Duration::from_secs(10)).await;
+    shared.wall_ms = Some(|| observe::unix_ms() + YEAR_MS);
+    let ahead = shared.replica();
+    // Its first look for work and its first look for expired files.
+    ahead
+        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 2)
+        .await;
+    ahead.assert_whole(&batch).await;
+    assert_eq!(ahead.batch(id).await, batch);
+}
+
+#[tokio::test]
 async fn a_line_that_breaks_engines_is_tried_no_more_often_because_its_shard_was_given_back() {
     let shared = Shared::new();
     let breaks = || Engines {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::store::Memory;
 use crate::ids::Tenant;
+use crate::observe;
 use crate::store::StoreFuture;
 use crate::store::documents::{
     Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, Documents,
@@ -75,5 +76,9 @@ impl Documents for Memory {
         self.operation(Op::DueDocuments, move |_| {
             Ok(self.documents.lock().due(collection, now_ms, places))
         })
+    }
+
+    fn clock_ms(&self) -> StoreFuture<'_, u64> {
+        self.operation(Op::Clock, |_| Ok(observe::unix_ms()))
     }
 }

@@ -153,6 +153,15 @@ impl Documents for Redis {
             Ok(due)
         })
     }
+
+    fn clock_ms(&self) -> StoreFuture<'_, u64> {
+        self.meters.meter(Op::Clock, move || async move {
+            // Of a cluster, the node that has the batches.
+            let [documents, _] = self.keys.due_documents(Collection::Batches);
+            let call = Call::new(Name::CLOCK).key(documents);
+            self.call(Kind::Read, call).await?.count()
+        })
+    }
 }
 
 impl Redis {

@@ -343,6 +343,18 @@ async fn what_is_due_comes_earliest_first_and_what_has_no_due_time_never_does() 
 }
 
 #[tokio::test]
+async fn the_clock_of_a_store_on_this_host_is_this_hosts() {
+    on_each(async |Pair { a, b, .. }| {
+        for store in [a, b] {
+            let own_ms = warmroute::observe::unix_ms();
+            let found_ms = store.clock_ms().await.unwrap();
+            assert!(found_ms.abs_diff(own_ms) < 60_000, "{found_ms} {own_ms}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn tenants_and_collections_do_not_see_each_others_documents() {
     on_each(async |Pair { a, b, .. }| {
         let narrow = DocumentBounds {

@@ -106,6 +106,8 @@ pub(super) struct Shared {
     pub(super) lease: Duration,
     /// Of one tenant, if they are other than usual.
     pub(super) max_batches: Option<u64>,
+    /// The clock of the next replicas, if it is not this host's.
+    pub(super) wall_ms: Option<fn() -> u64>,
 }
 
 /// One replica.
@@ -131,6 +133,7 @@ impl Shared {
             settings: Settings::default(),
             lease: Duration::from_secs(30),
             max_batches: None,
+            wall_ms: None,
         }
     }
 
@@ -162,6 +165,9 @@ impl Shared {
         let mut batches = batches.with_lease(self.lease);
         if let Some(max_batches) = self.max_batches {
             batches.max_batches = max_batches;
+        }
+        if let Some(wall_ms) = self.wall_ms {
+            batches.wall_ms = wall_ms;
         }
         let batches = Arc::new(batches);
         let engines = Arc::new(engines);
