@@ -412,6 +412,28 @@ async fn the_oldest_batch_that_has_ended_makes_room() {
 }
 
 #[tokio::test]
+async fn a_tenant_whose_results_exceed_its_quota_begins_no_other_batch() {
+    let mut shared = Shared::new();
+    // The input has half of it, and the results are more than all of it.
+    shared.settings.max_size_per_tenant = 100 << 10;
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "file_storage_quota_exceeded")
+    );
+    let output = batch["output_file_id"].as_str().unwrap();
+    let delete = BatchEndpoint::DeleteFile(output.to_owned());
+    replica.answer(&delete, String::new()).await;
+    replica.create(&file).await;
+}
+
+#[tokio::test]
 async fn batches_that_have_not_ended_make_no_room() {
     let mut shared = Shared::new();
     shared.max_batches = Some(2);

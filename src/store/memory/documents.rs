@@ -9,8 +9,8 @@ use crate::ids::Tenant;
 use crate::observe;
 use crate::store::StoreFuture;
 use crate::store::documents::{
-    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, Documents,
-    InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value,
+    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, DocumentSums,
+    Documents, InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value,
 };
 use crate::store::meters::Op;
 
@@ -64,6 +64,16 @@ impl Documents for Memory {
     ) -> StoreFuture<'_, DocumentList> {
         self.operation(Op::Documents, move |_| {
             Ok(self.documents.lock().list(collection, tenant, &page))
+        })
+    }
+
+    fn document_sums(
+        &self,
+        collection: Collection,
+        tenant: Tenant,
+    ) -> StoreFuture<'_, DocumentSums> {
+        self.operation(Op::DocumentSums, move |_| {
+            Ok(self.documents.lock().sums(collection, tenant))
         })
     }
 
