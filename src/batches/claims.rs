@@ -97,7 +97,6 @@ impl BatchRecord {
         if !self.release(owner, Work::Validate) {
             return false;
         }
-        let is_cancelled = self.status == BatchStatus::Cancelling;
         match result {
             Ok(validated) => {
                 self.is_validated = true;
@@ -105,21 +104,12 @@ impl BatchRecord {
                 self.shard_count = validated.shard_count;
                 self.model = validated.model;
                 self.tokens = validated.tokens;
-                if !is_cancelled {
+                if self.status != BatchStatus::Cancelling {
                     self.status = BatchStatus::InProgress;
                     self.in_progress_ms = Some(now_ms);
                 }
             }
-            Err(errors) => {
-                self.errors = errors;
-                if is_cancelled {
-                    self.status = BatchStatus::Cancelled;
-                    self.cancelled_ms = Some(now_ms);
-                } else {
-                    self.status = BatchStatus::Failed;
-                    self.failed_ms = Some(now_ms);
-                }
-            }
+            Err(errors) => self.fail(errors, now_ms),
         }
         true
     }
@@ -166,6 +156,15 @@ impl BatchRecord {
                 self.completed_ms = Some(now_ms);
             }
         }
+        true
+    }
+
+    /// The results cannot be put together, now or later, which ends the batch without them.
+    pub fn fail_assembly(&mut self, owner: u64, error: LineError, now_ms: u64) -> bool {
+        if !self.release(owner, Work::Finalize) {
+            return false;
+        }
+        self.fail(vec![error], now_ms);
         true
     }
 
@@ -310,6 +309,18 @@ impl BatchRecord {
             | BatchStatus::Completed
             | BatchStatus::Expired
             | BatchStatus::Cancelled => None,
+        }
+    }
+
+    /// Ends the batch without results. One that was cancelled is cancelled all the same.
+    fn fail(&mut self, errors: Vec<LineError>, now_ms: u64) {
+        self.errors = errors;
+        if self.shown_status() == BatchStatus::Cancelling {
+            self.status = BatchStatus::Cancelled;
+            self.cancelled_ms = Some(now_ms);
+        } else {
+            self.status = BatchStatus::Failed;
+            self.failed_ms = Some(now_ms);
         }
     }
 

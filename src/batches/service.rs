@@ -242,7 +242,11 @@ impl Batches {
         if record.status != BatchStatus::Failed {
             return;
         }
-        for bound in ["too_many_tasks", "token_limit_exceeded"] {
+        for bound in [
+            "too_many_tasks",
+            "token_limit_exceeded",
+            "results_too_large",
+        ] {
             if record.errors.iter().any(|error| error.code == bound) {
                 let bounds = &self.metrics.bounds_reached;
                 bounds.with_label_values(&[bound]).inc();

@@ -214,6 +214,28 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
 }
 
 #[tokio::test]
+async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the results have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "failed", "{batch}");
+    assert_eq!(batch["errors"]["data"][0]["code"], "results_too_large");
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let input = file::storage_path(Tenant::default(), &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
+    let bound = "warmroute_batch_bounds_reached_total{bound=\"results_too_large\"} 1";
+    assert!(replica.registry.text().contains(bound));
+}
+
+#[tokio::test]
 async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();

@@ -42,6 +42,8 @@ pub(super) struct Engines {
     pub(super) breaks: bool,
     /// How often it did.
     pub(super) broken: AtomicU32,
+    /// Bytes that each answer has besides.
+    pub(super) padding: usize,
     /// They have no room for any line.
     pub(super) is_full: bool,
     /// There is room for [`FULL_MODEL`].
@@ -65,12 +67,14 @@ impl SendLine for Engines {
                 }
             };
             let usage = json!({"prompt_tokens": 2, "completion_tokens": 1});
+            let text = "x".repeat(self.padding);
+            let answer = json!({"usage": usage, "text": text}).to_string();
             LineAnswer {
                 status,
                 request_id: "wr-1".to_owned(),
                 retry_after: None,
                 may_retry: true,
-                body: Bytes::from(json!({"usage": usage}).to_string()),
+                body: Bytes::from(answer),
             }
         })
     }
