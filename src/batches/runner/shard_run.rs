@@ -59,8 +59,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let loaded = work.unless_stopped(load(work, &record, number)).await;
-    let LoadedShard { rest, tries, _room } = match loaded {
+    let loaded = match work.unless_stopped(load(work, &record, number)).await {
         Ok(loaded) => loaded,
         Err(halt) => return work.on_halt(halt).await,
     };
@@ -78,23 +77,19 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             batch: record.id.as_str().into(),
             sending: AtomicU32::new(0),
             retries: AtomicU32::new(0),
-            earlier_tries: tries,
+            earlier_tries: loaded.tries,
             tries: Mutex::default(),
         }),
         part: PartBuffer::default(),
         writer: fastrand::u64(..),
         next_part: 0,
     };
-    let stopped = run.run(rest).await;
+    let stopped = run.run(loaded.rest).await;
     run.end(stopped).await
 }
 
 /// Reads those of the shard's lines that have no result, once there is room for them.
-async fn load(
-    work: &WorkContext,
-    record: &BatchRecord,
-    number: u32,
-) -> Result<LoadedShard, Halt> {
+async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<LoadedShard, Halt> {
     let shards = match work.shards().await {
         Ok(shards) => shards,
         // Somebody has deleted what says where the lines are.
