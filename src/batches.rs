@@ -13,6 +13,7 @@
 
 pub mod batch;
 pub mod claims;
+mod clock_check;
 pub mod create_batch;
 pub mod custom_ids;
 mod endpoints;

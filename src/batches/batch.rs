@@ -21,6 +21,10 @@ const END_LIMIT: Duration = Duration::from_secs(24 * 3_600);
 /// How long the replica that ended a batch has to report the end itself, before others look after it.
 pub const WEBHOOK_GRACE_MS: u64 = 10_000;
 
+/// How long the parts of the results stay after the end of the batch. A Redis that starts again from a snapshot forgets
+/// the end, and the results are put together once more. Redis' default (`save 3600 1`) makes a snapshot each hour.
+pub const PARTS_KEPT_MS: u64 = 2 * 3_600_000;
+
 /// OpenAI's states of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -228,6 +232,8 @@ pub struct BatchRecord {
     pub usage: Usage,
     /// Whether its end was reported to the outbox, if it is to be.
     pub webhooks_sent: bool,
+    /// Whether the parts of its results were deleted after its end.
+    pub parts_deleted: bool,
     /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
     /// `delete_ms`.
     pub is_unconfirmed: bool,

@@ -18,8 +18,8 @@
 //! also if a replica goes on after its claim has run out.
 
 use super::batch::{
-    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, Usage, Validated,
-    WEBHOOK_GRACE_MS, Work,
+    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, Usage,
+    Validated, WEBHOOK_GRACE_MS, Work,
 };
 use super::line::LineError;
 
@@ -97,7 +97,6 @@ impl BatchRecord {
         if !self.release(owner, Work::Validate) {
             return false;
         }
-        let is_cancelled = self.status == BatchStatus::Cancelling;
         match result {
             Ok(validated) => {
                 self.is_validated = true;
@@ -105,21 +104,12 @@ impl BatchRecord {
                 self.shard_count = validated.shard_count;
                 self.model = validated.model;
                 self.tokens = validated.tokens;
-                if !is_cancelled {
+                if self.status != BatchStatus::Cancelling {
                     self.status = BatchStatus::InProgress;
                     self.in_progress_ms = Some(now_ms);
                 }
             }
-            Err(errors) => {
-                self.errors = errors;
-                if is_cancelled {
-                    self.status = BatchStatus::Cancelled;
-                    self.cancelled_ms = Some(now_ms);
-                } else {
-                    self.status = BatchStatus::Failed;
-                    self.failed_ms = Some(now_ms);
-                }
-            }
+            Err(errors) => self.fail(errors, now_ms),
         }
         true
     }
@@ -166,6 +156,15 @@ impl BatchRecord {
                 self.completed_ms = Some(now_ms);
             }
         }
+        true
+    }
+
+    /// The results cannot be put together, now or later, which ends the batch without them.
+    pub fn fail_assembly(&mut self, owner: u64, error: LineError, now_ms: u64) -> bool {
+        if !self.release(owner, Work::Finalize) {
+            return false;
+        }
+        self.fail(vec![error], now_ms);
         true
     }
 
@@ -238,6 +237,11 @@ impl BatchRecord {
         due_ms.is_some_and(|due_ms| due_ms <= now_ms)
     }
 
+    /// Whether the parts of the results are no longer needed and still there: whoever sees this deletes them.
+    pub fn are_parts_due(&self, now_ms: u64) -> bool {
+        self.parts_due_ms().is_some_and(|due_ms| due_ms <= now_ms)
+    }
+
     /// When a replica must look at the batch again, if nobody changes it before. Now or earlier if there is work for
     /// another owner than those of its claims.
     pub fn due_ms(&self, now_ms: u64) -> Option<u64> {
@@ -255,7 +259,13 @@ impl BatchRecord {
         let is_running = self.status == BatchStatus::InProgress && now_ms < self.expires_ms;
         let expiry = is_running.then_some(self.expires_ms);
         let deletion = (now_ms < self.delete_ms).then_some(self.delete_ms);
-        let times = [next_end, expiry, deletion, self.webhook_due_ms()];
+        let times = [
+            next_end,
+            expiry,
+            deletion,
+            self.webhook_due_ms(),
+            self.parts_due_ms(),
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -302,6 +312,18 @@ impl BatchRecord {
         }
     }
 
+    /// Ends the batch without results. One that was cancelled is cancelled all the same.
+    fn fail(&mut self, errors: Vec<LineError>, now_ms: u64) {
+        self.errors = errors;
+        if self.shown_status() == BatchStatus::Cancelling {
+            self.status = BatchStatus::Cancelled;
+            self.cancelled_ms = Some(now_ms);
+        } else {
+            self.status = BatchStatus::Failed;
+            self.failed_ms = Some(now_ms);
+        }
+    }
+
     fn have_all_shards_ended(&self) -> bool {
         let is_shard = |claim: &Claim| matches!(claim.work, Work::Shard(_));
         self.shard_count <= self.next_shard
@@ -333,6 +355,13 @@ impl BatchRecord {
     fn webhook_due_ms(&self) -> Option<u64> {
         let ended_ms = self.ended_ms().filter(|_| !self.webhooks_sent)?;
         Some(ended_ms.saturating_add(WEBHOOK_GRACE_MS))
+    }
+
+    /// After the end was reported. A batch without shards has no parts.
+    fn parts_due_ms(&self) -> Option<u64> {
+        let has_parts = self.shard_count > 0 && self.webhooks_sent && !self.parts_deleted;
+        let ended_ms = self.ended_ms().filter(|_| has_parts)?;
+        Some(ended_ms.saturating_add(PARTS_KEPT_MS))
     }
 }
 

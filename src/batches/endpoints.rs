@@ -39,6 +39,7 @@ impl Batches {
             let why = format!("its file has the purpose '{purpose}', and needs 'batch'");
             return Err(ApiError::wrong_value("input_file_id", why));
         }
+        self.files.check_bounds(caller.tenant).await?;
         let new = NewBatch {
             id: random_id(Flavor::OpenAi)?,
             tenant_name: caller.name.to_owned(),

@@ -76,7 +76,8 @@ impl Batches {
             return Err(error);
         }
         if let Err(error) = received.finish().await {
-            let _ = self.store.remove_document(key, None).await;
+            // Storage that did not answer in time may have the object later. The record, which no client finds, stays
+            // until `UNCONFIRMED_LIMIT`, and what is there then goes with it.
             return Err(self.storage_failed(&error));
         }
         self.confirm(&key, &record).await?;

@@ -267,6 +267,33 @@ impl PartLine {
     }
 }
 
+/// What a part object says of a line without a result, so that the next run of its shard goes on counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct LineTries {
+    /// How many tries have failed that counted.
+    pub tries: u32,
+    /// The number of the input line.
+    pub line: u32,
+}
+
+impl LineTries {
+    /// Adds it to a part. Readers of results pass it over.
+    pub fn write(&self, part: &mut Vec<u8>) {
+        let line = format!(r#"{{"tries":{},"line":{}}}"#, self.tries, self.line);
+        part.extend_from_slice(line.as_bytes());
+        part.push(b'\n');
+    }
+
+    /// `None` if the line is another one of a part.
+    pub fn read(line: &[u8]) -> Option<Self> {
+        // A result, which may be long, begins with another member.
+        if !line.starts_with(br#"{"tries":"#) {
+            return None;
+        }
+        serde_json::from_slice(line).ok()
+    }
+}
+
 /// Puts the results of a batch together: of each number the first part line counts, in whatever order they come. It
 /// holds a bit for each line.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
 //! trial ─▶ whether the storage can be used, and is the one that all replicas share; else claims run out, so that other
-//!           replicas have the works
+//!           replicas have the works, as they do if this replica's clock is wrong
 //! ```
 
 mod assembling;
@@ -121,7 +121,7 @@ impl Runner {
     /// Starts what there is room for. `behind`: the place from which the next look goes on, of batches that are not among
     /// the first.
     async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
-        if !self.batches.is_storage_usable() {
+        if !self.batches.is_storage_usable() || self.batches.checked_ms().await?.is_none() {
             return Ok(());
         }
         while self.batches.works.has_any_room() {
@@ -146,7 +146,7 @@ impl Runner {
 
     /// The batches at these places of those that are due, in the order of their turns.
     async fn due(&self, places: Range<usize>) -> Result<Vec<Document>, store::Error> {
-        let now_ms = observe::unix_ms();
+        let now_ms = self.batches.now_ms();
         let found = self
             .batches
             .store
@@ -189,9 +189,13 @@ impl Runner {
                 }
             };
             let key = document.key.clone();
-            let now_ms = observe::unix_ms();
+            let now_ms = self.batches.now_ms();
             if record.is_webhook_due(now_ms) {
                 self.batches.settle_end(&key, &record).await;
+                return Ok(false);
+            }
+            if record.are_parts_due(now_ms) {
+                self.batches.delete_parts(&key).await;
                 return Ok(false);
             }
             // A claim whose write was not confirmed.
@@ -289,7 +293,7 @@ impl Runner {
             return Ok(());
         };
         self.batches.running.lock().set(key, &record);
-        let is_stopping = record.is_stopping(observe::unix_ms());
+        let is_stopping = record.is_stopping(self.batches.now_ms());
         works.stop(key, |work| {
             if !record.owns(owner, work) {
                 // A record that was read before a work was claimed says nothing of it.
@@ -297,7 +301,9 @@ impl Runner {
             }
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
-        if renews && self.batches.is_storage_usable() {
+        // The works of a replica that may begin none are left to others.
+        let may_renew = self.batches.is_storage_usable() && self.batches.is_clock_right();
+        if renews && may_renew {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {
                 record.renew(now_ms, owner, lease_ms).then_some(())
@@ -320,8 +326,13 @@ impl Runner {
         if self.batches.ask_storage().await.is_err() {
             return;
         }
-        let now_ms = observe::unix_ms();
-        if let Err(error) = self.batches.files.delete_expired(now_ms).await {
+        let deleted = async {
+            if let Some(now_ms) = self.batches.checked_ms().await? {
+                self.batches.files.delete_expired(now_ms).await?;
+            }
+            Ok::<(), store::Error>(())
+        };
+        if let Err(error) = deleted.await {
             self.batches.failed("expired files not deleted", &error);
         }
     }

@@ -17,7 +17,7 @@ use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
 use super::paths;
-use super::records::Records;
+use super::records::{Changed, Records};
 use super::routes::BatchEndpoint;
 use super::running::{Running, RunningBatches};
 use super::settings::Settings;
@@ -66,6 +66,10 @@ pub struct Batches {
     pub(super) is_storage_working: AtomicBool,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
+    /// The clock of this replica, in Unix milliseconds.
+    pub(super) wall_ms: fn() -> u64,
+    /// Whether it was that of the store when they were compared last.
+    pub(super) is_clock_right: AtomicBool,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
@@ -107,6 +111,8 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             identity: Mutex::default(),
+            wall_ms: observe::unix_ms,
+            is_clock_right: AtomicBool::new(true),
             failures: Mutex::default(),
         }
     }
@@ -183,9 +189,8 @@ impl Batches {
             .ok_or_else(unknown)
     }
 
-    /// Has the end of a batch reported, takes note of that, and deletes the batch's parts: the results are in the files
-    /// now. A report that failed is made later, by any replica; so is that of a replica that was killed, or that did not
-    /// learn that it had ended the batch. Parts that are left go with the batch (`deleting`).
+    /// Has the end of a batch reported, and takes note of that. A report that failed is made later, by any replica; so
+    /// is that of a replica that was killed, or that did not learn that it had ended the batch.
     pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
@@ -206,9 +211,26 @@ impl Batches {
         if let Err(error) = noted.await {
             self.failed("report of a batch's end not noted", &error);
         }
-        // Last: a large batch has thousands, and what is not noted in time is reported once more.
-        let parts = paths::parts(&record.id);
-        if let Err(error) = self.storage.delete_all(&parts).await {
+    }
+
+    /// Deletes the parts of a batch whose results have been in its files for long. Of several replicas the one that
+    /// notes it deletes them. What it leaves, because it is killed or the storage fails, goes with the batch
+    /// (`deleting`).
+    pub(super) async fn delete_parts(&self, key: &DocumentKey) {
+        let noted = self.records.change(key, |record, now_ms| {
+            let is_due = record.are_parts_due(now_ms);
+            record.parts_deleted |= is_due;
+            is_due.then_some(())
+        });
+        match noted.await {
+            Ok(Changed::Done((), _)) => {}
+            Ok(Changed::Unchanged(_) | Changed::Gone) => return,
+            Err(error) => {
+                self.failed("deletion of a batch's parts not noted", &error);
+                return;
+            }
+        }
+        if let Err(error) = self.storage.delete_all(&paths::parts(&key.id)).await {
             self.failed("parts of a batch not deleted", &error);
         }
     }
@@ -220,7 +242,11 @@ impl Batches {
         if record.status != BatchStatus::Failed {
             return;
         }
-        for bound in ["too_many_tasks", "token_limit_exceeded"] {
+        for bound in [
+            "too_many_tasks",
+            "token_limit_exceeded",
+            "results_too_large",
+        ] {
             if record.errors.iter().any(|error| error.code == bound) {
                 let bounds = &self.metrics.bounds_reached;
                 bounds.with_label_values(&[bound]).inc();

@@ -30,7 +30,8 @@ pub struct Settings {
     /// A batch whose input has more lines fails its validation.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_lines: u32,
-    /// Bytes of one tenant's files together, those with results too. An upload beyond them is refused.
+    /// Bytes of one tenant's files together, those with results too. An upload beyond them is refused, and a batch from
+    /// a file while they are exceeded.
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1KiB"))]
     pub max_size_per_tenant: u64,

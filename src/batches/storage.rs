@@ -49,6 +49,8 @@ const FOLDER_MODE: u32 = 0o700;
 pub struct Storage {
     store: Arc<dyn ObjectStore>,
     tasks: Tasks,
+    /// How many parts an object may be written in.
+    pub(super) max_parts: usize,
 }
 
 impl Storage {
@@ -67,9 +69,14 @@ impl Storage {
         };
         #[cfg(not(feature = "s3"))]
         let _ = clients;
+        let max_parts = match &settings.s3 {
+            Some(_) => writer::MAX_S3_PARTS,
+            None => usize::MAX,
+        };
         Ok(Self {
             store,
             tasks: tasks.clone(),
+            max_parts,
         })
     }
 
@@ -99,6 +106,7 @@ impl Storage {
         Self {
             store: Arc::new(InMemory::new()),
             tasks: Tasks::default(),
+            max_parts: usize::MAX,
         }
     }
 
@@ -109,6 +117,7 @@ impl Storage {
             self.store.clone(),
             path,
             self.tasks.clone(),
+            self.max_parts,
         ))
     }
 

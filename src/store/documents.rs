@@ -92,6 +92,13 @@ pub struct DocumentBounds {
     pub weight: u64,
 }
 
+/// How many documents one tenant has in one collection, and what they weigh together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DocumentSums {
+    pub documents: u64,
+    pub weight: u64,
+}
+
 /// Outcome of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -185,6 +192,13 @@ pub trait Documents {
         page: DocumentPage,
     ) -> StoreFuture<'_, DocumentList>;
 
+    /// Returns the sums that a tenant's insertions are checked with.
+    fn document_sums(
+        &self,
+        collection: Collection,
+        tenant: Tenant,
+    ) -> StoreFuture<'_, DocumentSums>;
+
     /// Returns documents of all tenants whose due time has come, earliest first: what replicas have something to do
     /// with. They are those at `places`, counted from 0, or fewer if they are large; what is left is due still. One
     /// that cannot be read is left out, so that it does not keep replicas from the others.
@@ -194,6 +208,10 @@ pub trait Documents {
         now_ms: u64,
         places: Range<usize>,
     ) -> StoreFuture<'_, Vec<Document>>;
+
+    /// The time of the store's clock, in Unix milliseconds. Due times are compared with callers' clocks; by this a
+    /// caller notices that its own is wrong.
+    fn clock_ms(&self) -> StoreFuture<'_, u64>;
 }
 
 /// Whether a document may have this id.

@@ -10,7 +10,9 @@ use super::{
 };
 use crate::observe;
 use crate::observe::metrics::Registry;
-use crate::store::documents::{DocumentList, InsertOutcome, RemoveOutcome, ReplaceOutcome};
+use crate::store::documents::{
+    DocumentList, DocumentSums, InsertOutcome, RemoveOutcome, ReplaceOutcome,
+};
 use crate::store::outbox::Claimed;
 
 /// Histogram buckets, from a lookup in memory to the longest write time-out.
@@ -79,7 +81,9 @@ operations! {
     ReplaceDocument "replace_document"
     RemoveDocument "remove_document"
     Documents "documents"
+    DocumentSums "document_sums"
     DueDocuments "due_documents"
+    Clock "clock"
     Report "report"
 }
 
@@ -231,6 +235,7 @@ pub(super) trait Outcome {
 impl Outcome for () {}
 impl Outcome for u64 {}
 impl Outcome for Claimed {}
+impl Outcome for DocumentSums {}
 impl Outcome for Report {}
 impl<T> Outcome for Vec<T> {}
 impl<T, U> Outcome for (T, U) {}

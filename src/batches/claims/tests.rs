@@ -218,6 +218,44 @@ fn an_end_that_nobody_has_reported_is_due() {
 }
 
 #[test]
+fn results_that_cannot_be_put_together_end_the_batch() {
+    let check = |is_cancelled: bool, expected: BatchStatus| {
+        let mut record = running(1);
+        assert_eq!(record.claim(2, A, LEASE_MS), Some(Work::Shard(0)));
+        if is_cancelled {
+            assert!(record.cancel(3));
+        }
+        assert!(record.end_shard(A, 0, 4));
+        assert_eq!(record.claim(5, A, LEASE_MS), Some(Work::Finalize));
+        let error = LineError::new("results_too_large", "large", None);
+        assert!(!record.fail_assembly(B, error.clone(), 6));
+        assert!(record.fail_assembly(A, error, 6));
+        assert_eq!((record.status, record.ended_ms()), (expected, Some(6)));
+        assert_eq!(record.errors.len(), 1);
+        assert_eq!(record.claim(7, A, LEASE_MS), None);
+    };
+    check(false, BatchStatus::Failed);
+    check(true, BatchStatus::Cancelled);
+}
+
+#[test]
+fn the_parts_of_a_batch_stay_for_a_while_after_its_end() {
+    let mut record = running(1);
+    assert_eq!(record.claim(2, A, LEASE_MS), Some(Work::Shard(0)));
+    assert!(record.end_shard(A, 0, 3));
+    assert_eq!(record.claim(4, A, LEASE_MS), Some(Work::Finalize));
+    assert!(record.end_assembly(A, assembled(4, 0), 5));
+    let due_ms = 5 + PARTS_KEPT_MS;
+    assert!(!record.are_parts_due(due_ms), "the end is not reported");
+    record.webhooks_sent = true;
+    assert_eq!(record.due_ms(5), Some(due_ms));
+    assert!(!record.are_parts_due(due_ms - 1) && record.are_parts_due(due_ms));
+    record.parts_deleted = true;
+    assert!(!record.are_parts_due(due_ms));
+    assert_eq!(record.due_ms(due_ms), Some(RETENTION_MS));
+}
+
+#[test]
 fn a_batch_is_deleted_in_the_end_even_if_it_never_ended() {
     let mut record = running(1);
     assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));

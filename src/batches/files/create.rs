@@ -238,7 +238,8 @@ impl Files {
             }
         };
         if let Err(error) = finished {
-            let _ = self.remove(tenant, &record.id).await;
+            // Storage that did not answer in time may have the object later. The record, which no client finds, stays
+            // until `UNCONFIRMED_LIMIT`, and what is there then goes with it.
             return Err(self.storage_failed(&error));
         }
         if let Err(error) = self.confirm(&key, &record).await {

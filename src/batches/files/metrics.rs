@@ -11,8 +11,9 @@ metric_table! {
             "Uploads of files, by outcome: stored, refused (the request was wrong or a bound was reached), failed \
              (storage or store could not be used), or abandoned by the client.",
         bounds_reached: counters "warmroute_batch_file_bounds_reached_total" ["bound"]
-            "Uploads refused by a bound: file_size (batches.max_file_size), tenant_files (10,000 of a tenant), tenant_size \
-             (batches.max_size_per_tenant), tenant_uploads (8 at a time) or uploads (16 at a time).",
+            "Uploads refused by a bound: file_size (batches.max_file_size), tenant_files (10,000 of a tenant; batches, \
+             too, while there are more), tenant_size (batches.max_size_per_tenant; the same), tenant_uploads (8 at a \
+             time) or uploads (16 at a time).",
         file_bytes: counters "warmroute_batch_file_bytes_total" ["direction"]
             "Bytes of files, by direction: received from clients or sent to them.",
         deleted: counters "warmroute_batch_files_deleted_total" ["reason"]

@@ -110,7 +110,7 @@ impl Files {
     }
 
     /// Registers a file whose bytes are in the storage already, at [`file::storage_path`]: results of a batch. It may
-    /// be repeated. The tenant's bounds do not refuse it, since the batch has run; it counts for later uploads.
+    /// be repeated. The tenant's bounds do not refuse it, since the batch has run; it counts for what comes later.
     pub async fn register(&self, tenant: Tenant, record: FileRecord) -> Result<(), ApiError> {
         let key = file::document_key(tenant, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_file(&record.id))?;
@@ -124,6 +124,22 @@ impl Files {
         inserted
             .map(drop)
             .map_err(|error| ApiError::of_store(&error))
+    }
+
+    /// Refuses a new batch of a tenant whose files are more than they may be, as those of results make them.
+    pub async fn check_bounds(&self, tenant: Tenant) -> Result<(), ApiError> {
+        let sums = self.store.document_sums(Collection::Files, tenant).await;
+        let sums = sums.map_err(|error| ApiError::of_store(&error))?;
+        if sums.documents > self.max_files {
+            self.metrics.on_bound("tenant_files");
+            return Err(ApiError::too_many_files(self.max_files));
+        }
+        let max_weight = self.settings.max_size_per_tenant;
+        if sums.weight > max_weight {
+            self.metrics.on_bound("tenant_size");
+            return Err(ApiError::file_quota_exceeded(max_weight));
+        }
+        Ok(())
     }
 
     /// Deletes the bytes and the record of a file, which may be gone already: results of a batch that is deleted.

@@ -11,7 +11,7 @@ use self::world::{
     FILE, PATIENCE, PURPOSE, TYPE, World, bytes, files_below, form, headers, object, with_file,
 };
 use super::FileUpload;
-use crate::batches::file::{FilePurpose, FileRecord, new_file_id, storage_path};
+use crate::batches::file::{FilePurpose, FileRecord, UNCONFIRMED_LIMIT, new_file_id, storage_path};
 use crate::batches::settings::Settings;
 use crate::http::piped::pipe;
 use crate::http::server::RequestBody;
@@ -324,6 +324,31 @@ async fn files_that_cannot_be_deleted_keep_none_behind_them() {
         world.files.register(tenant, record).await.unwrap();
     }
     assert_eq!(world.files.delete_expired(1_000_000).await, Ok(1));
+}
+
+#[tokio::test]
+async fn an_upload_that_appears_after_its_client_got_an_error_goes() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    let world = World::new(Settings {
+        folder: folder.to_str().unwrap().to_owned(),
+        ..Settings::default()
+    });
+    // A file in the place of the folder of all files.
+    let files = folder.join("files");
+    std::fs::write(&files, "").unwrap();
+    let failed = world.upload(&with_file(b"x"), 64).await.unwrap_err();
+    assert_eq!(failed.code, "storage_unavailable");
+    std::fs::remove_file(&files).unwrap();
+    assert_eq!(world.list("").await["data"], json!([]));
+    let documents = world.documents().await;
+    assert_eq!(documents.len(), 1);
+    let path = storage_path(Tenant::default(), &documents[0]).unwrap();
+    let late = Bytes::from_static(b"x");
+    world.storage.put(&path, late).await.unwrap();
+    let limit_ms = observe::unix_ms() + UNCONFIRMED_LIMIT.as_millis() as u64;
+    assert_eq!(world.files.delete_expired(limit_ms).await, Ok(1));
+    world.assert_empty("expired").await;
 }
 
 #[tokio::test]

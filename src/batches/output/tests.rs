@@ -153,6 +153,19 @@ fn each_apis_usage_is_read() {
 }
 
 #[test]
+fn tries_are_read_back_and_are_no_result() {
+    let tries = LineTries { tries: 3, line: 7 };
+    let mut part = Vec::new();
+    tries.write(&mut part);
+    let written = part.strip_suffix(b"\n").unwrap();
+    assert_eq!(LineTries::read(written), Some(tries));
+    assert_eq!(PartLine::read(written), None);
+    for other in [&b""[..], b"{}", br#"{"tries":3,"li"#, br#"{"line":7}"#] {
+        assert_eq!(LineTries::read(other), None);
+    }
+}
+
+#[test]
 fn a_part_line_is_read_back() {
     let line = PartLine {
         line: 7,

@@ -12,7 +12,7 @@ use super::object_lines::ObjectLines;
 use super::work_context::{Halt, WorkContext};
 use crate::batches::batch::{Assembled, BatchRecord};
 use crate::batches::file::{self, FilePurpose, FileRecord};
-use crate::batches::line::Flavor;
+use crate::batches::line::{Flavor, LineError};
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::output::{Assembler, ResultOf};
 use crate::batches::paths;
@@ -33,15 +33,19 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
         return WorkOutcome::Lost;
     };
     let assembled = match work.unless_stopped(assemble(work, &record)).await {
-        Ok(assembled) => assembled,
+        Ok(assembled) => Ok(assembled),
+        Err(Halt::Storage(StorageError::TooLarge(max))) => Err(too_large(max)),
         Err(halt) => return work.on_halt(halt).await,
     };
     let owner = work.batches.owner;
-    let written =
-        work.write_end(|record, now_ms| record.end_assembly(owner, assembled.clone(), now_ms));
+    let written = work.write_end(|record, now_ms| match &assembled {
+        Ok(assembled) => record.end_assembly(owner, assembled.clone(), now_ms),
+        Err(error) => record.fail_assembly(owner, error.clone(), now_ms),
+    });
     let Some(record) = written.await else {
         return WorkOutcome::Lost;
     };
+    let error = assembled.err().map(|error| error.message);
     info!(
         batch = record.id,
         tenant = record.tenant_name,
@@ -50,11 +54,21 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
         completed = record.counts.completed,
         failed = record.counts.failed,
         not_run = record.counts.not_run,
+        error,
         "batch ended"
     );
     work.batches.on_ended(&record);
     work.batches.settle_end(work.key(), &record).await;
     WorkOutcome::Done
+}
+
+/// Why a batch fails whose results the storage does not take.
+fn too_large(max: u64) -> LineError {
+    let message = format!(
+        "The results of this batch are larger than {max} bytes, the maximum of the storage. Please divide its lines \
+         among several batches."
+    );
+    LineError::new("results_too_large", message, None)
 }
 
 /// A file of results that is written.
@@ -151,7 +165,7 @@ impl<'a> ResultFiles<'a> {
             Some(error) => error.finish().await?,
             None => None,
         };
-        // Once the batch has ended, its parts are deleted.
+        // Some time after the end of the batch its parts are deleted.
         work.check_storage().await?;
         if let Some(error) = error {
             register(work, record, output.filename, of_output.as_ref()).await?;

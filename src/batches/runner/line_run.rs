@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use serde_json::value::RawValue;
 use tokio::time::sleep;
 
 use super::input_lines::InputLine;
 use super::off_thread::off_thread;
-use super::retry::Tries;
+use super::retry::{FailedTries, Tries};
 use crate::batches::batch::Usage;
 use crate::batches::line::{BYTES_PER_TOKEN, Flavor, LineEndpoint, LineError};
 use crate::batches::memory_bounds::{HeldAnswer, MemoryBounds};
@@ -40,6 +41,10 @@ pub(super) struct LineContext {
     pub(super) sending: AtomicU32,
     /// How often a try of a line has failed that counted: the line came nearer to its end.
     pub(super) retries: AtomicU32,
+    /// Of lines without a result, before this run of the shard.
+    pub(super) earlier_tries: FailedTries,
+    /// Of lines without a result that were tried in this run, with the earlier ones.
+    pub(super) tries: Mutex<FailedTries>,
 }
 
 /// A line with its result.
@@ -82,7 +87,8 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         return refused;
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
-    let mut tries = Tries::default();
+    let earlier = context.earlier_tries.get(&line.number);
+    let mut tries = Tries::after(earlier.copied().unwrap_or(0));
     let mut gave_way = false;
     loop {
         let Some(entering) = context.gate.enter(&line.model, tokens, gave_way).await else {
@@ -111,6 +117,8 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         context.metrics.retries.with_label_values(&[&status]).inc();
         if tries.counted() > counted {
             context.retries.fetch_add(1, Relaxed);
+            let mut failed = context.tries.lock();
+            failed.insert(line.number, tries.counted());
         }
         sleep(pause).await;
     }
@@ -230,7 +238,6 @@ fn bounded(body: &Bytes) -> Bytes {
 mod tests {
     use std::time::Duration;
 
-    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
@@ -329,6 +336,8 @@ mod tests {
             batch: "batch_1".into(),
             sending: AtomicU32::new(0),
             retries: AtomicU32::new(0),
+            earlier_tries: FailedTries::new(),
+            tries: Mutex::default(),
         });
         let line = InputLine {
             number: 3,

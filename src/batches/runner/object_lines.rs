@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::lines_of_pieces::LinesOfPieces;
 use super::off_thread::off_thread;
-use crate::batches::output::PartLine;
+use super::retry::FailedTries;
+use crate::batches::output::{LineTries, PartLine};
 use crate::batches::storage::{Storage, StorageError, StorageReader};
 
 /// A result line has an answer, of 16 MiB at most, and some more where line breaks were taken out of it.
@@ -15,6 +16,7 @@ const MAX_LINE: usize = 32 << 20;
 pub(super) struct ObjectLines {
     reader: StorageReader,
     lines: LinesOfPieces,
+    tries: FailedTries,
     is_over: bool,
 }
 
@@ -23,6 +25,7 @@ impl ObjectLines {
         Ok(Self {
             reader: storage.read(path, None).await?,
             lines: LinesOfPieces::new(MAX_LINE),
+            tries: FailedTries::new(),
             is_over: false,
         })
     }
@@ -30,6 +33,10 @@ impl ObjectLines {
     /// The next result that was written whole, and its result line.
     pub(super) async fn next_result(&mut self) -> Result<Option<(PartLine, Bytes)>, StorageError> {
         while let Some(line) = self.next().await? {
+            if let Some(found) = LineTries::read(&line) {
+                self.tries.insert(found.line, found.tries);
+                continue;
+            }
             let bytes = line.len();
             let read = move || {
                 let (result, text) = PartLine::read(&line)?;
@@ -40,6 +47,11 @@ impl ObjectLines {
             }
         }
         Ok(None)
+    }
+
+    /// What the lines that were read say of tries.
+    pub(super) fn into_tries(self) -> FailedTries {
+        self.tries
     }
 
     /// The next line without its line break.

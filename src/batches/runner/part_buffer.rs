@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::batches::batch::{LineCounts, Usage};
 use crate::batches::memory_bounds::HeldAnswer;
-use crate::batches::output::PartLine;
+use crate::batches::output::{LineTries, PartLine};
 
 /// A part is written when it has so many lines, so many bytes, or is so old: what a replica that is killed has not
 /// written is run again. Bytes count, too, in what all answers may take.
@@ -57,6 +57,11 @@ impl PartBuffer {
         let is_full = is_awaited || self.lines >= MAX_LINES || self.bytes.len() >= MAX_BYTES;
         let due = if is_full { now } else { now + MAX_AGE };
         self.due = Some(self.due.map_or(due, |at| at.min(due)));
+    }
+
+    /// Adds the tries of a line without a result, once nothing else is added.
+    pub(super) fn push_tries(&mut self, tries: LineTries) {
+        tries.write(&mut self.bytes);
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -1,8 +1,12 @@
 //! Whether a line is tried again, and when. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::batches::send::LineAnswer;
+
+/// How many tries have failed that counted, by the number of a line.
+pub(super) type FailedTries = BTreeMap<u32, u32>;
 
 /// Tries after the first that may fail for a reason that is the line's own: it breaks an engine.
 const MAX_COUNTED: u32 = 5;
@@ -20,6 +24,11 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    /// Of a line of which so many tries have failed that counted, before this run of its shard.
+    pub(super) fn after(counted: u32) -> Self {
+        Self { counted }
+    }
+
     /// How many tries have failed that counted.
     pub(super) fn counted(&self) -> u32 {
         self.counted
@@ -38,7 +47,7 @@ impl Tries {
             // Lines that were refused together do not come back together.
             return Some(after.mul_f64(1.0 + random / 4.0));
         }
-        if self.counted == MAX_COUNTED {
+        if self.counted >= MAX_COUNTED {
             return None;
         }
         let pause = FIRST_PAUSE * (1 << self.counted);
@@ -77,6 +86,15 @@ mod tests {
         assert_eq!(pauses(&answer(502, None), 1.0), [0.5, 1.0, 2.0, 4.0, 8.0]);
         // Only a refusal says when to come back.
         assert_eq!(pauses(&answer(500, Some(9)), 0.0).len(), 5);
+    }
+
+    #[test]
+    fn tries_before_this_run_count() {
+        let failed = answer(502, None);
+        let mut tries = Tries::after(4);
+        assert!(tries.on_answer(&failed, 0.0).is_some());
+        assert_eq!(tries.counted(), 5);
+        assert!(tries.on_answer(&failed, 0.0).is_none());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Runs the lines of a shard that have no result yet, and writes the results of those that have into part objects.
 
+use std::mem;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -7,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -15,10 +17,11 @@ use super::input_lines::{InputLines, InvalidLine};
 use super::line_run::{self, FinishedLine, LineContext};
 use super::object_lines::ObjectLines;
 use super::part_buffer::PartBuffer;
+use super::retry::FailedTries;
 use super::work_context::{Halt, WorkContext};
 use crate::batches::batch::{BatchRecord, Usage};
 use crate::batches::metrics::WorkOutcome;
-use crate::batches::output::{Assembler, PartLine};
+use crate::batches::output::{Assembler, LineTries, PartLine};
 use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
@@ -28,6 +31,17 @@ use crate::observe;
 /// A shard of which no line has ended or failed for so long, and none is at an engine, is given back. Shards of other
 /// batches come first then: their models may have workers, and their tenants tokens left.
 const STALL: Duration = Duration::from_secs(60);
+
+/// What a shard begins with.
+#[derive(Debug, Default)]
+struct LoadedShard {
+    /// Its lines that have no result.
+    rest: InputLines,
+    /// Of these lines, in earlier runs.
+    tries: FailedTries,
+    /// For the input. It is given back when the shard ends.
+    _room: Option<OwnedSemaphorePermit>,
+}
 
 /// A shard that runs.
 struct ShardRun<'a> {
@@ -45,8 +59,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    // The room for the input is given back when the shard ends.
-    let (rest, _room) = match work.unless_stopped(load(work, &record, number)).await {
+    let loaded = match work.unless_stopped(load(work, &record, number)).await {
         Ok(loaded) => loaded,
         Err(halt) => return work.on_halt(halt).await,
     };
@@ -64,27 +77,25 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             batch: record.id.as_str().into(),
             sending: AtomicU32::new(0),
             retries: AtomicU32::new(0),
+            earlier_tries: loaded.tries,
+            tries: Mutex::default(),
         }),
         part: PartBuffer::default(),
         writer: fastrand::u64(..),
         next_part: 0,
     };
-    let stopped = run.run(rest).await;
+    let stopped = run.run(loaded.rest).await;
     run.end(stopped).await
 }
 
 /// Reads those of the shard's lines that have no result, once there is room for them.
-async fn load(
-    work: &WorkContext,
-    record: &BatchRecord,
-    number: u32,
-) -> Result<(InputLines, Option<OwnedSemaphorePermit>), Halt> {
+async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<LoadedShard, Halt> {
     let shards = match work.shards().await {
         Ok(shards) => shards,
         // Somebody has deleted what says where the lines are.
         Err(StorageError::NotFound) => {
             work.check_storage().await?;
-            return Ok((InputLines::default(), None));
+            return Ok(LoadedShard::default());
         }
         Err(error) => return Err(error.into()),
     };
@@ -92,7 +103,7 @@ async fn load(
         .get(number as usize)
         .copied()
         .ok_or_else(|| StorageError::Failed(format!("{} has no shard {number}", record.id)))?;
-    let done = finished_lines(work, &shard, number).await?;
+    let (done, tries) = finished_lines(work, &shard, number).await?;
     let room = work.batches.memory.input(shard.bytes).await;
     let rest = match work.shard_bytes(record, &shard).await {
         Ok(bytes) => InputLines::of(&bytes, &shard, record, |line| done.has(line)),
@@ -103,21 +114,26 @@ async fn load(
         }
         Err(error) => return Err(error.into()),
     };
-    Ok((rest, room))
+    Ok(LoadedShard {
+        rest,
+        tries,
+        _room: room,
+    })
 }
 
-/// The lines of a shard with a result.
+/// The lines of a shard with a result, and how often lines were tried.
 async fn finished_lines(
     work: &WorkContext,
     shard: &Shard,
     number: u32,
-) -> Result<Assembler, StorageError> {
+) -> Result<(Assembler, FailedTries), StorageError> {
     let storage = &work.batches.storage;
     let mut done = Assembler::new(shard.first_line.saturating_add(shard.lines));
+    let mut tries = FailedTries::new();
     let folder = paths::shard_parts(&work.key().id, number);
     let parts = storage.list(&folder).await?;
     if parts.is_empty() {
-        return Ok(done);
+        return Ok((done, tries));
     }
     // A result line may be as long as an answer.
     let _room = work.batches.memory.whole_file().await;
@@ -126,8 +142,13 @@ async fn finished_lines(
         while let Some((result, _)) = lines.next_result().await? {
             done.push(result);
         }
+        // The parts come in no order of time, and a count only grows.
+        for (line, count) in lines.into_tries() {
+            let known = tries.entry(line).or_default();
+            *known = count.max(*known);
+        }
     }
-    Ok(done)
+    Ok((done, tries))
 }
 
 impl ShardRun<'_> {
@@ -188,6 +209,7 @@ impl ShardRun<'_> {
 
     fn on_finished(&mut self, finished: FinishedLine) {
         let FinishedLine { line, text, held } = finished;
+        self.lines.tries.lock().remove(&line.line);
         self.part.push(Instant::now(), line, &text, held);
     }
 
@@ -261,6 +283,13 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         let work = self.work;
+        let is_given_back = matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
+        if is_given_back {
+            let failed = mem::take(&mut *self.lines.tries.lock());
+            for (line, tries) in failed {
+                self.part.push_tries(LineTries { tries, line });
+            }
+        }
         if stopped == Some(StopWork::Stalled) {
             let works = &work.batches.works;
             works.on_stall(observe::now(), work.key());
@@ -281,8 +310,7 @@ impl ShardRun<'_> {
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
         // Without its results the shard has not ended, though its batch was cancelled or has expired.
-        let is_returned = !self.part.is_empty()
-            || matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
+        let is_returned = is_given_back || !self.part.is_empty();
         let written = self.work.write_end(|record, now_ms| {
             record.progress(owner, work, counts, usage);
             if is_returned {

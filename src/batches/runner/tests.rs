@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
 use super::assembling::file_ids;
-use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
+use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
+use crate::batches::output::LineTries;
 use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
@@ -37,9 +38,6 @@ async fn each_line_of_a_batch_has_one_result() {
     replica.assert_whole(&batch).await;
     assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
     replica.tasks.drain(Duration::from_secs(10)).await;
-    // The parts have gone, the files are there.
-    let left = shared.storage.list("batches/").await.unwrap();
-    assert_eq!(left, [format!("batches/{id}/shards.json")]);
     assert_eq!(shared.storage.list("files/").await.unwrap().len(), 3);
     let page = replica.registry.text();
     assert!(page.contains("warmroute_batch_lines_total{outcome=\"completed\"} 599"));
@@ -63,12 +61,42 @@ async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_
     let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let unsettled = first.batches.records.change(&key, |record, now_ms| {
         record.webhooks_sent = false;
-        record.completed_ms = Some(now_ms - WEBHOOK_GRACE_MS);
+        record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
         Some(())
     });
     unsettled.await.unwrap();
     let _second = shared.replica();
     shared.until_empty(&paths::parts(id)).await;
+    // What clients read and what says where lines are stays.
+    let left = shared.storage.list("batches/").await.unwrap();
+    assert_eq!(left, [format!("batches/{id}/shards.json")]);
+    assert_eq!(shared.storage.list("files/").await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_batch_whose_end_the_store_has_lost_ends_with_the_same_results() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    // As of a snapshot that was made while the results were put together.
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let rolled_back = first.batches.records.change(&key, |record, _| {
+        record.status = BatchStatus::Finalizing;
+        record.completed_ms = None;
+        record.output_file_id = None;
+        record.error_file_id = None;
+        record.webhooks_sent = false;
+        Some(())
+    });
+    rolled_back.await.unwrap();
+    let second = shared.replica();
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    assert_eq!(second.engines.answered.load(Relaxed), 0);
 }
 
 #[tokio::test]
@@ -84,13 +112,19 @@ async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
     let created = replica.create(&file).await;
     let id = created["id"].as_str().unwrap();
     replica.until(id, has_ended).await;
-    shared.until_empty(&paths::parts(id)).await;
     replica.tasks.drain(Duration::from_secs(10)).await;
-    let parts = outbox.parts.lock().clone();
-    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
     let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
     assert!(record.webhooks_sent);
+    let aged = replica.batches.records.change(&key, |record, now_ms| {
+        record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
+        Some(())
+    });
+    aged.await.unwrap();
+    let _other = shared.replica();
+    shared.until_empty(&paths::parts(id)).await;
+    let parts = outbox.parts.lock().clone();
+    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
 }
 
 #[tokio::test]
@@ -177,6 +211,84 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the results have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "failed", "{batch}");
+    assert_eq!(batch["errors"]["data"][0]["code"], "results_too_large");
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let input = file::storage_path(Tenant::default(), &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
+    let bound = "warmroute_batch_bounds_reached_total{bound=\"results_too_large\"} 1";
+    assert!(replica.registry.text().contains(bound));
+}
+
+#[tokio::test]
+async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
+    const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+    let mut shared = Shared::new();
+    let right = shared.replica();
+    let file = shared.file(&right, &lines("m")).await;
+    let created = right.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = right.until(id, has_ended).await;
+    right.tasks.drain(Duration::from_secs(10)).await;
+    shared.wall_ms = Some(|| observe::unix_ms() + YEAR_MS);
+    let ahead = shared.replica();
+    // Its first look for work and its first look for expired files.
+    ahead
+        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 2)
+        .await;
+    ahead.assert_whole(&batch).await;
+    assert_eq!(ahead.batch(id).await, batch);
+}
+
+#[tokio::test]
+async fn a_line_that_breaks_engines_is_tried_no_more_often_because_its_shard_was_given_back() {
+    let shared = Shared::new();
+    let breaks = || Engines {
+        breaks: true,
+        ..Engines::default()
+    };
+    let first = shared.replica_with(breaks());
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let retried = "warmroute_batch_line_retries_total{status=\"502\"}";
+    first
+        .until(id, |_| first.registry.text().contains(retried))
+        .await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let mut found = Vec::new();
+    let parts = shared.storage.list(&paths::shard_parts(id, 0)).await;
+    for path in parts.unwrap() {
+        let part = shared.storage.read_whole(&path, 1 << 20).await.unwrap();
+        let lines = part.split(|byte| *byte == b'\n');
+        found.extend(lines.filter_map(LineTries::read));
+    }
+    assert!(found.len() == 1 && found[0].line == 7, "{found:?}");
+    // As after some more runs.
+    let mut part = Vec::new();
+    let all = LineTries { tries: 5, line: 7 };
+    all.write(&mut part);
+    let path = paths::part(id, 0, 1, 1);
+    shared.storage.put(&path, part.into()).await.unwrap();
+    let second = shared.replica_with(breaks());
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    assert_eq!(second.engines.broken.load(Relaxed), 1);
 }
 
 #[tokio::test]
@@ -319,6 +431,28 @@ async fn the_oldest_batch_that_has_ended_makes_room() {
     // The results of the first are there still.
     let output = replica.ids(&ended[0]["output_file_id"]).await;
     assert_eq!(output.len(), LINES - 1);
+}
+
+#[tokio::test]
+async fn a_tenant_whose_results_exceed_its_quota_begins_no_other_batch() {
+    let mut shared = Shared::new();
+    // The input has half of it, and the results are more than all of it.
+    shared.settings.max_size_per_tenant = 100 << 10;
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "file_storage_quota_exceeded")
+    );
+    let output = batch["output_file_id"].as_str().unwrap();
+    let delete = BatchEndpoint::DeleteFile(output.to_owned());
+    replica.answer(&delete, String::new()).await;
+    replica.create(&file).await;
 }
 
 #[tokio::test]

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use crate::ids::Tenant;
 use crate::store::conversation::Order;
 use crate::store::documents::{
-    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, InsertOutcome,
-    NewDocument, RemoveOutcome, ReplaceOutcome, fingerprint,
+    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, DocumentSums,
+    InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, fingerprint,
 };
 
 #[derive(Debug, Default)]
@@ -61,18 +61,15 @@ impl DocumentTable {
                 InsertOutcome::Exists
             };
         }
-        let of_tenant = (key.collection, key.tenant);
-        let (count, weight) = match self.tenants.get(&of_tenant) {
-            Some(found) => (found.order.len() as u64, found.weight),
-            None => (0, 0),
-        };
-        if count >= bounds.documents {
+        let sums = self.sums(key.collection, key.tenant);
+        if sums.documents >= bounds.documents {
             return InsertOutcome::TooMany;
         }
-        let weight = weight.saturating_add(new.weight);
+        let weight = sums.weight.saturating_add(new.weight);
         if weight > bounds.weight {
             return InsertOutcome::TooHeavy;
         }
+        let of_tenant = (key.collection, key.tenant);
         let in_list = self.tenants.entry(of_tenant).or_default();
         in_list.weight = weight;
         in_list.order.insert((new.created_ms, key.id.clone()));
@@ -90,6 +87,16 @@ impl DocumentTable {
         };
         self.documents.insert(key, stored);
         InsertOutcome::Done
+    }
+
+    pub(super) fn sums(&self, collection: Collection, tenant: Tenant) -> DocumentSums {
+        let Some(found) = self.tenants.get(&(collection, tenant)) else {
+            return DocumentSums::default();
+        };
+        DocumentSums {
+            documents: found.order.len() as u64,
+            weight: found.weight,
+        }
     }
 
     pub(super) fn find(&self, key: DocumentKey) -> Option<Document> {

@@ -6,10 +6,11 @@ use bytes::Bytes;
 
 use super::store::Memory;
 use crate::ids::Tenant;
+use crate::observe;
 use crate::store::StoreFuture;
 use crate::store::documents::{
-    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, Documents,
-    InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value,
+    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, DocumentSums,
+    Documents, InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value,
 };
 use crate::store::meters::Op;
 
@@ -66,6 +67,16 @@ impl Documents for Memory {
         })
     }
 
+    fn document_sums(
+        &self,
+        collection: Collection,
+        tenant: Tenant,
+    ) -> StoreFuture<'_, DocumentSums> {
+        self.operation(Op::DocumentSums, move |_| {
+            Ok(self.documents.lock().sums(collection, tenant))
+        })
+    }
+
     fn due_documents(
         &self,
         collection: Collection,
@@ -75,5 +86,9 @@ impl Documents for Memory {
         self.operation(Op::DueDocuments, move |_| {
             Ok(self.documents.lock().due(collection, now_ms, places))
         })
+    }
+
+    fn clock_ms(&self) -> StoreFuture<'_, u64> {
+        self.operation(Op::Clock, |_| Ok(observe::unix_ms()))
     }
 }

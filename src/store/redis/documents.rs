@@ -16,9 +16,9 @@ use crate::ids::Tenant;
 use crate::observe;
 use crate::store::conversation::Order;
 use crate::store::documents::{
-    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, Documents,
-    InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value, fingerprint,
-    is_document_id,
+    Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, DocumentSums,
+    Documents, InsertOutcome, NewDocument, RemoveOutcome, ReplaceOutcome, check_id, check_value,
+    fingerprint, is_document_id,
 };
 use crate::store::meters::Op;
 use crate::store::{Error, StoreFuture};
@@ -126,6 +126,26 @@ impl Documents for Redis {
         })
     }
 
+    fn document_sums(
+        &self,
+        collection: Collection,
+        tenant: Tenant,
+    ) -> StoreFuture<'_, DocumentSums> {
+        self.meters.meter(Op::DocumentSums, move || async move {
+            let [documents, _] = self.keys.due_documents(collection);
+            let call = Call::new(Name::FIELDS)
+                .key(documents)
+                .arg(format!("n:{tenant}"))
+                .arg(format!("w:{tenant}"));
+            // A tenant without documents has neither field.
+            let mut reply = self.call(Kind::Read, call).await?;
+            Ok(DocumentSums {
+                documents: reply.count()?,
+                weight: reply.count()?,
+            })
+        })
+    }
+
     fn due_documents(
         &self,
         collection: Collection,
@@ -151,6 +171,15 @@ impl Documents for Redis {
                 }
             }
             Ok(due)
+        })
+    }
+
+    fn clock_ms(&self) -> StoreFuture<'_, u64> {
+        self.meters.meter(Op::Clock, move || async move {
+            // Of a cluster, the node that has the batches.
+            let [documents, _] = self.keys.due_documents(Collection::Batches);
+            let call = Call::new(Name::CLOCK).key(documents);
+            self.call(Kind::Read, call).await?.count()
         })
     }
 }

@@ -81,6 +81,7 @@ scripts! {
         DOCUMENT = 28, "document.lua";
         DOCUMENTS = 29, "documents.lua";
         DOCUMENTS_DUE = 30, "documents_due.lua";
+        CLOCK = 31, "clock.lua";
     }
 }
 
@@ -367,11 +368,12 @@ mod tests {
             (Name::LACKING, "lacking.lua"),
             (Name::DOCUMENT, "document.lua"),
             (Name::DOCUMENTS_DUE, "documents_due.lua"),
+            (Name::CLOCK, "clock.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 31);
+        assert_eq!(ALL.len(), 32);
     }
 
     #[test]

@@ -218,6 +218,31 @@ async fn documents_and_their_weight_are_bounded_and_a_removal_makes_room() {
 }
 
 #[tokio::test]
+async fn the_sums_of_a_tenant_are_those_of_its_documents() {
+    on_each(async |Pair { a, b, .. }| {
+        let sums = async || {
+            let sums = b.document_sums(Collection::Batches, tenant());
+            let sums = sums.await.unwrap();
+            (sums.documents, sums.weight)
+        };
+        assert_eq!(sums().await, (0, 0));
+        for (id, weight) in [("a", 60), ("b", 7)] {
+            let new = NewDocument { weight, ..new(id) };
+            insert(a, &batch_key(id), new).await;
+        }
+        let of_another = of(Tenant::tagged(7), Collection::Batches, "c");
+        insert(a, &of_another, new("c")).await;
+        let file = of(tenant(), Collection::Files, "d");
+        insert(a, &file, new("d")).await;
+        assert_eq!(sums().await, (2, 67));
+        let removed = a.remove_document(batch_key("a"), None).await;
+        assert_eq!(removed, Ok(RemoveOutcome::Done));
+        assert_eq!(sums().await, (1, 7));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_document_is_removed_whatever_its_version_or_only_one() {
     on_each(async |Pair { a, b, .. }| {
         let key = batch_key("batch_1");
@@ -338,6 +363,18 @@ async fn what_is_due_comes_earliest_first_and_what_has_no_due_time_never_does() 
         }
         assert_eq!(due(b, 39, 9).await, ["never", "other"]);
         assert_eq!(due(b, 40, 9).await, ["never", "other", "early"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_clock_of_a_store_on_this_host_is_this_hosts() {
+    on_each(async |Pair { a, b, .. }| {
+        for store in [a, b] {
+            let own_ms = warmroute::observe::unix_ms();
+            let found_ms = store.clock_ms().await.unwrap();
+            assert!(found_ms.abs_diff(own_ms) < 60_000, "{found_ms} {own_ms}");
+        }
     })
     .await;
 }

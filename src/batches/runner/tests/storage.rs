@@ -162,7 +162,7 @@ async fn a_replica_with_storage_of_its_own_leaves_all_to_the_others() {
     until_usable(&second, "identity", 0).await;
     until_usable(&second, "delete", 1).await;
     assert_eq!(shared.storage.list("").await, Ok(Vec::new()));
-    // It is given the storage of the first, whose parts have gone.
+    // It is given the storage of the first.
     first.tasks.drain(Duration::from_secs(10)).await;
     copy(&whole, &shared.storage).await;
     assert!(second.batches.try_storage().await);

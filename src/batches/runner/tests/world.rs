@@ -38,6 +38,12 @@ const CALLER: &str = "default";
 #[derive(Debug, Default)]
 pub(super) struct Engines {
     pub(super) answered: AtomicU32,
+    /// The line that they else refuse breaks them.
+    pub(super) breaks: bool,
+    /// How often it did.
+    pub(super) broken: AtomicU32,
+    /// Bytes that each answer has besides.
+    pub(super) padding: usize,
     /// They have no room for any line.
     pub(super) is_full: bool,
     /// There is room for [`FULL_MODEL`].
@@ -52,14 +58,23 @@ impl SendLine for Engines {
             tokio::task::yield_now().await;
             self.answered.fetch_add(1, Relaxed);
             let body: Value = serde_json::from_slice(&line.body).unwrap();
-            let status = if body["prompt"] == "7" { 400 } else { 200 };
+            let status = match (body["prompt"] == "7", self.breaks) {
+                (false, _) => 200,
+                (true, false) => 400,
+                (true, true) => {
+                    self.broken.fetch_add(1, Relaxed);
+                    502
+                }
+            };
             let usage = json!({"prompt_tokens": 2, "completion_tokens": 1});
+            let text = "x".repeat(self.padding);
+            let answer = json!({"usage": usage, "text": text}).to_string();
             LineAnswer {
                 status,
                 request_id: "wr-1".to_owned(),
                 retry_after: None,
                 may_retry: true,
-                body: Bytes::from(json!({"usage": usage}).to_string()),
+                body: Bytes::from(answer),
             }
         })
     }
@@ -95,6 +110,8 @@ pub(super) struct Shared {
     pub(super) lease: Duration,
     /// Of one tenant, if they are other than usual.
     pub(super) max_batches: Option<u64>,
+    /// The clock of the next replicas, if it is not this host's.
+    pub(super) wall_ms: Option<fn() -> u64>,
 }
 
 /// One replica.
@@ -120,6 +137,7 @@ impl Shared {
             settings: Settings::default(),
             lease: Duration::from_secs(30),
             max_batches: None,
+            wall_ms: None,
         }
     }
 
@@ -151,6 +169,9 @@ impl Shared {
         let mut batches = batches.with_lease(self.lease);
         if let Some(max_batches) = self.max_batches {
             batches.max_batches = max_batches;
+        }
+        if let Some(wall_ms) = self.wall_ms {
+            batches.wall_ms = wall_ms;
         }
         let batches = Arc::new(batches);
         let engines = Arc::new(engines);

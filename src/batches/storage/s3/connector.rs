@@ -25,7 +25,7 @@ use crate::http::client::{self, EngineBody, Pool};
 use crate::http::tls;
 use crate::observe;
 
-/// Until the head of an answer has come, which is after a part of 8 MiB was sent.
+/// Until the head of an answer has come, which is after a part of 8 MiB, or at most 64 MiB, was sent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two pieces of an answer's body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::time::sleep;
 
 use crate::batches::settings::S3Settings;
+use crate::batches::storage::writer::MAX_S3_PARTS;
 use crate::batches::storage::{Storage, s3};
 use crate::http::drain::Tasks;
 use crate::http::tls;
@@ -110,6 +111,7 @@ impl FakeS3 {
         Storage {
             store: store.unwrap(),
             tasks: tasks.clone(),
+            max_parts: MAX_S3_PARTS,
         }
     }
 
