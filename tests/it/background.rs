@@ -683,33 +683,6 @@ async fn an_owner_cut_off_from_the_store_goes_on_when_it_is_back() {
     assert_eq!(pair.engine.generated().await, 2);
 }
 
-/// It would end one engine after the other, and does not wait for a worker until its time is over.
-#[tokio::test]
-async fn a_response_that_ends_the_engines_that_get_it_fails_at_once() {
-    let pair = Pair::with(fast(), |config| {
-        config.responses.background.queue_timeout = Duration::from_secs(3_600);
-    })
-    .await;
-    // Each time before anything of an answer.
-    let cut = Faults {
-        cut_after_tokens: Some(0),
-        ..Faults::default()
-    };
-    pair.engine.fault(cut).await;
-    let response = create(&pair.a, &ask(4, json!({}))).await;
-    let last = ended(&pair.b, &response).await;
-    assert_eq!(last["status"], "failed", "{last}");
-    let message = last["error"]["message"].as_str().unwrap();
-    assert!(
-        message.starts_with("engines closed the connection"),
-        "{last}"
-    );
-    // The engine is as before, and so are other requests.
-    pair.engine.fault(Faults::default()).await;
-    let other = create(&pair.a, &ask(5, json!({}))).await;
-    assert_eq!(ended(&pair.b, &other).await["status"], "incomplete");
-}
-
 #[tokio::test]
 async fn an_idle_reader_gets_keep_alive_comments() {
     let pair = Pair::with(fast(), |config| {

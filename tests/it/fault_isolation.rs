@@ -366,6 +366,26 @@ async fn a_request_that_ends_engines_reaches_two_at_most_however_often_it_is_sen
     assert_eq!(answer.status, 200);
 }
 
+/// It would end one engine after the other, and does not wait for a worker until its time is over.
+#[tokio::test]
+async fn a_background_response_that_ends_engines_fails_at_once() {
+    let fleet = Fleet::start(&["sim"; 4], |config| {
+        config.responses.background.queue_timeout = Duration::from_secs(3_600);
+    })
+    .await;
+    let ask = json!({"model": "sim", "input": CUT, "background": true});
+    let created = client::post(fleet.router.api, "/v1/responses", ask.to_string()).await;
+    assert_eq!(created.status, 200, "{}", created.text());
+    let path = format!("/v1/responses/{}", created.json()["id"].as_str().unwrap());
+    eventually("it has failed", async || {
+        let response = client::get(fleet.router.api, &path).await.json();
+        let message = response["error"]["message"].as_str().unwrap_or_default();
+        response["status"] == "failed" && message.starts_with("engines closed the connection")
+    })
+    .await;
+    assert_eq!(fleet.seen(CUT), 2);
+}
+
 #[tokio::test]
 async fn a_request_that_ends_engines_reaches_two_at_most_although_its_client_leaves_after_each() {
     let fleet = Fleet::start(&["sim"; 4], |config| {
