@@ -71,16 +71,7 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Tenant;
-    use crate::store::documents::Collection;
-
-    fn key(id: &str) -> DocumentKey {
-        DocumentKey {
-            collection: Collection::Batches,
-            tenant: Tenant::default(),
-            id: id.to_owned(),
-        }
-    }
+    use crate::batches::service::batch_key;
 
     fn record(tenant: &str, total: u32) -> BatchRecord {
         BatchRecord {
@@ -105,9 +96,9 @@ mod tests {
             ("3", "a", 9),
             ("4", "a", 10),
         ] {
-            running.set(&key(id), &record(tenant, total));
+            running.set(&batch_key(id), &record(tenant, total));
         }
-        running.keep(&["1", "2", "3"].map(key));
+        running.keep(&["1", "2", "3"].map(batch_key));
         let report = running.report();
         let tenant = |name: &str, batches: u32, left: u64| TenantBatches {
             tenant: name.to_owned(),
@@ -120,7 +111,7 @@ mod tests {
         assert_eq!(report.tenants, [tenant("b", 1, 27), tenant("a", 2, 13)]);
         for number in 0..2 * MAX_TENANTS {
             let name = number.to_string();
-            running.set(&key(&name), &record(&name, 9));
+            running.set(&batch_key(&name), &record(&name, 9));
         }
         assert_eq!(running.report().tenants.len(), MAX_TENANTS);
     }

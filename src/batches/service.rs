@@ -290,6 +290,16 @@ pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Option<Documen
     })
 }
 
+/// A batch of the default tenant, whatever its id.
+#[cfg(test)]
+pub(super) fn batch_key(id: &str) -> DocumentKey {
+    DocumentKey {
+        collection: Collection::Batches,
+        tenant: Tenant::default(),
+        id: id.to_owned(),
+    }
+}
+
 /// The id of a new batch, which nobody can guess.
 pub(super) fn random_id(flavor: Flavor) -> Result<String, ApiError> {
     let mut random = [0; 16];

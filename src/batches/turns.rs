@@ -72,21 +72,12 @@ impl Stalls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Tenant;
+    use crate::batches::service::batch_key;
     use crate::observe;
-    use crate::store::documents::Collection;
-
-    fn key(id: &str) -> DocumentKey {
-        DocumentKey {
-            collection: Collection::Batches,
-            tenant: Tenant::default(),
-            id: id.to_owned(),
-        }
-    }
 
     #[test]
     fn each_stall_after_a_pause_doubles_it_up_to_ten_minutes() {
-        let key = key("batch_1");
+        let key = batch_key("batch_1");
         let second = Duration::from_secs(1);
         let (mut stalls, mut now) = (Stalls::default(), observe::now());
         let mut stall = |stalls: &mut Stalls, seconds: u32| {
@@ -109,9 +100,9 @@ mod tests {
     #[test]
     fn a_batch_that_stalls_no_more_is_forgotten() {
         let (mut stalls, now) = (Stalls::default(), observe::now());
-        stalls.on_stall(now, &key("batch_1"));
+        stalls.on_stall(now, &batch_key("batch_1"));
         let later = now + FIRST_PAUSE + MAX_PAUSE;
-        stalls.on_stall(later, &key("batch_2"));
+        stalls.on_stall(later, &batch_key("batch_2"));
         assert_eq!(stalls.0.len(), 1);
     }
 }

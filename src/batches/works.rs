@@ -252,17 +252,9 @@ impl Drop for WorkGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batches::service::batch_key;
     use crate::ids::Tenant;
     use crate::observe;
-    use crate::store::documents::Collection;
-
-    fn key(id: &str) -> DocumentKey {
-        DocumentKey {
-            collection: Collection::Batches,
-            tenant: Tenant::default(),
-            id: id.to_owned(),
-        }
-    }
 
     fn works() -> (Arc<Works>, IntGauge) {
         let shards = IntGauge::new("shards", "shards").unwrap();
@@ -272,12 +264,12 @@ mod tests {
     #[test]
     fn a_work_runs_once_and_its_room_comes_back() {
         let (works, gauge) = works();
-        let a = key("a");
+        let a = batch_key("a");
         let mut guards: Vec<WorkGuard> = (0..MAX_SHARDS as u32)
             .map(|shard| works.begin(&a, Work::Shard(shard)).unwrap())
             .collect();
         assert!(works.begin(&a, Work::Shard(0)).is_none());
-        assert!(works.runs(&a, Work::Shard(0)) && !works.runs(&key("b"), Work::Shard(0)));
+        assert!(works.runs(&a, Work::Shard(0)) && !works.runs(&batch_key("b"), Work::Shard(0)));
         assert!(!works.has_room(Work::Shard(9)) && works.has_room(Work::Finalize));
         assert_eq!(gauge.get(), MAX_SHARDS as i64);
         guards.pop();
@@ -293,7 +285,7 @@ mod tests {
         let (works, _) = works();
         let of = |tenant: &str, id: &str| DocumentKey {
             tenant: Tenant::of(tenant),
-            ..key(id)
+            ..batch_key(id)
         };
         let (first, second, other) = (of("a", "1"), of("a", "2"), of("b", "3"));
         let now = observe::now();
@@ -311,7 +303,7 @@ mod tests {
     #[test]
     fn what_ends_a_batch_comes_before_validations_and_these_before_deletions() {
         let (works, _) = works();
-        let (ends, new) = (key("1"), key("2"));
+        let (ends, new) = (batch_key("1"), batch_key("2"));
         let now = observe::now();
         let turn = |key: &DocumentKey, work| works.turn(now, key, Some(work));
         let _running = works.begin(&ends, Work::Validate).unwrap();
@@ -324,7 +316,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_lost_stays_lost() {
         let (works, _) = works();
-        let a = key("a");
+        let a = batch_key("a");
         let shard = works.begin(&a, Work::Shard(0)).unwrap();
         let check = works.begin(&a, Work::Validate).unwrap();
         let shards = |work| is_shard(work).then_some(StopWork::Stopping);
