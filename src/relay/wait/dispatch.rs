@@ -134,7 +134,7 @@ impl Queues {
         let Some(group) = snapshot.models.get(&waiter.model) else {
             return (Look::Wait, None);
         };
-        let workers = self.workers_of(group);
+        let workers = self.workers_of(group, now);
         let placed = match &waiter.placing {
             Some(placing) => placing(now, promised, &rooms.stalled),
             // It has to be planned first, which it does once a worker has room.
