@@ -30,7 +30,8 @@ impl<T> Queue<T> {
             let waited = Duration::ZERO;
             return Some(RefusalReason::NoWorker { waited });
         }
-        let target = target?;
+        // While one has room, others may wait for theirs and it may be this request's: the next look says when it is sent.
+        let target = target.filter(|_| self.room.is_full)?;
         let elapsed = now.saturating_duration_since(request.received);
         let forecast = self.forecast();
         let wait = forecast.wait(class, request.client, cost)?;

@@ -479,6 +479,28 @@ fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
 }
 
 #[test]
+fn while_a_worker_has_room_what_waits_for_others_keeps_no_request_from_entering() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(2_100));
+    rig.measure();
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|_| {}).unwrap();
+    assert_eq!(rig.enter(|_| {}), Err("ttft_target_unreachable"));
+    let room = Room {
+        is_full: false,
+        ..FULL
+    };
+    let own = rig.enter_with(room, |_| {}).unwrap();
+    let look = |number: &u64, _| {
+        if *number == own {
+            Look::Send
+        } else {
+            Look::Wait
+        }
+    };
+    assert_eq!(rig.advance_with(room, look), [(own, "released")]);
+}
+
+#[test]
 fn a_request_whose_turn_comes_too_late_is_refused_for_one_that_is_in_time() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(3));
     rig.measure();
