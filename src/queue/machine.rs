@@ -304,11 +304,6 @@ impl<T> Queue<T> {
             .collect()
     }
 
-    /// The wakers of all waiting requests.
-    pub fn wakers(&self) -> impl Iterator<Item = &T> {
-        self.entries.values().map(|entry| &entry.waker)
-    }
-
     /// Ends the wait of all requests.
     pub fn end(&mut self, now: Instant, outcome: Outcome) -> Vec<Left<T>> {
         let ids: Vec<EntryId> = self.entries.keys().copied().collect();

@@ -30,7 +30,7 @@ impl<T> Queue<T> {
             let waited = Duration::ZERO;
             return Some(RefusalReason::NoWorker { waited });
         }
-        // While one has room, others may wait for theirs and it may be this request's: the next look says when it is sent.
+        // While a worker has room, those that wait may wait for others: the next look says what becomes of this one.
         let target = target.filter(|_| self.room.is_full)?;
         let elapsed = now.saturating_duration_since(request.received);
         let forecast = self.forecast();
