@@ -148,6 +148,13 @@ impl Queues {
         Some(Arc::new(Promised::default().with_peers(Some(peers))))
     }
 
+    /// What workers were promised by requests that were released and do not count there yet, and in other replicas: a
+    /// released request was chosen behind these.
+    pub(super) fn released(&self) -> Promised {
+        let released = self.granted.promised();
+        released.with_peers(self.waiting_at_peers())
+    }
+
     fn waiting_at_peers(&self) -> Option<Arc<WaitingByOwner>> {
         self.fleet.waiting().peers().clone()
     }
@@ -388,9 +395,23 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::load::LoadShare;
     use crate::fleet::registry::tests::{bring_up, member, registry};
     use crate::fleet::{Member, Role};
+    use crate::ids::WorkerId;
     use crate::relay::prefill_decode::{self, OnPrefillFailure};
+
+    #[test]
+    fn a_released_request_was_chosen_before_those_that_wait() {
+        let queues = Queues::new(registry(&[]), None, &MetricsRegistry::default());
+        let worker = WorkerId(1);
+        let share = |tokens| LoadShare::of_request(tokens, tokens);
+        queues.granted.add(&[(worker, share(10))]);
+        let mut last = queues.granted.promised();
+        last.add_waiting(&[(worker, share(7))]);
+        queues.granted.set_last(last);
+        assert_eq!(queues.released().of(worker).all, share(10));
+    }
 
     #[test]
     fn while_no_prefill_worker_can_requests_wait_for_decode_workers_that_compute_alone() {

@@ -166,12 +166,11 @@ impl Grant {
     }
 
     /// What workers are promised, without what this promises.
-    pub(in crate::relay) fn others(&self, promised: &Promised) -> Promised {
-        let mut others = promised.clone();
+    pub(in crate::relay) fn others(&self, mut promised: Promised) -> Promised {
         for (owner, promise) in &self.promises {
-            others.remove(*owner, *promise);
+            promised.remove(*owner, *promise);
         }
-        others
+        promised
     }
 }
 
