@@ -365,25 +365,30 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
         is_full: false,
         ..FULL
     };
-    // All before this one are known to wait.
-    let released = |first: u64| {
-        let mut rig = Rig::new(|_| {});
-        for _ in 0..=PASSED_OVER_MAX {
-            rig.enter(|_| {}).unwrap();
-        }
+    let mut rig = Rig::new(|_| {});
+    let max = PASSED_OVER_MAX as u64;
+    for _ in 0..max + 3 {
+        rig.enter(|_| {}).unwrap();
+    }
+    // All but this one are known to wait.
+    let advance = |rig: &mut Rig, free: u64| {
         let look = |number: &u64, _| {
-            if *number < first {
-                Look::PassOver
-            } else {
+            if *number == free {
                 Look::Send
+            } else {
+                Look::PassOver
             }
         };
-        let left = rig.advance_with(room, look);
-        left.first().map(|(number, _)| *number)
+        rig.advance_with(room, look)
     };
-    let max = PASSED_OVER_MAX as u64;
-    assert_eq!(released(max), Some(max));
-    assert_eq!(released(max + 1), None);
+    assert_eq!(advance(&mut rig, max + 1), [(max + 1, "released")]);
+    // Those so far behind have a turn seldom.
+    assert_eq!(advance(&mut rig, max + 2), []);
+    assert_eq!(advance(&mut rig, max), [(max, "released")]);
+    rig.wait(99);
+    assert_eq!(advance(&mut rig, max + 3), []);
+    rig.wait(1);
+    assert_eq!(advance(&mut rig, max + 3), [(max + 3, "released")]);
 }
 
 #[test]
