@@ -15,6 +15,6 @@ mod next;
 mod settings;
 mod types;
 
-pub use self::machine::{Below, ClassStatus, Entered, Left, Queue};
+pub use self::machine::{Below, ClassStatus, Entered, Left, PASSED_OVER_MAX, Queue};
 pub use self::settings::{ClassSettings, Settings, Waiting};
 pub use self::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};

@@ -29,7 +29,10 @@ const AGEING: f64 = 0.3;
 const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
 /// those behind them from others. Each costs a small part of a look.
-const PASSED_OVER_MAX: usize = 512;
+pub const PASSED_OVER_MAX: usize = 512;
+/// So many are passed over at most every [`FAR_EVERY`], so that those far behind get workers that have room, too.
+const PASSED_OVER_FAR_MAX: usize = 8_192;
+const FAR_EVERY: Duration = Duration::from_millis(100);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ pub struct Queue<T> {
     /// When workers came up or the last one was lost.
     changed: Option<Instant>,
     rate: DrainRate,
+    /// When more than [`PASSED_OVER_MAX`] could be passed over the last time.
+    walked_far: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -118,6 +123,7 @@ impl<T> Queue<T> {
             room: Room::default(),
             changed: None,
             rate: DrainRate::default(),
+            walked_far: None,
         };
         queue.build_classes();
         queue
@@ -224,8 +230,15 @@ impl<T> Queue<T> {
         }
         let mut next = Next::new(&self.classes, &self.floors);
         let mut decided = Vec::new();
+        let since = self.walked_far.map(|at| now.saturating_duration_since(at));
+        let may_go_far = since.is_none_or(|since| since >= FAR_EVERY);
+        let passed_over_max = if may_go_far {
+            PASSED_OVER_FAR_MAX
+        } else {
+            PASSED_OVER_MAX
+        };
         let (mut waiting, mut passed_over) = (0, 0);
-        while waiting < LOOKED_AT_MAX && passed_over < PASSED_OVER_MAX {
+        while waiting < LOOKED_AT_MAX && passed_over < passed_over_max {
             let Some((id, class, cost)) = next.peek() else {
                 break;
             };
@@ -252,6 +265,9 @@ impl<T> Queue<T> {
             };
             decided.push((id, outcome));
             next.advance(class, cost);
+        }
+        if may_go_far && passed_over >= PASSED_OVER_MAX {
+            self.walked_far = Some(now);
         }
         for (id, outcome) in decided {
             if let Some(entry) = self.remove(id, outcome == Outcome::Released) {
@@ -302,11 +318,6 @@ impl<T> Queue<T> {
         let left = entries.into_iter();
         left.map(|entry| self.left(entry, now, Outcome::Moved))
             .collect()
-    }
-
-    /// The wakers of all waiting requests.
-    pub fn wakers(&self) -> impl Iterator<Item = &T> {
-        self.entries.values().map(|entry| &entry.waker)
     }
 
     /// Ends the wait of all requests.

@@ -90,9 +90,10 @@ impl Relay {
         registry: &metrics::Registry,
     ) -> Self {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
-        let queues = Queues::new(fleet.clone(), prefill_decode.is_some(), registry);
+        let connector = prefill_decode.as_ref().map(|settings| settings.connector);
+        let queues = Queues::new(fleet.clone(), connector, registry);
         let queue = queue.map(Arc::new);
-        queues.set(queue.as_ref(), models.models());
+        queues.set(queue.as_ref(), models.models(), prefill_decode.as_ref());
         let families = prefill_decode
             .as_ref()
             .map(|disaggregation| disaggregation.families.clone());
@@ -130,13 +131,15 @@ impl Relay {
         queue: Option<queue::Settings>,
     ) -> Self {
         let queue = queue.map(Arc::new);
-        self.queues.set(queue.as_ref(), models.models());
+        let former = self.prefill_decode.as_ref();
+        let disaggregation = former.map(|settings| settings.successor(prefill_decode));
+        self.queues
+            .set(queue.as_ref(), models.models(), disaggregation.as_ref());
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {
             Arc::new(RetryBudget::new(&settings))
         };
-        let disaggregation = self.prefill_decode.as_ref();
         Self {
             settings,
             fleet: self.fleet.clone(),
@@ -146,7 +149,7 @@ impl Relay {
             tokens,
             budget,
             quarantine: self.quarantine.clone(),
-            prefill_decode: disaggregation.map(|former| former.successor(prefill_decode)),
+            prefill_decode: disaggregation,
             peers: self.peers.clone(),
             tenants,
             queue,

@@ -38,6 +38,8 @@ pub(super) struct Waits {
     standing: Standing,
     count: u32,
     grant: Option<Box<Grant>>,
+    /// Whether it has the choice by which it was released.
+    is_chosen: bool,
     waited: Duration,
 }
 
@@ -61,7 +63,9 @@ impl Waits {
 
     /// The choice by which the request was released.
     fn take_chosen(&mut self, plan: &Plan) -> Option<Chosen> {
-        self.grant.as_mut()?.take_chosen(&plan.group)
+        let chosen = self.grant.as_mut()?.take_chosen(&plan.group);
+        self.is_chosen = chosen.is_some();
+        chosen
     }
 }
 
@@ -95,11 +99,15 @@ impl Relay {
 
     /// What workers were promised before a request's first choice, which is behind that.
     pub(super) fn promised_before(&self, waits: &Waits) -> Option<Arc<Promised>> {
-        let promised = self.queues().promised()?;
-        Some(match &waits.grant {
-            Some(grant) => Arc::new(grant.others(&promised)),
-            None => promised,
-        })
+        match &waits.grant {
+            None => self.queues().promised(),
+            Some(grant) if waits.is_chosen => {
+                let released = self.queues().released();
+                Some(Arc::new(grant.others(released)))
+            }
+            // It was released without a choice, and chose by the load alone.
+            Some(_) => None,
+        }
     }
 
     /// `None` if requests do not wait.
@@ -123,6 +131,7 @@ impl Relay {
             settings: settings.clone(),
             count: 0,
             grant: None,
+            is_chosen: false,
             waited: Duration::ZERO,
         }))
     }

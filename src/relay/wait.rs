@@ -32,6 +32,8 @@ use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
 use super::choose::promised::Promised;
+use super::prefill_decode::Disaggregation;
+use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};
@@ -47,8 +49,10 @@ const MAX_QUEUES: usize = 10_000;
 #[derive(Debug)]
 pub struct Queues {
     fleet: Arc<Registry>,
-    /// Room for a prompt is that of prefill workers, where there are any.
-    is_disaggregated: bool,
+    /// `None`: requests are not disaggregated. Else room for a prompt is that of prefill workers, where there are any.
+    connector: Option<Connector>,
+    /// Whether decode workers compute all prompts while no prefill worker can, by the newest configuration.
+    is_local_prefill_allowed: AtomicBool,
     /// The settings of `queue` in the newest configuration; `None`: requests do not wait.
     settings: ArcSwapOption<Settings>,
     /// Models that the newest configuration names.
@@ -81,12 +85,13 @@ pub(super) struct Waiting {
 impl Queues {
     pub(super) fn new(
         fleet: Arc<Registry>,
-        is_disaggregated: bool,
+        connector: Option<Connector>,
         registry: &MetricsRegistry,
     ) -> Arc<Self> {
         let queues = Arc::new(Self {
             fleet,
-            is_disaggregated,
+            connector,
+            is_local_prefill_allowed: AtomicBool::new(false),
             settings: ArcSwapOption::empty(),
             configured: ArcSwap::default(),
             by_name: ArcSwap::default(),
@@ -107,7 +112,14 @@ impl Queues {
     }
 
     /// Uses the settings of a new configuration, also for the requests that wait already.
-    pub(super) fn set(&self, settings: Option<&Arc<Settings>>, configured: FxHashSet<Model>) {
+    pub(super) fn set(
+        &self,
+        settings: Option<&Arc<Settings>>,
+        configured: FxHashSet<Model>,
+        disaggregation: Option<&Disaggregation>,
+    ) {
+        let is_local = disaggregation.is_some_and(Disaggregation::is_local_prefill_allowed);
+        self.is_local_prefill_allowed.store(is_local, Relaxed);
         self.configured.store(Arc::new(configured));
         let before = self.settings.swap(settings.cloned());
         if before.as_ref() == settings {
@@ -136,6 +148,13 @@ impl Queues {
         Some(Arc::new(Promised::default().with_peers(Some(peers))))
     }
 
+    /// What workers were promised by requests that were released and do not count there yet, and in other replicas: a
+    /// released request was chosen behind these.
+    pub(super) fn released(&self) -> Promised {
+        let released = self.granted.promised();
+        released.with_peers(self.waiting_at_peers())
+    }
+
     fn waiting_at_peers(&self) -> Option<Arc<WaitingByOwner>> {
         self.fleet.waiting().peers().clone()
     }
@@ -159,7 +178,8 @@ impl Queues {
 
     /// Whether any of a group's workers takes requests.
     pub(super) fn is_up(&self, group: &Group) -> bool {
-        self.workers_of(group).can_take(observe::now())
+        let now = observe::now();
+        self.workers_of(group, now).can_take(now)
     }
 
     /// Whether requests for a model wait for a worker although none is listed that serves it.
@@ -336,21 +356,24 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let listed = models.iter().filter_map(|model| snapshot.models.get(model));
         let groups: Vec<&Arc<Group>> = listed.collect();
-        let workers = groups.iter().map(|group| self.workers_of(group));
+        let workers = groups.iter().map(|group| self.workers_of(group, now));
         let stalled = self.stalled.lock();
         let rooms = Rooms::new(workers, settings, promised, &stalled, now);
-        if !self.is_disaggregated {
+        let has_others = self.connector.is_some_and(Connector::decodes_alone);
+        if !has_others {
             return rooms;
         }
         let others = groups.iter().map(|group| Self::decode_workers_of(group));
-        rooms.with_others(others, settings, promised, now)
+        rooms.with_others(others, settings, promised, &stalled, now)
     }
 
-    /// The workers that compute prompts.
-    fn workers_of<'a>(&self, group: &'a Group) -> room::Workers<'a> {
-        let prefill = group.prefill_workers();
-        if self.is_disaggregated && !prefill.is_empty() {
-            room::Workers::prefill(prefill)
+    /// The workers that compute prompts now: decode workers if no prefill worker can, and they may.
+    fn workers_of<'a>(&self, group: &'a Group, now: Instant) -> room::Workers<'a> {
+        let prefill = room::Workers::prefill(group.prefill_workers());
+        let has_prefill = self.connector.is_some() && !group.prefill_workers().is_empty();
+        let is_local = self.is_local_prefill_allowed.load(Relaxed);
+        if has_prefill && (!is_local || prefill.can_take(now)) {
+            prefill
         } else {
             Self::decode_workers_of(group)
         }
@@ -365,6 +388,78 @@ impl Queues {
         self.metrics.on_waited(model, &gone.class, gone.left.waited);
         if let Outcome::Refused(refusal) = &gone.left.outcome {
             self.metrics.on_refused(model, &gone.class, refusal.reason);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::load::LoadShare;
+    use crate::fleet::registry::tests::{bring_up, member, registry};
+    use crate::fleet::{Member, Role};
+    use crate::ids::WorkerId;
+    use crate::relay::prefill_decode::{self, OnPrefillFailure};
+
+    #[test]
+    fn a_released_request_was_chosen_before_those_that_wait() {
+        let queues = Queues::new(registry(&[]), None, &MetricsRegistry::default());
+        let worker = WorkerId(1);
+        let share = |tokens| LoadShare::of_request(tokens, tokens);
+        queues.granted.add(&[(worker, share(10))]);
+        let mut last = queues.granted.promised();
+        last.add_waiting(&[(worker, share(7))]);
+        queues.granted.set_last(last);
+        assert_eq!(queues.released().of(worker).all, share(10));
+    }
+
+    #[test]
+    fn while_no_prefill_worker_can_requests_wait_for_decode_workers_that_compute_alone() {
+        let (settings, now) = (Settings::default(), observe::now());
+        let (local, fail) = (OnPrefillFailure::Local, OnPrefillFailure::Fail);
+        for (connector, on_prefill_failure, before, after) in [
+            (Connector::Nixl, local, (1, true, true), (2, false, true)),
+            (Connector::Nixl, fail, (1, true, true), (0, true, false)),
+            // Its decode workers compute no prompts.
+            (
+                Connector::Sglang,
+                local,
+                (1, false, true),
+                (0, false, false),
+            ),
+        ] {
+            let fleet = registry(&[]);
+            let roles = [
+                ("p", Role::Prefill),
+                ("d", Role::Decode),
+                ("e", Role::Decode),
+            ];
+            let members = roles.map(|(name, role)| Member {
+                role,
+                ..member(name)
+            });
+            fleet.set_members("static", members.into());
+            bring_up(&fleet, "m");
+            let metrics = MetricsRegistry::default();
+            let configured = prefill_decode::Settings {
+                connector: Some(connector),
+                on_prefill_failure,
+                ..prefill_decode::Settings::default()
+            };
+            let disaggregation = Disaggregation::new(&configured, &metrics);
+            let queues = Queues::new(fleet.clone(), Some(connector), &metrics);
+            queues.set(None, FxHashSet::default(), disaggregation.as_ref());
+            let models = [Model::from("m")];
+            let group = fleet.snapshot().models[&models[0]].clone();
+            let counted = || {
+                let rooms = queues.rooms(&models, &settings, &Promised::default(), now);
+                let can_take = queues.workers_of(&group, now).can_take(now);
+                (rooms.room.workers, rooms.room.others_have_room, can_take)
+            };
+            assert_eq!(counted(), before, "{connector}, {on_prefill_failure:?}");
+            let prefill = &group.prefill_workers()[0];
+            while !prefill.kv_transfer_breaker.on_failure(now) {}
+            assert_eq!(counted(), after, "{connector}, {on_prefill_failure:?}");
         }
     }
 }

@@ -365,25 +365,30 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
         is_full: false,
         ..FULL
     };
-    // All before this one are known to wait.
-    let released = |first: u64| {
-        let mut rig = Rig::new(|_| {});
-        for _ in 0..=PASSED_OVER_MAX {
-            rig.enter(|_| {}).unwrap();
-        }
+    let mut rig = Rig::new(|_| {});
+    let max = PASSED_OVER_MAX as u64;
+    for _ in 0..max + 3 {
+        rig.enter(|_| {}).unwrap();
+    }
+    // All but this one are known to wait.
+    let advance = |rig: &mut Rig, free: u64| {
         let look = |number: &u64, _| {
-            if *number < first {
-                Look::PassOver
-            } else {
+            if *number == free {
                 Look::Send
+            } else {
+                Look::PassOver
             }
         };
-        let left = rig.advance_with(room, look);
-        left.first().map(|(number, _)| *number)
+        rig.advance_with(room, look)
     };
-    let max = PASSED_OVER_MAX as u64;
-    assert_eq!(released(max), Some(max));
-    assert_eq!(released(max + 1), None);
+    assert_eq!(advance(&mut rig, max + 1), [(max + 1, "released")]);
+    // Those so far behind have a turn seldom.
+    assert_eq!(advance(&mut rig, max + 2), []);
+    assert_eq!(advance(&mut rig, max), [(max, "released")]);
+    rig.wait(99);
+    assert_eq!(advance(&mut rig, max + 3), []);
+    rig.wait(1);
+    assert_eq!(advance(&mut rig, max + 3), [(max + 3, "released")]);
 }
 
 #[test]
@@ -476,6 +481,28 @@ fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
             .is_ok()
     );
     assert!(rig.enter(|request| request.priority = 1).is_ok());
+}
+
+#[test]
+fn while_a_worker_has_room_what_waits_for_others_keeps_no_request_from_entering() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(2_100));
+    rig.measure();
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|_| {}).unwrap();
+    assert_eq!(rig.enter(|_| {}), Err("ttft_target_unreachable"));
+    let room = Room {
+        is_full: false,
+        ..FULL
+    };
+    let own = rig.enter_with(room, |_| {}).unwrap();
+    let look = |number: &u64, _| {
+        if *number == own {
+            Look::Send
+        } else {
+            Look::Wait
+        }
+    };
+    assert_eq!(rig.advance_with(room, look), [(own, "released")]);
 }
 
 #[test]

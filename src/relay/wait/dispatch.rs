@@ -11,7 +11,7 @@ use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::observe;
-use crate::queue::{Look, Settings};
+use crate::queue::{Look, PASSED_OVER_MAX, Settings};
 use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
@@ -23,7 +23,8 @@ const STALL_TICK: Duration = Duration::from_millis(100);
 /// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
 /// seen to wait for a worker that is still full is passed over.
 const LOOKED_AT_IN_ORDER: usize = 16;
-/// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at all that may be.
+/// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at the first
+/// [`PASSED_OVER_MAX`].
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
 
 /// When a waiting request is looked at.
@@ -108,12 +109,19 @@ impl Queues {
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         // Where decode workers alone have room, those that wait for prefill workers need no look each time.
         let in_order = if room.is_full { 0 } else { LOOKED_AT_IN_ORDER };
-        let mut looked = 0;
+        let (mut looked, mut passed_over) = (0, 0);
         queue.advance(now, room, computed, |waiter, time_left| {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
-            if looked >= in_order && pass_over(waiter, &rooms, promised, now) {
+            // The looks come around too seldom at those far behind: these wait on for their worker while it is full.
+            let max_age = if passed_over < PASSED_OVER_MAX {
+                PASSED_OVER_FOR
+            } else {
+                Duration::MAX
+            };
+            if looked >= in_order && pass_over(waiter, &rooms, promised, now, max_age) {
+                passed_over += 1;
                 return (Look::PassOver, None);
             }
             looked += 1;
@@ -134,7 +142,7 @@ impl Queues {
         let Some(group) = snapshot.models.get(&waiter.model) else {
             return (Look::Wait, None);
         };
-        let workers = self.workers_of(group);
+        let workers = self.workers_of(group, now);
         let placed = match &waiter.placing {
             Some(placing) => placing(now, promised, &rooms.stalled),
             // It has to be planned first, which it does once a worker has room.
@@ -172,13 +180,19 @@ impl Queues {
     }
 }
 
-/// Passes a request over that was looked at lately and waits for a worker that is still full: its promises are made
-/// again. False if the request is to be looked at.
-fn pass_over(waiter: &Waiter, rooms: &Rooms, promised: &mut Promised, now: Instant) -> bool {
+/// Passes a request over that was looked at within `max_age` and waits for a worker that is still full: its promises
+/// are made again. False if the request is to be looked at.
+fn pass_over(
+    waiter: &Waiter,
+    rooms: &Rooms,
+    promised: &mut Promised,
+    now: Instant,
+    max_age: Duration,
+) -> bool {
     let seen = waiter.waits_for.borrow();
     let is_current = |waits_for: &&WaitsFor| {
         let age = now.saturating_duration_since(waits_for.at);
-        age < PASSED_OVER_FOR && rooms.is_still_full(waits_for.worker)
+        age < max_age && rooms.is_still_full(waits_for.worker)
     };
     let Some(waits_for) = seen.as_ref().filter(is_current) else {
         return false;

@@ -79,9 +79,10 @@ impl Queues {
         let Some(group) = snapshot.models.get(model) else {
             return GroupLoad::default();
         };
+        let now = observe::now();
         let (_, load) = loads
             .entry(Arc::as_ptr(&group.members))
-            .or_insert_with(|| (group.members.clone(), self.workers_of(group).load()));
+            .or_insert_with(|| (group.members.clone(), self.workers_of(group, now).load()));
         *load
     }
 

@@ -147,10 +147,7 @@ impl Rooms {
             let load = &worker.load;
             rooms.computed_tokens += load.computed_tokens();
             rooms.room.counted_workers ^= xxh3_64(&worker.id.0.to_le_bytes());
-            let queued = load.queued_tokens();
-            if queued >= max_queued_tokens(worker, settings)
-                && stalled.is_stalled(worker.id, settings, now)
-            {
+            if stalled.is_full_and_stalled(worker, settings, now) {
                 rooms.stalled.push(worker.id);
                 continue;
             }
@@ -160,7 +157,7 @@ impl Rooms {
             }
             rates += load.speed.get().rate();
             rooms.room.workers += 1;
-            rooms.room.queued_tokens += queued + promise.all.queued_tokens;
+            rooms.room.queued_tokens += load.queued_tokens() + promise.all.queued_tokens;
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         if rooms.room.workers == 0 && !rooms.stalled.is_empty() {
@@ -178,12 +175,23 @@ impl Rooms {
         others: impl Iterator<Item = Workers<'a>>,
         settings: &Settings,
         promised: &Promised,
+        stalled: &Stalled,
         now: Instant,
     ) -> Self {
-        for worker in others.flat_map(|workers| workers.usable(now)) {
-            if self.seen.insert(worker.id) && has_room(worker, settings, promised.of(worker.id)) {
-                self.open.insert(worker.id);
-                self.room.others_have_room = true;
+        for workers in others {
+            let is_stalled = |worker: &Worker| stalled.is_full_and_stalled(worker, settings, now);
+            // Pairs go on with stalled ones if there are no others.
+            let has_working = workers.usable(now).any(|worker| !is_stalled(worker));
+            for worker in workers.usable(now) {
+                if !self.seen.insert(worker.id) {
+                    continue;
+                }
+                if has_working && is_stalled(worker) {
+                    self.stalled.push(worker.id);
+                } else if has_room(worker, settings, promised.of(worker.id)) {
+                    self.open.insert(worker.id);
+                    self.room.others_have_room = true;
+                }
             }
         }
         self
@@ -294,6 +302,12 @@ impl Stalled {
         let seen = self.by_worker.get(&worker);
         seen.is_some_and(|seen| now.saturating_duration_since(seen.since) >= settings.stale_after)
     }
+
+    /// Whether a worker has all the prompt tokens that it may have, and has stopped working.
+    fn is_full_and_stalled(&self, worker: &Worker, settings: &Settings, now: Instant) -> bool {
+        worker.load.queued_tokens() >= max_queued_tokens(worker, settings)
+            && self.is_stalled(worker.id, settings, now)
+    }
 }
 
 #[cfg(test)]
@@ -374,6 +388,32 @@ mod tests {
         assert!(!is_stalled_after(91));
         worker.load.expire_report();
         assert!(is_stalled_after(92));
+    }
+
+    #[test]
+    fn a_stalled_decode_worker_is_left_out_while_another_one_works() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let fleet = registry(&["a", "b"]);
+        let snapshot = fleet.snapshot();
+        let statuses = snapshot.workers.iter();
+        let workers: Vec<Arc<Worker>> = statuses.map(|status| status.worker.clone()).collect();
+        let _queued = InFlight::new(workers[0].clone(), 1_000, 0);
+        let (mut stalled, start) = (Stalled::default(), observe::now());
+        let later = start + settings.stale_after;
+        stalled.update(&snapshot, start);
+        stalled.update(&snapshot, later);
+        let rooms = |others: &[Arc<Worker>]| {
+            let others = [Workers::all(others)].into_iter();
+            let promised = Promised::default();
+            Rooms::default().with_others(others, &settings, &promised, &stalled, later)
+        };
+        let both = rooms(&workers);
+        assert_eq!(both.stalled, [workers[0].id]);
+        assert!(both.room.others_have_room);
+        assert!(rooms(&workers[..1]).stalled.is_empty());
     }
 
     #[test]

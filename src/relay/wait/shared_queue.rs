@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
@@ -129,6 +130,8 @@ pub(in crate::relay) struct SharedQueue {
 #[derive(Debug)]
 struct State {
     queue: Queue<Waiter>,
+    /// How many wait, for each model that any waits for.
+    models: FxHashMap<Model, u32>,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -163,12 +166,11 @@ impl Grant {
     }
 
     /// What workers are promised, without what this promises.
-    pub(in crate::relay) fn others(&self, promised: &Promised) -> Promised {
-        let mut others = promised.clone();
+    pub(in crate::relay) fn others(&self, mut promised: Promised) -> Promised {
         for (owner, promise) in &self.promises {
-            others.remove(*owner, *promise);
+            promised.remove(*owner, *promise);
         }
-        others
+        promised
     }
 }
 
@@ -214,6 +216,7 @@ impl Grant {
 pub(super) struct Ticket {
     queue: Arc<SharedQueue>,
     freed: Arc<Freed>,
+    model: Model,
     id: EntryId,
     woken: oneshot::Receiver<Woken>,
     is_over: bool,
@@ -238,6 +241,7 @@ impl Drop for Ticket {
         }
         let mut state = self.queue.state.lock();
         if state.queue.leave(self.id) {
+            state.on_left(&self.model);
             self.queue.count(&state);
             self.freed.remove_waiting(1);
         }
@@ -260,6 +264,7 @@ impl SharedQueue {
             is_all_promised: AtomicBool::new(true),
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
+                models: FxHashMap::default(),
                 settings,
                 is_closed: false,
             }),
@@ -308,6 +313,7 @@ impl SharedQueue {
             Ok(entered) => entered,
             Err((refusal, _)) => return Some(Err(refusal)),
         };
+        *state.models.entry(model.clone()).or_default() += 1;
         self.is_all_promised.store(false, Relaxed);
         self.count(&state);
         let gone = state.named(left);
@@ -317,6 +323,7 @@ impl SharedQueue {
         let ticket = Ticket {
             queue: self.clone(),
             freed: freed.clone(),
+            model: model.clone(),
             id,
             woken,
             is_over: false,
@@ -395,14 +402,7 @@ impl SharedQueue {
 
     /// The models of those who wait.
     pub(super) fn models(&self) -> Vec<Model> {
-        let state = self.state.lock();
-        let mut models: Vec<Model> = Vec::new();
-        for waiter in state.queue.wakers() {
-            if !models.contains(&waiter.model) {
-                models.push(waiter.model.clone());
-            }
-        }
-        models
+        self.state.lock().models.keys().cloned().collect()
     }
 
     /// Closes the queue, unless requests wait in it.
@@ -441,7 +441,21 @@ impl State {
         class.map_or_else(String::new, |class| class.name.clone())
     }
 
-    fn named(&self, left: Vec<Left<Waiter>>) -> Vec<Gone> {
+    /// One of those who wait for a model has left.
+    fn on_left(&mut self, model: &Model) {
+        if let Some(waiting) = self.models.get_mut(model) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.models.remove(model);
+            }
+        }
+    }
+
+    /// Those who have left the queue just now.
+    fn named(&mut self, left: Vec<Left<Waiter>>) -> Vec<Gone> {
+        for gone in &left {
+            self.on_left(&gone.waker.model);
+        }
         let gone = left.into_iter().map(|left| Gone {
             class: self.name_of(left.class),
             left,
@@ -480,5 +494,55 @@ impl Gone {
         // The request takes back what it lent for the looks.
         drop(placing);
         let _ = wake.send(woken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ClientKey;
+    use crate::observe;
+
+    #[test]
+    fn a_model_counts_as_long_as_one_of_its_requests_waits() {
+        let settings = Arc::new(Settings::default());
+        let queue = Arc::new(SharedQueue::new(Model::from("a"), settings));
+        let freed: Arc<Freed> = Arc::default();
+        let now = observe::now();
+        let room = Room {
+            workers: 1,
+            is_full: true,
+            ..Room::default()
+        };
+        let request = Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens: 10,
+            compute: Duration::ZERO,
+            bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(60),
+        };
+        let enter = |model: &str| {
+            let model = Model::from(model);
+            let entered = queue.enter(&freed, now, room, request, &model, &mut None);
+            let (ticket, _) = entered.unwrap().unwrap();
+            ticket
+        };
+        let models = || {
+            let mut names: Vec<String> = queue.models().iter().map(Model::to_string).collect();
+            names.sort_unstable();
+            names
+        };
+        let (first, other, _last) = (enter("a"), enter("b"), enter("a"));
+        drop(first);
+        assert_eq!(models(), ["a", "b"]);
+        drop(other);
+        assert_eq!(models(), ["a"]);
+        assert_eq!(queue.release_all(now).len(), 1);
+        assert!(models().is_empty());
     }
 }
