@@ -15,7 +15,7 @@ metric_table! {
              results_too_large: those that failed because S3 takes no object of more than 177 GiB; ended_batches: those \
              that had ended and were removed to make room for others.",
         pub(super) clock_refusals: counter "warmroute_batch_clock_refusals_total"
-            "Looks for work and for expired files that this replica has refused, because its clock and that of Redis are \
+            "Looks for work, and for what has expired, that this replica has refused, because its clock and that of Redis are \
              more than five minutes apart: it begins and deletes nothing of batches.",
         pub(super) ended: counters "warmroute_batches_ended_total" ["status"]
             "Batches that this replica has ended, by status: completed, failed, expired, cancelled.",

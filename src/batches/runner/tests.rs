@@ -3,6 +3,7 @@ mod storage;
 mod world;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -253,6 +254,32 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
         .await;
     ahead.assert_whole(&batch).await;
     assert_eq!(ahead.batch(id).await, batch);
+}
+
+#[tokio::test]
+async fn a_replica_whose_clock_jumps_ahead_ends_no_shard_that_it_runs() {
+    static AHEAD_MS: AtomicU64 = AtomicU64::new(0);
+    const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+    let mut shared = Shared::new();
+    shared.wall_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let runs = || replica.batches.metrics.shards_running.get() > 0;
+    replica.until(id, |_| runs()).await;
+    AHEAD_MS.store(YEAR_MS, Relaxed);
+    // What runs is looked at as often as work is looked for.
+    let refusals = || replica.batches.metrics.clock_refusals.get();
+    replica.until(id, |_| refusals() >= 6).await;
+    assert_eq!(replica.batch(id).await["status"], "in_progress");
+    assert!(runs());
+    let cancel = BatchEndpoint::Cancel(id.to_owned());
+    replica.answer(&cancel, String::new()).await;
+    replica.until(id, |_| !runs()).await;
 }
 
 #[tokio::test]
