@@ -18,8 +18,8 @@
 //! also if a replica goes on after its claim has run out.
 
 use super::batch::{
-    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, Usage,
-    Validated, WEBHOOK_GRACE_MS, Work,
+    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, PARTS_RETRY_MS,
+    Usage, Validated, WEBHOOK_GRACE_MS, Work,
 };
 use super::line::LineError;
 
@@ -242,6 +242,19 @@ impl BatchRecord {
         self.parts_due_ms().is_some_and(|due_ms| due_ms <= now_ms)
     }
 
+    /// The parts that were due are deleted; or not all of them, which is tried again later. False if none are due.
+    pub fn end_parts_deletion(&mut self, now_ms: u64, is_done: bool) -> bool {
+        if !self.are_parts_due(now_ms) {
+            return false;
+        }
+        if is_done {
+            self.parts_deleted = true;
+        } else {
+            self.parts_retry_ms = Some(now_ms.saturating_add(PARTS_RETRY_MS));
+        }
+        true
+    }
+
     /// When a replica must look at the batch again, if nobody changes it before. Now or earlier if there is work for
     /// another owner than those of its claims.
     pub fn due_ms(&self, now_ms: u64) -> Option<u64> {
@@ -361,7 +374,8 @@ impl BatchRecord {
     fn parts_due_ms(&self) -> Option<u64> {
         let has_parts = self.shard_count > 0 && self.webhooks_sent && !self.parts_deleted;
         let ended_ms = self.ended_ms().filter(|_| has_parts)?;
-        Some(ended_ms.saturating_add(PARTS_KEPT_MS))
+        let due_ms = ended_ms.saturating_add(PARTS_KEPT_MS);
+        Some(due_ms.max(self.parts_retry_ms.unwrap_or(0)))
     }
 }
 

@@ -215,7 +215,7 @@ impl Runner {
                 return Ok(false);
             }
             if record.are_parts_due(now_ms) {
-                self.batches.delete_parts(&key).await;
+                self.batches.delete_parts(key);
                 return Ok(false);
             }
             // A claim whose write was not confirmed.

@@ -250,9 +250,14 @@ fn the_parts_of_a_batch_stay_for_a_while_after_its_end() {
     record.webhooks_sent = true;
     assert_eq!(record.due_ms(5), Some(due_ms));
     assert!(!record.are_parts_due(due_ms - 1) && record.are_parts_due(due_ms));
-    record.parts_deleted = true;
-    assert!(!record.are_parts_due(due_ms));
-    assert_eq!(record.due_ms(due_ms), Some(RETENTION_MS));
+    assert!(!record.end_parts_deletion(due_ms - 1, true));
+    // The storage failed.
+    assert!(record.end_parts_deletion(due_ms, false));
+    let retry_ms = due_ms + PARTS_RETRY_MS;
+    assert_eq!(record.due_ms(due_ms), Some(retry_ms));
+    assert!(record.end_parts_deletion(retry_ms, true));
+    assert!(!record.are_parts_due(retry_ms));
+    assert_eq!(record.due_ms(retry_ms), Some(RETENTION_MS));
 }
 
 #[test]
