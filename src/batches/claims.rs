@@ -307,7 +307,6 @@ impl BatchRecord {
                 if self.is_stopping(now_ms) || self.have_all_shards_ended() {
                     return are_all_free.then_some(Work::Finalize);
                 }
-                let returned = self.returned.first().copied();
                 let run_out = || {
                     let mut claims = self.claims.iter().filter(|claim| !holds(claim));
                     claims.find_map(|claim| match claim.work {
@@ -316,7 +315,9 @@ impl BatchRecord {
                     })
                 };
                 let new = (self.next_shard < self.shard_count).then_some(self.next_shard);
-                returned.or_else(run_out).or(new).map(Work::Shard)
+                // Last, and one after the other: a shard whose model has no workers keeps no other from its turn.
+                let returned = self.returned.first().copied();
+                run_out().or(new).or(returned).map(Work::Shard)
             }
             BatchStatus::Failed
             | BatchStatus::Completed
