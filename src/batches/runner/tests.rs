@@ -239,7 +239,7 @@ async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
 }
 
 #[tokio::test]
-async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
+async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();
     let right = shared.replica();
@@ -256,6 +256,9 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
         .await;
     ahead.assert_whole(&batch).await;
     assert_eq!(ahead.batch(id).await, batch);
+    let refused = ahead.try_create(&file).await.unwrap_err();
+    let found = (refused.status.as_u16(), refused.code);
+    assert_eq!(found, (503, "batch_clock_differs"));
 }
 
 #[tokio::test]
