@@ -92,7 +92,7 @@ impl StorageWriter {
         if self.is_broken {
             self.abort().await;
             let message = "a part of the object was not written";
-            return Err(StorageError::Failed(message.to_owned()));
+            return Err(StorageError::Refused(message.to_owned()));
         }
         let rest = mem::take(&mut self.part).freeze();
         if self.upload.is_none() {
@@ -103,7 +103,12 @@ impl StorageWriter {
             return Ok(self.written);
         }
         if !rest.is_empty() {
-            self.put_part(rest).await?;
+            let put = self.put_part(rest).await;
+            put.map_err(|error| match error {
+                too_large @ StorageError::TooLarge(_) => too_large,
+                // The upload was not completed.
+                failed => StorageError::Refused(failed.to_string()),
+            })?;
         }
         if let Some(upload) = &mut self.upload {
             upload.complete().await?;

@@ -51,6 +51,24 @@ async fn a_write_whose_connection_is_closed_half_way_is_sent_again() {
 }
 
 #[tokio::test]
+async fn nothing_is_there_of_what_the_server_refuses() {
+    // Their last steps: a part, the completion, the object.
+    for length in [PART_BYTES + 1, PART_BYTES, 1_000] {
+        let s3 = FakeS3::start().await;
+        let storage = s3.open(&Tasks::default());
+        let mut writer = storage.writer("files/t/a").await.unwrap();
+        writer.write(bytes(length)).await.unwrap();
+        s3.set_faults(S3Faults {
+            refusals: 1,
+            ..S3Faults::default()
+        });
+        let refused = writer.finish().await.unwrap_err();
+        assert!(refused.leaves_nothing(), "{length}: {refused}");
+        assert_eq!(storage.list("").await.unwrap(), [""; 0]);
+    }
+}
+
+#[tokio::test]
 async fn nothing_stays_of_an_upload_that_does_not_finish() {
     let s3 = FakeS3::start().await;
     let tasks = Tasks::default();
