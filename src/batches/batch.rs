@@ -25,6 +25,9 @@ pub const WEBHOOK_GRACE_MS: u64 = 10_000;
 /// the end, and the results are put together once more. Redis' default (`save 3600 1`) makes a snapshot each hour.
 pub const PARTS_KEPT_MS: u64 = 2 * 3_600_000;
 
+/// When their deletion is tried again after it has failed.
+pub const PARTS_RETRY_MS: u64 = 3_600_000;
+
 /// OpenAI's states of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -234,6 +237,8 @@ pub struct BatchRecord {
     pub webhooks_sent: bool,
     /// Whether the parts of its results were deleted after its end.
     pub parts_deleted: bool,
+    /// Their deletion has failed, and is not tried again before.
+    pub parts_retry_ms: Option<u64>,
     /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
     /// `delete_ms`.
     pub is_unconfirmed: bool,

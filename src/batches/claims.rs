@@ -18,8 +18,8 @@
 //! also if a replica goes on after its claim has run out.
 
 use super::batch::{
-    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, Usage,
-    Validated, WEBHOOK_GRACE_MS, Work,
+    Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, PARTS_RETRY_MS,
+    Usage, Validated, WEBHOOK_GRACE_MS, Work,
 };
 use super::line::LineError;
 
@@ -242,6 +242,19 @@ impl BatchRecord {
         self.parts_due_ms().is_some_and(|due_ms| due_ms <= now_ms)
     }
 
+    /// The parts that were due are deleted; or not all of them, which is tried again later. False if none are due.
+    pub fn end_parts_deletion(&mut self, now_ms: u64, is_done: bool) -> bool {
+        if !self.are_parts_due(now_ms) {
+            return false;
+        }
+        if is_done {
+            self.parts_deleted = true;
+        } else {
+            self.parts_retry_ms = Some(now_ms.saturating_add(PARTS_RETRY_MS));
+        }
+        true
+    }
+
     /// When a replica must look at the batch again, if nobody changes it before. Now or earlier if there is work for
     /// another owner than those of its claims.
     pub fn due_ms(&self, now_ms: u64) -> Option<u64> {
@@ -294,7 +307,6 @@ impl BatchRecord {
                 if self.is_stopping(now_ms) || self.have_all_shards_ended() {
                     return are_all_free.then_some(Work::Finalize);
                 }
-                let returned = self.returned.first().copied();
                 let run_out = || {
                     let mut claims = self.claims.iter().filter(|claim| !holds(claim));
                     claims.find_map(|claim| match claim.work {
@@ -303,7 +315,9 @@ impl BatchRecord {
                     })
                 };
                 let new = (self.next_shard < self.shard_count).then_some(self.next_shard);
-                returned.or_else(run_out).or(new).map(Work::Shard)
+                // Last, and one after the other: a shard whose model has no workers keeps no other from its turn.
+                let returned = self.returned.first().copied();
+                run_out().or(new).or(returned).map(Work::Shard)
             }
             BatchStatus::Failed
             | BatchStatus::Completed
@@ -361,7 +375,8 @@ impl BatchRecord {
     fn parts_due_ms(&self) -> Option<u64> {
         let has_parts = self.shard_count > 0 && self.webhooks_sent && !self.parts_deleted;
         let ended_ms = self.ended_ms().filter(|_| has_parts)?;
-        Some(ended_ms.saturating_add(PARTS_KEPT_MS))
+        let due_ms = ended_ms.saturating_add(PARTS_KEPT_MS);
+        Some(due_ms.max(self.parts_retry_ms.unwrap_or(0)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! How much memory the batches of a replica hold at a time: 64 MiB for the input of shards, for answers until they are
-//! written, and for what reads whole files.
+//! written, and for what reads whole files. Files of results above 64 GiB have larger parts (`storage/writer.rs`),
+//! which come on top of that.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ const INPUT_BYTES: u32 = 16 << 20;
 const SHARED_BYTES: usize = 8 << 20;
 
 /// One at a time has more than its share: an answer of any size (16 MiB at most, which are there twice), or a work that
-/// reads a whole file (a result line of 16 MiB, and two parts of the files that it writes).
+/// reads a whole file (a result line of 16 MiB, and two parts of the files that it writes, of 8 MiB up to 64 GiB).
 const LARGE_ONES: usize = 1;
 
 /// Room in memory. Those who find none wait, and so do the engines and the storage that they read from.

@@ -78,6 +78,9 @@ impl Batches {
         if let Err(error) = received.finish().await {
             // Storage that did not answer in time may have the object later. The record, which no client finds, stays
             // until `UNCONFIRMED_LIMIT`, and what is there then goes with it.
+            if error.leaves_nothing() {
+                let _ = self.store.remove_document(key, None).await;
+            }
             return Err(self.storage_failed(&error));
         }
         self.confirm(&key, &record).await?;

@@ -12,8 +12,8 @@ metric_table! {
         pub(super) bounds_reached: counters "warmroute_batch_bounds_reached_total" ["bound"]
             "Batches refused by a bound: tenant_batches (1,000 of a tenant), tenant_size (batches.max_size_per_tenant), \
              too_many_tasks (batches.max_lines) or token_limit_exceeded (limits.batch_tokens_queued of a tenant); \
-             results_too_large: those that failed because S3 takes no object of more than 177 GiB; ended_batches: those \
-             that had ended and were removed to make room for others.",
+             results_too_large: those that failed because S3 takes no object of more than 177 GiB (64 GiB where it wants \
+             equal parts); ended_batches: those that had ended and were removed to make room for others.",
         pub(super) clock_refusals: counter "warmroute_batch_clock_refusals_total"
             "Looks for work, and for what has expired, that this replica has refused, because its clock and that of Redis are \
              more than five minutes apart: it begins and deletes nothing of batches.",

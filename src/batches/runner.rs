@@ -22,7 +22,6 @@ mod validating;
 mod work_context;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +52,10 @@ const RENEWALS: u32 = 3;
 
 /// Documents that are read at once. They are those whose due times are the earliest; a claim sets a later one.
 const MAX_DUE: usize = 128;
+
+/// Batches among which the next shard is chosen: more than one tenant may have, so that no tenant's batches hide those
+/// of another from their turn.
+const MAX_TURNS: usize = 1_024;
 
 /// Time between two looks for files that have expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -125,7 +128,7 @@ impl Runner {
             return Ok(());
         }
         while self.batches.works.has_any_room() {
-            let due = self.due(0..MAX_DUE).await?;
+            let due = self.first_due().await?;
             let first = due.len();
             if self.take_one(due).await? {
                 continue;
@@ -133,7 +136,7 @@ impl Runner {
             // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
             // replica is gone: each look sees some of them.
             let from = first.max(*behind);
-            let others = self.due(from..from + MAX_DUE).await?;
+            let others = self.due(from, MAX_DUE).await?;
             let found = others.len();
             *behind = if found == 0 { 0 } else { from + found };
             for document in others {
@@ -144,17 +147,34 @@ impl Runner {
         Ok(())
     }
 
-    /// The batches at these places of those that are due, in the order of their turns.
-    async fn due(&self, places: Range<usize>) -> Result<Vec<Document>, store::Error> {
+    /// The batches that are due first, in the order of their turns.
+    async fn first_due(&self) -> Result<Vec<Document>, store::Error> {
+        let has_room = self.batches.works.has_room(Work::Shard(0));
+        let max = if has_room { MAX_TURNS } else { MAX_DUE };
+        self.due(0, max).await
+    }
+
+    /// The batches from this place on of those that are due, in the order of their turns: `max` or a few more, if there
+    /// are as many.
+    async fn due(&self, from: usize, max: usize) -> Result<Vec<Document>, store::Error> {
+        let Batches { store, .. } = &*self.batches;
         let now_ms = self.batches.now_ms();
-        let found = self
-            .batches
-            .store
-            .due_documents(Collection::Batches, now_ms, places);
-        let mut due = found.await?;
+        let mut due = Vec::new();
+        while due.len() < max {
+            let start = from + due.len();
+            let places = start..start + MAX_DUE;
+            let found = store.due_documents(Collection::Batches, now_ms, places);
+            let page = found.await?;
+            let is_last = page.len() < MAX_DUE;
+            let with_turn = |document: Document| (self.turn(&document, now_ms), document);
+            due.extend(page.into_iter().map(with_turn));
+            if is_last {
+                break;
+            }
+        }
         // Equal ones stay in the order of their due times.
-        due.sort_by_cached_key(|document| self.turn(document, now_ms));
-        Ok(due)
+        due.sort_by_key(|(turn, _)| *turn);
+        Ok(due.into_iter().map(|(_, document)| document).collect())
     }
 
     fn turn(&self, document: &Document, now_ms: u64) -> Turn {
@@ -195,7 +215,7 @@ impl Runner {
                 return Ok(false);
             }
             if record.are_parts_due(now_ms) {
-                self.batches.delete_parts(&key).await;
+                self.batches.delete_parts(key);
                 return Ok(false);
             }
             // A claim whose write was not confirmed.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::Response;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
@@ -17,7 +18,7 @@ use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
 use super::paths;
-use super::records::{Changed, Records};
+use super::records::Records;
 use super::routes::BatchEndpoint;
 use super::running::{Running, RunningBatches};
 use super::settings::Settings;
@@ -70,6 +71,8 @@ pub struct Batches {
     pub(super) wall_ms: fn() -> u64,
     /// Whether it was that of the store when they were compared last.
     pub(super) is_clock_right: AtomicBool,
+    /// For the one batch at a time whose parts are deleted here after its end.
+    parts_deletion: Arc<Semaphore>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
@@ -113,6 +116,7 @@ impl Batches {
             identity: Mutex::default(),
             wall_ms: observe::unix_ms,
             is_clock_right: AtomicBool::new(true),
+            parts_deletion: Arc::new(Semaphore::new(1)),
             failures: Mutex::default(),
         }
     }
@@ -213,26 +217,39 @@ impl Batches {
         }
     }
 
-    /// Deletes the parts of a batch whose results have been in its files for long. Of several replicas the one that
-    /// notes it deletes them. What it leaves, because it is killed or the storage fails, goes with the batch
-    /// (`deleting`).
-    pub(super) async fn delete_parts(&self, key: &DocumentKey) {
-        let noted = self.records.change(key, |record, now_ms| {
-            let is_due = record.are_parts_due(now_ms);
-            record.parts_deleted |= is_due;
-            is_due.then_some(())
-        });
-        match noted.await {
-            Ok(Changed::Done((), _)) => {}
-            Ok(Changed::Unchanged(_) | Changed::Gone) => return,
-            Err(error) => {
-                self.failed("deletion of a batch's parts not noted", &error);
-                return;
+    /// Begins to delete the parts of a batch whose results have been in its files for long, beside all other work.
+    /// While those of another batch are being deleted here, they stay due. Several replicas may delete the same ones;
+    /// what all leave goes with the batch (`deleting`).
+    pub(super) fn delete_parts(self: &Arc<Self>, key: DocumentKey) {
+        let Ok(permit) = self.parts_deletion.clone().try_acquire_owned() else {
+            return;
+        };
+        let batches = self.clone();
+        self.tasks.spawn_until_stopped(async move {
+            let is_noted = batches.delete_and_note_parts(&key).await;
+            drop(permit);
+            if is_noted {
+                // Those of the next batch may be due.
+                batches.works.wake.notify_one();
             }
+        });
+    }
+
+    /// False if the store does not take what became of the deletion.
+    async fn delete_and_note_parts(&self, key: &DocumentKey) -> bool {
+        let deleted = self.storage.delete_all(&paths::parts(&key.id)).await;
+        if let Err(error) = &deleted {
+            self.failed("parts of a batch not deleted", error);
         }
-        if let Err(error) = self.storage.delete_all(&paths::parts(&key.id)).await {
-            self.failed("parts of a batch not deleted", &error);
+        let is_done = deleted.is_ok();
+        let noted = self.records.change(key, |record, now_ms| {
+            record.end_parts_deletion(now_ms, is_done).then_some(())
+        });
+        if let Err(error) = noted.await {
+            self.failed("deletion of a batch's parts not noted", &error);
+            return false;
         }
+        true
     }
 
     /// Counts the end of a batch that was written here.

@@ -130,8 +130,16 @@ impl Batches {
         asked.map(drop)
     }
 
-    /// Refuses a request that needs the storage, if it is not the one that all replicas share.
+    /// Refuses a request that needs the storage, if it is not the one that all replicas share, and a creation, if the
+    /// clock of this replica was wrong when it was compared last.
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
+        let is_creation = matches!(
+            endpoint,
+            BatchEndpoint::Create | BatchEndpoint::CreateFile | BatchEndpoint::CreateOfMessages
+        );
+        if is_creation && !self.is_clock_right() {
+            return Err(ApiError::batch_clock_differs());
+        }
         let asked = match endpoint {
             // Only the works of the batch need the storage, and a mount that hangs does not keep the client waiting.
             BatchEndpoint::Create => self.storage_id().await.map(drop),

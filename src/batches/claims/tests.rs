@@ -205,6 +205,30 @@ fn expiry_stops_what_runs_and_leaves_what_is_done() {
 }
 
 #[test]
+fn shards_that_were_given_back_come_after_all_others() {
+    let mut record = running(3);
+    assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));
+    assert_eq!(record.claim(0, B, LEASE_MS), Some(Work::Shard(1)));
+    assert!(record.give_back(A, Work::Shard(0)));
+    // The other replica dies.
+    let now_ms = LEASE_MS;
+    for shard in [1, 2, 0] {
+        let work = Work::Shard(shard);
+        assert_eq!(record.claim(now_ms, A, LEASE_MS), Some(work));
+    }
+    for shard in [2, 1] {
+        assert!(record.give_back(A, Work::Shard(shard)));
+    }
+    assert!(record.end_shard(A, 0, now_ms));
+    for shard in [2, 1] {
+        let work = Work::Shard(shard);
+        assert_eq!(record.claim(now_ms, A, LEASE_MS), Some(work));
+        assert!(record.end_shard(A, shard, now_ms));
+    }
+    assert_eq!(record.status, BatchStatus::Finalizing);
+}
+
+#[test]
 fn an_end_that_nobody_has_reported_is_due() {
     let mut record = new_record();
     assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Validate));
@@ -250,9 +274,14 @@ fn the_parts_of_a_batch_stay_for_a_while_after_its_end() {
     record.webhooks_sent = true;
     assert_eq!(record.due_ms(5), Some(due_ms));
     assert!(!record.are_parts_due(due_ms - 1) && record.are_parts_due(due_ms));
-    record.parts_deleted = true;
-    assert!(!record.are_parts_due(due_ms));
-    assert_eq!(record.due_ms(due_ms), Some(RETENTION_MS));
+    assert!(!record.end_parts_deletion(due_ms - 1, true));
+    // The storage failed.
+    assert!(record.end_parts_deletion(due_ms, false));
+    let retry_ms = due_ms + PARTS_RETRY_MS;
+    assert_eq!(record.due_ms(due_ms), Some(retry_ms));
+    assert!(record.end_parts_deletion(retry_ms, true));
+    assert!(!record.are_parts_due(retry_ms));
+    assert_eq!(record.due_ms(retry_ms), Some(RETENTION_MS));
 }
 
 #[test]

@@ -240,6 +240,9 @@ impl Files {
         if let Err(error) = finished {
             // Storage that did not answer in time may have the object later. The record, which no client finds, stays
             // until `UNCONFIRMED_LIMIT`, and what is there then goes with it.
+            if error.leaves_nothing() {
+                let _ = self.store.remove_document(key, None).await;
+            }
             return Err(self.storage_failed(&error));
         }
         if let Err(error) = self.confirm(&key, &record).await {

@@ -257,6 +257,13 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
     if work.own_record().await.is_none() {
         return Err(Halt::Stopped(StopWork::Lost));
     }
+    // By a wrong clock, the files would be kept for too long or too short a time.
+    let checked = work.batches.checked_ms().await;
+    let now_ms = checked.map_err(|error| StorageError::Failed(error.to_string()))?;
+    if now_ms.is_none() {
+        let message = "the clock of this replica is wrong";
+        return Err(StorageError::Failed(message.to_owned()).into());
+    }
     files.finish(&assembler).await
 }
 

@@ -13,12 +13,14 @@ use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
+use super::Runner;
 use super::assembling::file_ids;
-use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, new_batch_id};
+use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
 use crate::batches::output::LineTries;
 use crate::batches::paths;
+use crate::batches::room_gate::RoomGate;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
 use crate::batches::shards::MAX_SHARD_LINES;
@@ -237,7 +239,7 @@ async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
 }
 
 #[tokio::test]
-async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
+async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();
     let right = shared.replica();
@@ -254,6 +256,9 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_nothing() {
         .await;
     ahead.assert_whole(&batch).await;
     assert_eq!(ahead.batch(id).await, batch);
+    let refused = ahead.try_create(&file).await.unwrap_err();
+    let found = (refused.status.as_u16(), refused.code);
+    assert_eq!(found, (503, "batch_clock_differs"));
 }
 
 #[tokio::test]
@@ -385,6 +390,55 @@ async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
         .until(created["id"].as_str().unwrap(), has_ended)
         .await;
     assert_eq!(last["status"], "expired");
+}
+
+#[tokio::test]
+async fn a_tenant_with_many_batches_hides_none_of_another_tenant() {
+    const MANY: u64 = 1_000;
+    let shared = Shared::new();
+    let replica = shared.replica();
+    // Nothing but this test looks for work.
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let batches = replica.batches.clone();
+    let runner = Runner {
+        gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
+        sender: replica.engines.clone(),
+        batches,
+    };
+    let insert = async |tenant: Tenant, due_ms: u64| {
+        let record = BatchRecord {
+            id: new_batch_id(Flavor::OpenAi, u128::from(due_ms)),
+            status: BatchStatus::InProgress,
+            is_validated: true,
+            shard_count: 1,
+            expires_ms: u64::MAX,
+            delete_ms: u64::MAX,
+            ..BatchRecord::default()
+        };
+        let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
+        let new = NewDocument {
+            value: record.to_json(),
+            created_ms: 1,
+            weight: 0,
+            due_ms: Some(due_ms),
+        };
+        let bounds = DocumentBounds {
+            documents: MANY,
+            weight: 0,
+        };
+        let store = &shared.store.responses;
+        let inserted = store.insert_document(key.clone(), new, bounds).await;
+        assert_eq!(inserted, Ok(InsertOutcome::Done));
+        key
+    };
+    let first = insert(Tenant::of("a"), 1).await;
+    for due_ms in 2..=MANY {
+        insert(Tenant::of("a"), due_ms).await;
+    }
+    let other = insert(Tenant::of("b"), MANY + 1).await;
+    let _runs = runner.batches.works.begin(&first, Work::Shard(0)).unwrap();
+    let due = runner.first_due().await.unwrap();
+    assert_eq!(due[0].key, other);
 }
 
 #[tokio::test]

@@ -20,9 +20,12 @@ pub(super) const PART_BYTES: usize = 8 << 20;
 
 /// How many parts have `PART_BYTES`: 64 GiB, the largest upload of a client. Some servers of S3 want all parts but the
 /// last to be alike.
-const EVEN_PARTS: usize = 8_192;
+pub(super) const EVEN_PARTS: usize = 8_192;
 
-/// Bytes of a part behind these.
+/// Bytes of these, which is all that such servers take.
+const EVEN_BYTES: u64 = (EVEN_PARTS * PART_BYTES) as u64;
+
+/// Bytes of a part behind the even ones.
 const LARGE_PART_BYTES: usize = 64 << 20;
 
 /// An object that is being written. One part is in memory, of 8 MiB, or of 64 MiB behind the first 64 GiB: it is
@@ -38,7 +41,7 @@ pub struct StorageWriter {
     /// No more parts may be written.
     max_parts: usize,
     /// Parts that were written.
-    parts: usize,
+    pub(super) parts: usize,
     part: BytesMut,
     /// None until the first part is full: a small object is put at once.
     upload: Option<Box<dyn MultipartUpload>>,
@@ -92,7 +95,7 @@ impl StorageWriter {
         if self.is_broken {
             self.abort().await;
             let message = "a part of the object was not written";
-            return Err(StorageError::Failed(message.to_owned()));
+            return Err(StorageError::Refused(message.to_owned()));
         }
         let rest = mem::take(&mut self.part).freeze();
         if self.upload.is_none() {
@@ -103,10 +106,22 @@ impl StorageWriter {
             return Ok(self.written);
         }
         if !rest.is_empty() {
-            self.put_part(rest).await?;
+            let put = self.put_part(rest).await;
+            put.map_err(|error| match error {
+                too_large @ StorageError::TooLarge(_) => too_large,
+                // The upload was not completed.
+                failed => StorageError::Refused(failed.to_string()),
+            })?;
         }
-        if let Some(upload) = &mut self.upload {
-            upload.complete().await?;
+        if let Some(upload) = &mut self.upload
+            && let Err(error) = upload.complete().await
+        {
+            // S3's code for parts that cannot be put together. Another try would have the same.
+            let is_uneven = EVEN_PARTS < self.parts && error.to_string().contains("InvalidPart");
+            if is_uneven {
+                return Err(StorageError::TooLarge(EVEN_BYTES));
+            }
+            return Err(error.into());
         }
         self.upload = None;
         Ok(self.written)
@@ -178,6 +193,7 @@ mod tests {
     fn an_upload_has_parts_of_one_size_and_results_may_be_larger() {
         let bytes = |parts: usize| (0..parts).map(|part| part_bytes(part) as u64).sum::<u64>();
         assert_eq!(bytes(EVEN_PARTS), 64 << 30);
+        assert_eq!(bytes(EVEN_PARTS), EVEN_BYTES);
         assert_eq!(bytes(MAX_S3_PARTS), 177 << 30);
     }
 

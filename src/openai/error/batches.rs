@@ -37,6 +37,20 @@ impl ApiError {
         }
     }
 
+    /// What is created would be kept for too long or too short a time. Another replica may answer.
+    pub fn batch_clock_differs() -> Self {
+        let message = "the clocks of this replica and of its store are more than five minutes apart: set the wrong one \
+                       by NTP";
+        Self {
+            retry_after: Some(Duration::from_secs(2)),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "batch_clock_differs",
+                message,
+            )
+        }
+    }
+
     /// Not 409: SDKs would try again.
     pub fn not_cancellable(status: &str) -> Self {
         let message = format!("Cannot cancel a batch with status '{status}'.");

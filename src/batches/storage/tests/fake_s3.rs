@@ -39,6 +39,8 @@ type Answer = Response<Full<Bytes>>;
 pub(super) struct S3Faults {
     /// This many requests are answered with 503.
     pub(super) slow_downs: u32,
+    /// This many requests are answered with 400.
+    pub(super) refusals: u32,
     /// Of this many PUTs the connection is closed when a piece of the body has come.
     pub(super) cuts: u32,
     /// Each answer comes this much later.
@@ -140,6 +142,9 @@ impl FakeS3 {
         let content = body.collect().await.map_err(io::Error::other)?.to_bytes();
         if self.strikes(|faults| &mut faults.slow_downs) {
             return Ok(failed(503, "SlowDown"));
+        }
+        if self.strikes(|faults| &mut faults.refusals) {
+            return Ok(failed(400, "InvalidPart"));
         }
         Ok(self.bucket.lock().answer(&head, content))
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::fake_s3::{FakeS3, S3Faults};
 use super::{bytes, read, write};
-use crate::batches::storage::writer::PART_BYTES;
+use crate::batches::storage::StorageError;
+use crate::batches::storage::writer::{EVEN_PARTS, PART_BYTES};
 use crate::http::drain::Tasks;
 
 async fn check(faults: S3Faults) {
@@ -48,6 +49,40 @@ async fn a_write_whose_connection_is_closed_half_way_is_sent_again() {
         ..S3Faults::default()
     })
     .await;
+}
+
+#[tokio::test]
+async fn nothing_is_there_of_what_the_server_refuses() {
+    // Their last steps: a part, the completion, the object.
+    for length in [PART_BYTES + 1, PART_BYTES, 1_000] {
+        let s3 = FakeS3::start().await;
+        let storage = s3.open(&Tasks::default());
+        let mut writer = storage.writer("files/t/a").await.unwrap();
+        writer.write(bytes(length)).await.unwrap();
+        s3.set_faults(S3Faults {
+            refusals: 1,
+            ..S3Faults::default()
+        });
+        let refused = writer.finish().await.unwrap_err();
+        assert!(refused.leaves_nothing(), "{length}: {refused}");
+        assert_eq!(storage.list("").await.unwrap(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_wants_equal_parts_takes_no_object_with_larger_ones() {
+    let s3 = FakeS3::start().await;
+    let storage = s3.open(&Tasks::default());
+    let mut writer = storage.writer("files/t/a").await.unwrap();
+    writer.write(bytes(PART_BYTES)).await.unwrap();
+    // As behind 64 GiB.
+    writer.parts = EVEN_PARTS + 1;
+    s3.set_faults(S3Faults {
+        refusals: 1,
+        ..S3Faults::default()
+    });
+    let refused = writer.finish().await;
+    assert_eq!(refused, Err(StorageError::TooLarge(64 << 30)));
 }
 
 #[tokio::test]
