@@ -53,7 +53,7 @@ pub(super) struct FinishedLine {
     pub(super) line: PartLine,
     /// The result line.
     pub(super) text: String,
-    /// Of the answer; `None` if there was none.
+    /// Of the answer; `None` if the line was not sent.
     pub(super) held: Option<Arc<HeldAnswer>>,
 }
 
@@ -175,7 +175,6 @@ impl LineContext {
         }
         let (tenant, endpoint) = (&self.tenant, self.endpoint);
         let (code, message) = self.sender.refusal(tenant, &line.model, endpoint)?;
-        self.metrics.lines.with_label_values(&["invalid"]).inc();
         let error = LineError::new(&code, message, Some("model"));
         let of = self.result_of(line.number, &line.custom_id);
         Some(FinishedLine {
@@ -197,8 +196,6 @@ impl LineContext {
         } else {
             bounded(&answer.body)
         };
-        let outcome = if is_ok { "completed" } else { "failed" };
-        self.metrics.lines.with_label_values(&[outcome]).inc();
         let of = self.result_of(line.number, &line.custom_id);
         let usage = if is_ok {
             output::usage_of(&body)

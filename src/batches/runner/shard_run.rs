@@ -207,23 +207,31 @@ impl ShardRun<'_> {
         Some(reason)
     }
 
+    /// Only here a line has a result: until then it is given up when the work is stopped, and sent again.
     fn on_finished(&mut self, finished: FinishedLine) {
         let FinishedLine { line, text, held } = finished;
+        let outcome = match &held {
+            None => "invalid",
+            Some(_) if line.is_ok => "completed",
+            Some(_) => "failed",
+        };
+        let metrics = &self.work.batches.metrics;
+        metrics.lines.with_label_values(&[outcome]).inc();
         self.lines.tries.lock().remove(&line.line);
         self.part.push(Instant::now(), line, &text, held);
     }
 
     fn on_invalid(&mut self, invalid: &InvalidLine) {
-        let metrics = &self.work.batches.metrics;
-        metrics.lines.with_label_values(&["invalid"]).inc();
         let of = self.lines.result_of(invalid.number, &invalid.custom_id);
-        let text = of.invalid(&invalid.error);
-        let line = PartLine {
-            line: invalid.number,
-            is_ok: false,
-            usage: Usage::default(),
-        };
-        self.part.push(Instant::now(), line, &text, None);
+        self.on_finished(FinishedLine {
+            text: of.invalid(&invalid.error),
+            line: PartLine {
+                line: invalid.number,
+                is_ok: false,
+                usage: Usage::default(),
+            },
+            held: None,
+        });
     }
 
     async fn write_out(&mut self) {
