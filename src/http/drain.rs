@@ -99,8 +99,10 @@ impl Tasks {
         let stopped = self.stopped();
         self.tracker.track_future(async move {
             tokio::select! {
-                () = task => {}
+                // First: what looks for work must find none once the drain has begun.
+                biased;
                 () = stopped => {}
+                () = task => {}
             }
         })
     }
@@ -151,5 +153,34 @@ impl Tasks {
         // An aborted task ends at its next poll.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.tracker.wait()).await;
         left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_is_woken_as_the_drain_begins_does_nothing_more() {
+        for _ in 0..50 {
+            let tasks = Tasks::default();
+            let wake = Arc::new(Notify::new());
+            let has_run = Arc::new(AtomicBool::new(false));
+            tasks.spawn_until_stopped({
+                let (wake, has_run) = (wake.clone(), has_run.clone());
+                async move {
+                    wake.notified().await;
+                    has_run.store(true, Ordering::Relaxed);
+                }
+            });
+            yield_now().await;
+            wake.notify_one();
+            tasks.stop();
+            let aborted = tasks.drain(Duration::from_secs(10)).await;
+            assert_eq!((aborted, has_run.load(Ordering::Relaxed)), (0, false));
+        }
     }
 }
