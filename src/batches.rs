@@ -13,7 +13,7 @@
 
 pub mod batch;
 pub mod claims;
-mod clock_check;
+mod clock;
 pub mod create_batch;
 pub mod custom_ids;
 mod endpoints;

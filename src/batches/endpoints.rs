@@ -16,11 +16,11 @@ use super::paths;
 use super::records::{Changed, record_of};
 use super::service::{BatchCaller, Batches, key_of, random_id};
 use super::works::StopWork;
+use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store::conversation::Order;
 use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
-use crate::{http, observe};
 
 impl Batches {
     /// `POST /v1/batches`.
@@ -53,7 +53,7 @@ impl Batches {
             output_expires_after: create.output_expires_after,
             total: 0,
         };
-        let record = BatchRecord::new(new, observe::unix_ms());
+        let record = BatchRecord::new(new, self.now_ms());
         if file.due_ms().is_some_and(|at| at < record.expires_ms) {
             let why = "its file expires before the batch would: upload it again, to be kept for longer, or choose a \
                        shorter 'completion_window'";
@@ -120,8 +120,7 @@ impl Batches {
         match changed.await.map_err(|error| ApiError::of_store(&error))? {
             Changed::Done((), record) => {
                 // What runs here stops at once, and elsewhere within half a second.
-                let now_ms = observe::unix_ms();
-                let is_stopping = record.is_stopping(now_ms);
+                let is_stopping = record.is_stopping(self.now_ms());
                 self.works.stop(&key, |work| {
                     StopWork::of_stopping_batch(work).filter(|_| is_stopping)
                 });

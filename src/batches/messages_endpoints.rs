@@ -15,10 +15,10 @@ use super::list_query::{ListOf, ListQuery};
 use super::messages_batch;
 use super::paths;
 use super::service::{BatchCaller, Batches, key_of, random_id};
+use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store::documents::DocumentKey;
-use crate::{http, observe};
 
 /// Anthropic's window, which no client chooses.
 const WINDOW: Duration = Duration::from_secs(24 * 3_600);
@@ -48,7 +48,7 @@ impl Batches {
             output_expires_after: None,
             total: received.count,
         };
-        let record = BatchRecord::new(new, observe::unix_ms());
+        let record = BatchRecord::new(new, self.now_ms());
         let key = key_of(caller.tenant, record.flavor, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         // The requests are complete. From here on a client that leaves changes nothing.
@@ -73,6 +73,8 @@ impl Batches {
     ) -> Result<BatchRecord, ApiError> {
         if let Err(error) = self.insert(&key, &record, received.bytes()).await {
             received.abort().await;
+            // The insertion may have been done though its answer was lost.
+            let _ = self.store.remove_document(key, None).await;
             return Err(error);
         }
         if let Err(error) = received.finish().await {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::batch::BatchRecord;
-use crate::observe;
+use super::clock::Clock;
 use crate::store::documents::{Document, DocumentKey, ReplaceOutcome};
 use crate::store::{self, ResponseStore};
 
@@ -35,11 +35,12 @@ pub(super) enum Changed<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Records {
     store: Arc<dyn ResponseStore>,
+    clock: Clock,
 }
 
 impl Records {
-    pub(super) fn new(store: Arc<dyn ResponseStore>) -> Self {
-        Self { store }
+    pub(super) fn new(store: Arc<dyn ResponseStore>, clock: Clock) -> Self {
+        Self { store, clock }
     }
 
     /// `None` if there is no such batch.
@@ -79,7 +80,7 @@ impl Records {
             let Some((mut record, version)) = self.read(key).await? else {
                 return Ok(Changed::Gone);
             };
-            let now_ms = observe::unix_ms();
+            let now_ms = self.clock.now_ms();
             let Some(changed) = change(&mut record, now_ms) else {
                 return Ok(Changed::Unchanged(Box::new(record)));
             };

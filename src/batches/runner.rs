@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use self::work_context::WorkContext;
-use super::batch::{BatchRecord, BatchStatus, Work};
+use super::batch::{BatchRecord, Work};
 use super::metrics::WorkOutcome;
 use super::records::record_of;
 use super::room_gate::RoomGate;
@@ -124,7 +124,8 @@ impl Runner {
     /// Starts what there is room for. `behind`: the place from which the next look goes on, of batches that are not among
     /// the first.
     async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
-        if !self.batches.is_storage_usable() || self.batches.checked_ms().await?.is_none() {
+        // The clock is compared whatever the storage is like: creations need both.
+        if self.batches.checked_ms().await?.is_none() || !self.batches.is_storage_usable() {
             return Ok(());
         }
         while self.batches.works.has_any_room() {
@@ -154,21 +155,26 @@ impl Runner {
         self.due(0, max).await
     }
 
-    /// The batches from this place on of those that are due, in the order of their turns: `max` or a few more, if there
-    /// are as many.
+    /// The batches from this place on of those that are due, in the order of their turns: `max` or a few more if there
+    /// are as many, and up to [`MAX_TURNS`] while others than shards are among them.
     async fn due(&self, from: usize, max: usize) -> Result<Vec<Document>, store::Error> {
         let Batches { store, .. } = &*self.batches;
         let now_ms = self.batches.now_ms();
         let mut due = Vec::new();
-        while due.len() < max {
+        loop {
             let start = from + due.len();
             let places = start..start + MAX_DUE;
             let found = store.due_documents(Collection::Batches, now_ms, places);
             let page = found.await?;
-            let is_last = page.len() < MAX_DUE;
+            // A page may be shorter than it could be: it has a bound of bytes, and leaves out what cannot be read.
+            if page.is_empty() {
+                break;
+            }
             let with_turn = |document: Document| (self.turn(&document, now_ms), document);
             due.extend(page.into_iter().map(with_turn));
-            if is_last {
+            // Works other than shards are due before all shards. All are seen, so that no tenant's hide those of another.
+            let may_hide = due.last().is_some_and(|(turn, _)| !turn.is_shard);
+            if due.len() >= if may_hide { MAX_TURNS } else { max } {
                 break;
             }
         }
@@ -313,10 +319,7 @@ impl Runner {
             return Ok(());
         };
         self.batches.running.lock().set(key, &record);
-        // By a wrong clock, batches seem to have expired. A cancel does not depend on any.
-        let is_stopping = record.is_stopping(self.batches.now_ms())
-            && (record.status == BatchStatus::Cancelling
-                || self.batches.checked_ms().await?.is_some());
+        let is_stopping = record.is_stopping(self.batches.now_ms());
         works.stop(key, |work| {
             if !record.owns(owner, work) {
                 // A record that was read before a work was claimed says nothing of it.
@@ -325,7 +328,7 @@ impl Runner {
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
         // The works of a replica that may begin none are left to others.
-        let may_renew = self.batches.is_storage_usable() && self.batches.is_clock_right();
+        let may_renew = self.batches.is_storage_usable() && self.batches.clock.is_right();
         if renews && may_renew {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
+use super::clock::Clock;
 use super::file::FileRecord;
 use super::files::{FileUpload, Files};
 use super::line::Flavor;
@@ -67,10 +68,7 @@ pub struct Batches {
     pub(super) is_storage_working: AtomicBool,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
-    /// The clock of this replica, in Unix milliseconds.
-    pub(super) wall_ms: fn() -> u64,
-    /// Whether it was that of the store when they were compared last.
-    pub(super) is_clock_right: AtomicBool,
+    pub(super) clock: Clock,
     /// For the one batch at a time whose parts are deleted here after its end.
     parts_deletion: Arc<Semaphore>,
     outbox: Arc<dyn Outbox>,
@@ -96,9 +94,10 @@ impl Batches {
         registry: &Registry,
     ) -> Self {
         let metrics = Metrics::new(registry);
+        let clock = Clock::new(observe::unix_ms);
         Self {
             settings,
-            records: Records::new(store.responses.clone()),
+            records: Records::new(store.responses.clone(), clock.clone()),
             store: store.responses,
             outbox: store.outbox,
             storage,
@@ -114,8 +113,7 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             identity: Mutex::default(),
-            wall_ms: observe::unix_ms,
-            is_clock_right: AtomicBool::new(true),
+            clock,
             parts_deletion: Arc::new(Semaphore::new(1)),
             failures: Mutex::default(),
         }
@@ -125,6 +123,17 @@ impl Batches {
     #[must_use]
     pub fn with_lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
+    }
+
+    /// On a host with another clock.
+    #[cfg(test)]
+    pub(super) fn with_clock(self, host_ms: fn() -> u64) -> Self {
+        let clock = Clock::new(host_ms);
+        Self {
+            records: Records::new(self.store.clone(), clock.clone()),
+            clock,
+            ..self
+        }
     }
 
     /// What runs on this replica.
@@ -237,7 +246,15 @@ impl Batches {
 
     /// False if the store does not take what became of the deletion.
     async fn delete_and_note_parts(&self, key: &DocumentKey) -> bool {
-        let deleted = self.storage.delete_all(&paths::parts(&key.id)).await;
+        // In another storage, such as the mount point of a mount that was just lost, there are none to delete.
+        let deleted = async {
+            let deleted = self.storage.delete_all(&paths::parts(&key.id)).await;
+            self.ask_storage()
+                .await
+                .map_err(|error| StorageError::Failed(error.to_string()))?;
+            deleted
+        }
+        .await;
         if let Err(error) = &deleted {
             self.failed("parts of a batch not deleted", error);
         }

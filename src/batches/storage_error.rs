@@ -33,14 +33,39 @@ fn is_bad_request(error: &object_store::Error) -> bool {
     error.to_string().contains("status code: 400 ")
 }
 
+/// Whether the answer is that to a retry. `object_store` has that only in its text.
+fn was_retried(error: &object_store::Error) -> bool {
+    error.to_string().contains("max_retries:")
+}
+
 impl From<object_store::Error> for StorageError {
     fn from(error: object_store::Error) -> Self {
         match error {
             object_store::Error::NotFound { .. } => Self::NotFound,
+            // An earlier try may have been done.
+            tried if was_retried(&tried) => Self::Failed(tried.to_string()),
             object_store::Error::PermissionDenied { .. }
             | object_store::Error::Unauthenticated { .. } => Self::Refused(error.to_string()),
             wrong if is_bad_request(&wrong) => Self::Refused(wrong.to_string()),
             other => Self::Failed(other.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_to_a_retry_does_not_show_that_nothing_was_written() {
+        let refused = |text: &str| {
+            let path = "files/1".to_owned();
+            let source = text.to_owned().into();
+            StorageError::from(object_store::Error::Unauthenticated { path, source })
+        };
+        assert!(refused("Error performing PUT in 5ms - status code: 403").leaves_nothing());
+        let retried =
+            "Error performing PUT in 5s, after 1 retries, max_retries: 10, retry_timeout: 60s";
+        assert!(!refused(retried).leaves_nothing());
     }
 }

@@ -131,13 +131,13 @@ impl Batches {
     }
 
     /// Refuses a request that needs the storage, if it is not the one that all replicas share, and a creation, if the
-    /// clock of this replica was wrong when it was compared last.
+    /// clock of this host was wrong when it was compared last.
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
         let is_creation = matches!(
             endpoint,
             BatchEndpoint::Create | BatchEndpoint::CreateFile | BatchEndpoint::CreateOfMessages
         );
-        if is_creation && !self.is_clock_right() {
+        if is_creation && !self.clock.is_right() {
             return Err(ApiError::batch_clock_differs());
         }
         let asked = match endpoint {

@@ -13,13 +13,18 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// the earliest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
-    pub(super) class: TurnClass,
-    /// Works of the same kind that run here: of the batch's tenant, and of the batch itself.
+    /// A work of the batch has stalled here: it gets one if no other batch has a work for its room.
+    pub(super) is_paused: bool,
+    /// Shards have room of their own.
+    pub(super) is_shard: bool,
+    /// Works of the same kind, shards or others, that run here for the batch's tenant.
     pub(super) of_tenant: usize,
+    pub(super) class: TurnClass,
+    /// The same for the batch itself.
     pub(super) of_batch: usize,
 }
 
-/// What a batch needs next, in the order in which it is done.
+/// What a batch needs next, in the order in which it is done for one tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TurnClass {
     /// The end of a batch, or what needs no room.
@@ -27,10 +32,7 @@ pub(super) enum TurnClass {
     Finalize,
     Validate,
     Delete,
-    /// Shards have room of their own.
     Shard,
-    /// Any work of a batch of which one has stalled here: it runs if no other batch has a work for its room.
-    Paused,
 }
 
 /// The batches of which a work has stalled here. They are bounded: a work takes some seconds to stall, few run at a

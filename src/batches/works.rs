@@ -103,7 +103,6 @@ impl Works {
         };
         let is_paused = self.stalls.lock().is_paused(now, key);
         let class = match work {
-            _ if is_paused => TurnClass::Paused,
             Work::Finalize => TurnClass::Finalize,
             Work::Validate => TurnClass::Validate,
             Work::Delete => TurnClass::Delete,
@@ -122,8 +121,10 @@ impl Works {
             }
         }
         Turn {
-            class,
+            is_paused,
+            is_shard: is_shard(work),
             of_tenant,
+            class,
             of_batch,
         }
     }
@@ -309,6 +310,12 @@ mod tests {
         let _running = works.begin(&ends, Work::Validate).unwrap();
         assert!(turn(&ends, Work::Finalize) < turn(&new, Work::Validate));
         assert!(turn(&ends, Work::Validate) < turn(&new, Work::Delete));
+        // Another tenant does not wait for all ends of this one.
+        let other = DocumentKey {
+            tenant: Tenant::of("b"),
+            ..batch_key("3")
+        };
+        assert!(turn(&other, Work::Delete) < turn(&new, Work::Finalize));
         works.on_stall(now, &ends);
         assert!(turn(&new, Work::Delete) < turn(&ends, Work::Finalize));
     }

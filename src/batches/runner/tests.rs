@@ -248,7 +248,7 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     let id = created["id"].as_str().unwrap();
     let batch = right.until(id, has_ended).await;
     right.tasks.drain(Duration::from_secs(10)).await;
-    shared.wall_ms = Some(|| observe::unix_ms() + YEAR_MS);
+    shared.host_ms = Some(|| observe::unix_ms() + YEAR_MS);
     let ahead = shared.replica();
     // Its first look for work and its first look for expired files.
     ahead
@@ -266,7 +266,7 @@ async fn a_replica_whose_clock_jumps_ahead_ends_no_shard_that_it_runs() {
     static AHEAD_MS: AtomicU64 = AtomicU64::new(0);
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();
-    shared.wall_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
+    shared.host_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
     let replica = shared.replica_with(Engines {
         is_full: true,
         ..Engines::default()
@@ -285,6 +285,30 @@ async fn a_replica_whose_clock_jumps_ahead_ends_no_shard_that_it_runs() {
     let cancel = BatchEndpoint::Cancel(id.to_owned());
     replica.answer(&cancel, String::new()).await;
     replica.until(id, |_| !runs()).await;
+}
+
+#[tokio::test]
+async fn what_a_replica_gives_back_after_its_clock_has_jumped_another_one_runs_at_once() {
+    static AHEAD_MS: AtomicU64 = AtomicU64::new(0);
+    let mut shared = Shared::new();
+    shared.host_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let runs = || replica.batches.metrics.shards_running.get() > 0;
+    replica.until(id, |_| runs()).await;
+    AHEAD_MS.store(2 * 3_600_000, Relaxed);
+    let refusals = || replica.batches.metrics.clock_refusals.get();
+    replica.until(id, |_| refusals() > 0).await;
+    shared.host_ms = None;
+    let other = shared.replica();
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let batch = other.until(id, has_ended).await;
+    other.assert_whole(&batch).await;
 }
 
 #[tokio::test]

@@ -111,7 +111,7 @@ pub(super) struct Shared {
     /// Of one tenant, if they are other than usual.
     pub(super) max_batches: Option<u64>,
     /// The clock of the next replicas, if it is not this host's.
-    pub(super) wall_ms: Option<fn() -> u64>,
+    pub(super) host_ms: Option<fn() -> u64>,
 }
 
 /// One replica.
@@ -137,7 +137,7 @@ impl Shared {
             settings: Settings::default(),
             lease: Duration::from_secs(30),
             max_batches: None,
-            wall_ms: None,
+            host_ms: None,
         }
     }
 
@@ -170,8 +170,8 @@ impl Shared {
         if let Some(max_batches) = self.max_batches {
             batches.max_batches = max_batches;
         }
-        if let Some(wall_ms) = self.wall_ms {
-            batches.wall_ms = wall_ms;
+        if let Some(host_ms) = self.host_ms {
+            batches = batches.with_clock(host_ms);
         }
         let batches = Arc::new(batches);
         let engines = Arc::new(engines);
