@@ -582,6 +582,13 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &minimal("responses: {store: redis}"),
         &["found `redis`; write `{redis: \"redis://HOST:6379\"}`"],
     );
+    for url in ["redis://a:1", "rediss://a:1"] {
+        let hint = format!("found `{url}`; write `{{redis: \"redis://HOST:6379\"}}`");
+        check(
+            &minimal(&format!("responses: {{store: '{url}'}}")),
+            &[&hint],
+        );
+    }
     check(
         "workers: ['http://a:1', 'http://a:1']",
         &["workers[1].url: `a:1` is workers[0] already"],
