@@ -584,10 +584,8 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     for url in ["redis://a:1", "rediss://a:1"] {
         let hint = format!("found `{url}`; write `{{redis: \"redis://HOST:6379\"}}`");
-        check(
-            &minimal(&format!("responses: {{store: '{url}'}}")),
-            &[&hint],
-        );
+        let text = minimal(&format!("responses: {{store: '{url}'}}"));
+        check(&text, &[&hint]);
     }
     check(
         "workers: ['http://a:1', 'http://a:1']",
