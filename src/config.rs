@@ -6,6 +6,7 @@ mod discovery;
 mod effect;
 mod flags;
 mod load;
+mod misplaced;
 mod model;
 mod model_names;
 mod model_settings;

@@ -63,9 +63,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in config.responses.check() {
         reader.problem(&format!("responses.{key}"), error);
     }
-    for (key, error) in config.batches.check() {
-        reader.problem(&format!("batches.{key}"), error);
-    }
+    check_batches(config, reader);
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
     }
@@ -443,5 +441,24 @@ fn check_replicas(config: &Config, reader: &mut Reader) {
              with `openssl rand -hex 32`"
         );
         reader.problem("responses.state_token.keys", message);
+    }
+}
+
+/// Batches are off where the file does not have them. Settings of them without storage would do nothing.
+fn check_batches(config: &Config, reader: &mut Reader) {
+    let has_storage = reader.has("batches.folder") || reader.has("batches.s3");
+    if reader.has("batches") && !has_storage {
+        let message = "has neither `folder` nor `s3`, so that there would be no batches: write one of them, or leave \
+                       out `batches`";
+        reader.problem("batches", message);
+    }
+    let has_redis = config.responses.store.redis.is_some();
+    if config.batches.is_on() && config.peers.is_on() && !has_redis {
+        let message = "would be in the memory of each replica, so that none would know those of the others: with \
+                       `peers`, write `responses: {store: {redis: \"redis://HOST:6379\"}}`, with any `mode`";
+        reader.conflict("batches", &["peers", "responses.store"], message);
+    }
+    for (key, error) in config.batches.check() {
+        reader.problem(&format!("batches.{key}"), error);
     }
 }

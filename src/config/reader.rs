@@ -120,6 +120,11 @@ impl Reader {
         self.flags.get(path).map_or(path, String::as_str)
     }
 
+    /// Whether the file has a value at `path`, be it refused or a default that is written out.
+    pub fn has(&self, path: &str) -> bool {
+        self.places.has(path)
+    }
+
     /// Whether the value at `path` or a part of it was refused.
     pub fn is_refused(&self, path: &str) -> bool {
         self.places.find(path).is_none()

@@ -49,7 +49,8 @@ impl Key {
             return Err("is empty");
         }
         let bytes = if text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            from_hex(text).ok_or("is hex with an odd number of digits")?
+            from_hex(text)
+                .ok_or("has an odd number of hex digits; make one with `openssl rand -hex 32`")?
         } else {
             from_base64(text)
                 .ok_or("is neither hex nor base64; make one with `openssl rand -hex 32`")?

@@ -582,6 +582,11 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &minimal("responses: {store: redis}"),
         &["found `redis`; write `{redis: \"redis://HOST:6379\"}`"],
     );
+    for url in ["redis://a:1", "rediss://a:1"] {
+        let hint = format!("found `{url}`; write `{{redis: \"redis://HOST:6379\"}}`");
+        let text = minimal(&format!("responses: {{store: '{url}'}}"));
+        check(&text, &[&hint]);
+    }
     check(
         "workers: ['http://a:1', 'http://a:1']",
         &["workers[1].url: `a:1` is workers[0] already"],
@@ -681,6 +686,39 @@ fn each_mistake_has_its_message_with_path_and_line() {
         "discovery: [{dns: {name: 'http://a'}}]",
         &["discovery[0].dns.name: `http://a` must be a name alone"],
     );
+}
+
+#[test]
+fn batches_of_several_replicas_need_redis_in_any_mode() {
+    let file = |peers: &str, responses: &str| {
+        minimal(&format!(
+            "batches: {{folder: f}}\n{peers}\nresponses: {{{responses}}}"
+        ))
+    };
+    let refusal = "c.yaml:2:10: batches: would be in the memory of each replica";
+    check(&file(REPLICAS, "mode: pass_through"), &[refusal]);
+    check(
+        &file(REPLICAS, "mode: stateful"),
+        &[
+            refusal,
+            "responses.store: is memory",
+            "responses.state_token.keys: with several replicas",
+        ],
+    );
+    let redis = "mode: pass_through, store: {redis: 'redis://a'}";
+    for good in [file(REPLICAS, redis), file("", "mode: pass_through")] {
+        Config::parse("c.yaml", &good).unwrap();
+    }
+}
+
+#[test]
+fn batches_without_storage_are_refused() {
+    let refusal = "c.yaml:2:10: batches: has neither `folder` nor `s3`";
+    check(&minimal("batches: {}"), &[refusal]);
+    check(&minimal("batches: {max_lines: 7}"), &[refusal]);
+    // As `check` prints a configuration without batches.
+    Config::parse("c.yaml", &minimal("batches: {folder: '', max_lines: 7}")).unwrap();
+    Config::parse("c.yaml", &minimal("")).unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::problems::{Places, Position, Problems};
 use super::schema::{allows, alternatives, describe, format, is_any, names};
 use super::substitute;
 use super::value::value;
-use crate::config::retired;
+use crate::config::{misplaced, retired};
 use crate::secret::{self, SECRET};
 
 /// A shorter start of a name may mean anything.
@@ -104,9 +104,15 @@ impl<'a> Converter<'a> {
                     if retired.is_some() {
                         continue;
                     }
+                    let place = self.within(&step(&entry.key), |this| {
+                        let place = misplaced::place(&this.path)?;
+                        this.places.fail(&this.path);
+                        Some(place)
+                    });
                     let names = known.iter().map(|(name, _)| name.as_str());
-                    let hint = match nearest(&entry.key, names) {
-                        Some(near) => {
+                    let hint = match (place, nearest(&entry.key, names)) {
+                        (Some(place), _) => format!("; {place}"),
+                        (None, Some(near)) => {
                             // Its value is under the wrong name, so its default is not to be checked.
                             if !entries.iter().any(|entry| entry.key == near) {
                                 self.within(&step(near), |this| this.places.fail(&this.path));
@@ -114,8 +120,8 @@ impl<'a> Converter<'a> {
                             format!("; did you mean `{near}`?")
                         }
                         // One of several kinds, whose names are few.
-                        None if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
-                        None => String::new(),
+                        (None, None) if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
+                        (None, None) => String::new(),
                     };
                     let message = format!("unknown key `{}`{hint}", entry.key);
                     self.within(&step(&entry.key), |this| {
@@ -264,13 +270,16 @@ fn one_of(maps: &[&Value]) -> String {
 }
 
 /// How a text is written where a map is asked for: `{from: auto}` for one of the names that a key takes, and
-/// `{redis: "redis://HOST:6379"}` for a key that has an example.
+/// `{redis: "redis://HOST:6379"}` for a key that has an example, or a URL whose scheme is that key.
 fn map_form(text: &str, schemas: &[&Value]) -> Option<String> {
     let maps = schemas.iter().filter_map(|schema| schema.get("properties"));
     let mut properties = maps.filter_map(Value::as_object).flatten();
+    // `redis` is the scheme of a URL, too, and `rediss`.
+    let name = text.split_once("://").map_or(text, |(scheme, _)| scheme);
     properties.find_map(|(key, schema)| {
         let example = schema.get("examples").and_then(|list| list.get(0));
-        if let (true, Some(example)) = (key == text, example) {
+        let is_key = key == name || name.strip_suffix('s') == Some(key.as_str());
+        if let (true, Some(example)) = (is_key, example) {
             return Some(format!("{{{key}: {example}}}"));
         }
         let takes_it = |schema: &&Value| names(schema).contains(&text);

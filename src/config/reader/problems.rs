@@ -155,6 +155,11 @@ impl Places {
         self.positions.insert(path.to_owned(), at);
     }
 
+    /// Whether the file has a value at this path.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.positions.contains_key(path)
+    }
+
     pub(super) fn warn(&mut self, at: Position, path: &str, message: impl fmt::Display) {
         if self.warnings.len() < MAX_PROBLEMS {
             self.warnings.push((at, format!("{path}: {message}")));
