@@ -61,7 +61,7 @@ pub struct Queues {
     /// Which models wait in one.
     sharing: ArcSwap<Sharing>,
     granted: Arc<Granted>,
-    /// Held while queues are added and removed.
+    /// Held while queues are added and removed, and while `settings` change with theirs.
     changing: Mutex<()>,
     stalled: Mutex<Stalled>,
     is_draining: AtomicBool,
@@ -121,6 +121,7 @@ impl Queues {
         let is_local = disaggregation.is_some_and(Disaggregation::is_local_prefill_allowed);
         self.is_local_prefill_allowed.store(is_local, Relaxed);
         self.configured.store(Arc::new(configured));
+        let changing = self.changing.lock();
         let before = self.settings.swap(settings.cloned());
         if before.as_ref() == settings {
             return;
@@ -130,6 +131,7 @@ impl Queues {
                 queue.set_settings(settings);
             }
         }
+        drop(changing);
         self.fleet.freed().notify();
     }
 
@@ -319,6 +321,9 @@ impl Queues {
         if queues.len() >= MAX_QUEUES {
             return None;
         }
+        // The request may have come under an older configuration.
+        let newest = self.settings.load_full();
+        let settings = newest.as_ref().unwrap_or(settings);
         let queue = Arc::new(SharedQueue::new(name.clone(), settings.clone()));
         let mut queues = FxHashMap::clone(&queues);
         queues.insert(name.clone(), queue.clone());
@@ -411,6 +416,27 @@ mod tests {
         last.add_waiting(&[(worker, share(7))]);
         queues.granted.set_last(last);
         assert_eq!(queues.released().of(worker).all, share(10));
+    }
+
+    #[test]
+    fn a_request_of_an_older_configuration_creates_a_queue_with_the_newest_settings() {
+        let queues = Queues::new(registry(&[]), None, &MetricsRegistry::default());
+        let of_size = |max_requests| {
+            let settings = Settings {
+                max_requests,
+                ..Settings::default()
+            };
+            Arc::new(settings)
+        };
+        let (older, newest) = (of_size(2), of_size(1));
+        let settings_of = |model: &str| {
+            let queue = queues.of(&Model::from(model), &older);
+            queue.unwrap().settings()
+        };
+        assert_eq!(settings_of("before"), older);
+        queues.set(Some(&newest), FxHashSet::default(), None);
+        assert_eq!(settings_of("before"), newest);
+        assert_eq!(settings_of("after"), newest);
     }
 
     #[test]

@@ -435,6 +435,13 @@ impl SharedQueue {
     }
 }
 
+#[cfg(test)]
+impl SharedQueue {
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.state.lock().settings.clone()
+    }
+}
+
 impl State {
     fn name_of(&self, class: usize) -> String {
         let class = self.settings.classes.get(class);
