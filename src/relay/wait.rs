@@ -27,7 +27,7 @@ use self::granted::Granted;
 use self::metrics::Metrics;
 use self::room::{Rooms, Stalled};
 use self::shared_queue::{Gone, Woken};
-pub(super) use self::shared_queue::{Grant, Placed, Placing, SharedQueue};
+pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
@@ -189,14 +189,14 @@ impl Queues {
         self.configured.load().contains(model)
     }
 
-    /// Waits until the request's best worker has room. An error ends the request. `placing` says which one that is; `None` if
+    /// Waits until the request's best worker has room. An error ends the request. `planned` says which one that is; `None` if
     /// the model has no workers yet.
     pub(super) async fn wait(
         self: &Arc<Self>,
         settings: &Arc<Settings>,
         model: &Model,
         waiting: Waiting,
-        mut placing: Option<Placing>,
+        mut planned: Option<Planned>,
     ) -> Result<Grant, Refusal> {
         let entered = observe::now();
         let request = Request {
@@ -239,7 +239,7 @@ impl Queues {
                 .rooms(&models, settings, &self.granted.promised(), now)
                 .room;
             // `None`: the queue was removed just now.
-            let Some(entered) = queue.enter(freed, now, room, request, model, &mut placing) else {
+            let Some(entered) = queue.enter(freed, now, room, request, model, &mut planned) else {
                 continue;
             };
             let (ticket, gone) = entered.inspect_err(|refusal| {
@@ -252,7 +252,7 @@ impl Queues {
             match ticket.woken().await {
                 Woken::Granted(grant) => return Ok(grant),
                 Woken::Refused(refusal) => return Err(refusal),
-                Woken::Moved(back) => placing = back,
+                Woken::Moved(back) => planned = back,
             }
         }
     }

@@ -238,3 +238,95 @@ fn look_unplanned(
     };
     (Look::Send, Some(release))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Group;
+    use crate::fleet::in_flight::InFlight;
+    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::ids::{ClientKey, Model, WorkerIndex};
+    use crate::observe::metrics::Registry as MetricsRegistry;
+    use crate::queue::{Request, Room};
+    use crate::relay::choose::chosen::{self, Split};
+    use crate::relay::wait::shared_queue::{Placed, Planned};
+    use crate::routing::{Decision, Expected, Reason};
+
+    fn placed(group: &Arc<Group>, index: usize) -> Placed {
+        let decision = Decision {
+            index: WorkerIndex::new(index),
+            rank: None,
+            reason: Reason::Cold,
+            cached_tokens: 0,
+            new_tokens: 10,
+            cost: 0.0,
+            expected: Expected::default(),
+        };
+        let chosen = (decision, Split::Off);
+        Placed {
+            group: group.clone(),
+            chosen,
+            promises: chosen::promises(10, group, &chosen),
+        }
+    }
+
+    /// How many requests are released while the first of two workers is full and the second one is idle. So many wait for
+    /// the first one. The last one behind them was seen to wait for the worker `seen`, so long ago, and would be sent to
+    /// the second one now.
+    fn released(before: usize, seen: usize, age: Duration) -> usize {
+        let fleet = registry(&["a", "b"]);
+        bring_up(&fleet, "m");
+        let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
+        let settings = Arc::new(Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        });
+        let model = Model::from("m");
+        let group = fleet.snapshot().models[&model].clone();
+        let _computing = InFlight::new(group.workers[0].clone(), 1_000, 0);
+        let queue = queues.of(&model, &settings).unwrap();
+        let start = observe::now();
+        let now = start + age;
+        let room = Room {
+            workers: 2,
+            ..Room::default()
+        };
+        let request = Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens: 10,
+            compute: Duration::ZERO,
+            bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(60),
+        };
+        let enter = |at: Instant, seen: usize, best: usize| {
+            let waits_for = WaitsFor {
+                at,
+                worker: group.workers[seen].id,
+                promises: placed(&group, seen).promises,
+            };
+            let group = group.clone();
+            let planned = Planned {
+                placing: Box::new(move |_, _, _| Some(placed(&group, best))),
+                waits_for: Some(waits_for),
+            };
+            let mut planned = Some(planned);
+            let entered = queue.enter(fleet.freed(), now, room, request, &model, &mut planned);
+            let (ticket, _) = entered.unwrap().unwrap();
+            ticket
+        };
+        let _first: Vec<_> = (0..before).map(|_| enter(now, 0, 0)).collect();
+        let _last = enter(start, seen, 1);
+        let gone = queues.advance(&queue, &settings, &mut Promised::default(), now);
+        gone.len()
+    }
+
+    #[test]
+    fn those_who_chose_a_full_worker_before_they_entered_keep_nobody_from_an_idle_one() {
+        assert_eq!(released(100, 1, Duration::ZERO), 1);
+    }
+}
