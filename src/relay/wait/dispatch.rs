@@ -26,6 +26,9 @@ const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at the first
 /// [`PASSED_OVER_MAX`].
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
+/// The same for those behind them. Ten times a second they are reached, and 16 looks are left, of which the first ones
+/// take 5: within 71 s these come around at the 8,192 that are passed over at most.
+const PASSED_OVER_FAR_FOR: Duration = Duration::from_secs(90);
 
 /// When a waiting request is looked at.
 #[derive(Clone, Copy)]
@@ -114,11 +117,11 @@ impl Queues {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
-            // The looks come around too seldom at those far behind: these wait on for their worker while it is full.
+            // The looks come around seldom at those far behind: these wait on for their worker longer.
             let max_age = if passed_over < PASSED_OVER_MAX {
                 PASSED_OVER_FOR
             } else {
-                Duration::MAX
+                PASSED_OVER_FAR_FOR
             };
             if looked >= in_order && pass_over(waiter, &rooms, promised, now, max_age) {
                 passed_over += 1;
@@ -328,5 +331,15 @@ mod tests {
     #[test]
     fn those_who_chose_a_full_worker_before_they_entered_keep_nobody_from_an_idle_one() {
         assert_eq!(released(100, 1, Duration::ZERO), 1);
+    }
+
+    #[test]
+    fn whoever_is_passed_over_is_looked_at_again_however_far_behind() {
+        let far = LOOKED_AT_IN_ORDER + PASSED_OVER_MAX;
+        for (before, after) in [(far - 1, PASSED_OVER_FOR), (far, PASSED_OVER_FAR_FOR)] {
+            let sooner = after - Duration::from_millis(1);
+            assert_eq!(released(before, 0, sooner), 0, "{before}");
+            assert_eq!(released(before, 0, after), 1, "{before}");
+        }
     }
 }
