@@ -17,7 +17,7 @@ use super::plan::Plan;
 use super::request::batch_line::BatchLine;
 use super::request::context::RequestKind;
 use super::request_count::RequestCount;
-use super::wait::{Grant, Placed, Placing, Standing, Waiting};
+use super::wait::{Grant, Placed, Placing, Planned, Standing, Waiting, WaitsFor};
 use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
@@ -299,8 +299,17 @@ impl Relay {
         let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
         let compute = Duration::try_from_secs_f64(compute).unwrap_or_default();
         let model = plan.group.model.clone();
-        let placing = self.placing(plan.clone(), failed.clone());
-        self.enter(job, &model, tokens.into(), compute, Some(placing), waits)
+        // So it is not unseen at its first turn: only so many of those are looked at each time.
+        let waits_for = chosen.map(|chosen| WaitsFor {
+            at: observe::now(),
+            worker: plan.group.worker(chosen::computes(&chosen).index).id,
+            promises: chosen::promises(plan.request.prompt_tokens, &plan.group, &chosen),
+        });
+        let planned = Planned {
+            placing: self.placing(plan.clone(), failed.clone()),
+            waits_for,
+        };
+        self.enter(job, &model, tokens.into(), compute, Some(planned), waits)
             .await?;
         // Whoever released the request has dropped its part.
         let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal {
@@ -359,7 +368,7 @@ impl Relay {
         model: &Model,
         tokens: u64,
         compute: Duration,
-        placing: Option<Placing>,
+        planned: Option<Planned>,
         waits: &mut Waits,
     ) -> Result<(), Error> {
         let entered = observe::now();
@@ -381,7 +390,7 @@ impl Relay {
         };
         waits.count += 1;
         // Boxed, so that requests that find room do not carry the state of a wait.
-        let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, placing)).await;
+        let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, planned)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
         waits.grant = Some(Box::new(granted.map_err(Error::NotQueued)?));
         Ok(())

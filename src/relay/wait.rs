@@ -27,7 +27,7 @@ use self::granted::Granted;
 use self::metrics::Metrics;
 use self::room::{Rooms, Stalled};
 use self::shared_queue::{Gone, Woken};
-pub(super) use self::shared_queue::{Grant, Placed, Placing, SharedQueue};
+pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
@@ -61,7 +61,7 @@ pub struct Queues {
     /// Which models wait in one.
     sharing: ArcSwap<Sharing>,
     granted: Arc<Granted>,
-    /// Held while queues are added and removed.
+    /// Held while queues are added and removed, and while `settings` change with theirs.
     changing: Mutex<()>,
     stalled: Mutex<Stalled>,
     is_draining: AtomicBool,
@@ -121,6 +121,7 @@ impl Queues {
         let is_local = disaggregation.is_some_and(Disaggregation::is_local_prefill_allowed);
         self.is_local_prefill_allowed.store(is_local, Relaxed);
         self.configured.store(Arc::new(configured));
+        let changing = self.changing.lock();
         let before = self.settings.swap(settings.cloned());
         if before.as_ref() == settings {
             return;
@@ -130,6 +131,7 @@ impl Queues {
                 queue.set_settings(settings);
             }
         }
+        drop(changing);
         self.fleet.freed().notify();
     }
 
@@ -187,14 +189,14 @@ impl Queues {
         self.configured.load().contains(model)
     }
 
-    /// Waits until the request's best worker has room. An error ends the request. `placing` says which one that is; `None` if
+    /// Waits until the request's best worker has room. An error ends the request. `planned` says which one that is; `None` if
     /// the model has no workers yet.
     pub(super) async fn wait(
         self: &Arc<Self>,
         settings: &Arc<Settings>,
         model: &Model,
         waiting: Waiting,
-        mut placing: Option<Placing>,
+        mut planned: Option<Planned>,
     ) -> Result<Grant, Refusal> {
         let entered = observe::now();
         let request = Request {
@@ -237,7 +239,7 @@ impl Queues {
                 .rooms(&models, settings, &self.granted.promised(), now)
                 .room;
             // `None`: the queue was removed just now.
-            let Some(entered) = queue.enter(freed, now, room, request, model, &mut placing) else {
+            let Some(entered) = queue.enter(freed, now, room, request, model, &mut planned) else {
                 continue;
             };
             let (ticket, gone) = entered.inspect_err(|refusal| {
@@ -250,7 +252,7 @@ impl Queues {
             match ticket.woken().await {
                 Woken::Granted(grant) => return Ok(grant),
                 Woken::Refused(refusal) => return Err(refusal),
-                Woken::Moved(back) => placing = back,
+                Woken::Moved(back) => planned = back,
             }
         }
     }
@@ -319,6 +321,9 @@ impl Queues {
         if queues.len() >= MAX_QUEUES {
             return None;
         }
+        // The request may have come under an older configuration.
+        let newest = self.settings.load_full();
+        let settings = newest.as_ref().unwrap_or(settings);
         let queue = Arc::new(SharedQueue::new(name.clone(), settings.clone()));
         let mut queues = FxHashMap::clone(&queues);
         queues.insert(name.clone(), queue.clone());
@@ -411,6 +416,27 @@ mod tests {
         last.add_waiting(&[(worker, share(7))]);
         queues.granted.set_last(last);
         assert_eq!(queues.released().of(worker).all, share(10));
+    }
+
+    #[test]
+    fn a_request_of_an_older_configuration_creates_a_queue_with_the_newest_settings() {
+        let queues = Queues::new(registry(&[]), None, &MetricsRegistry::default());
+        let of_size = |max_requests| {
+            let settings = Settings {
+                max_requests,
+                ..Settings::default()
+            };
+            Arc::new(settings)
+        };
+        let (older, newest) = (of_size(2), of_size(1));
+        let settings_of = |model: &str| {
+            let queue = queues.of(&Model::from(model), &older);
+            queue.unwrap().settings()
+        };
+        assert_eq!(settings_of("before"), older);
+        queues.set(Some(&newest), FxHashSet::default(), None);
+        assert_eq!(settings_of("before"), newest);
+        assert_eq!(settings_of("after"), newest);
     }
 
     #[test]

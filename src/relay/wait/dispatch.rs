@@ -26,6 +26,9 @@ const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at the first
 /// [`PASSED_OVER_MAX`].
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
+/// The same for those behind them. Ten times a second they are reached, and 16 looks are left, of which the first ones
+/// take 5: within 71 s these come around at the 8,192 that are passed over at most.
+const PASSED_OVER_FAR_FOR: Duration = Duration::from_secs(90);
 
 /// When a waiting request is looked at.
 #[derive(Clone, Copy)]
@@ -114,11 +117,11 @@ impl Queues {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
-            // The looks come around too seldom at those far behind: these wait on for their worker while it is full.
+            // The looks come around seldom at those far behind: these wait on for their worker longer.
             let max_age = if passed_over < PASSED_OVER_MAX {
                 PASSED_OVER_FOR
             } else {
-                Duration::MAX
+                PASSED_OVER_FAR_FOR
             };
             if looked >= in_order && pass_over(waiter, &rooms, promised, now, max_age) {
                 passed_over += 1;
@@ -237,4 +240,106 @@ fn look_unplanned(
         chosen: None,
     };
     (Look::Send, Some(release))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Group;
+    use crate::fleet::in_flight::InFlight;
+    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::ids::{ClientKey, Model, WorkerIndex};
+    use crate::observe::metrics::Registry as MetricsRegistry;
+    use crate::queue::{Request, Room};
+    use crate::relay::choose::chosen::{self, Split};
+    use crate::relay::wait::shared_queue::{Placed, Planned};
+    use crate::routing::{Decision, Expected, Reason};
+
+    fn placed(group: &Arc<Group>, index: usize) -> Placed {
+        let decision = Decision {
+            index: WorkerIndex::new(index),
+            rank: None,
+            reason: Reason::Cold,
+            cached_tokens: 0,
+            new_tokens: 10,
+            cost: 0.0,
+            expected: Expected::default(),
+        };
+        let chosen = (decision, Split::Off);
+        Placed {
+            group: group.clone(),
+            chosen,
+            promises: chosen::promises(10, group, &chosen),
+        }
+    }
+
+    /// How many requests are released while the first of two workers is full and the second one is idle. So many wait for
+    /// the first one. The last one behind them was seen to wait for the worker `seen`, so long ago, and would be sent to
+    /// the second one now.
+    fn released(before: usize, seen: usize, age: Duration) -> usize {
+        let fleet = registry(&["a", "b"]);
+        bring_up(&fleet, "m");
+        let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
+        let settings = Arc::new(Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        });
+        let model = Model::from("m");
+        let group = fleet.snapshot().models[&model].clone();
+        let _computing = InFlight::new(group.workers[0].clone(), 1_000, 0);
+        let queue = queues.of(&model, &settings).unwrap();
+        let start = observe::now();
+        let now = start + age;
+        let room = Room {
+            workers: 2,
+            ..Room::default()
+        };
+        let request = Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens: 10,
+            compute: Duration::ZERO,
+            bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(60),
+        };
+        let enter = |at: Instant, seen: usize, best: usize| {
+            let waits_for = WaitsFor {
+                at,
+                worker: group.workers[seen].id,
+                promises: placed(&group, seen).promises,
+            };
+            let group = group.clone();
+            let planned = Planned {
+                placing: Box::new(move |_, _, _| Some(placed(&group, best))),
+                waits_for: Some(waits_for),
+            };
+            let mut planned = Some(planned);
+            let entered = queue.enter(fleet.freed(), now, room, request, &model, &mut planned);
+            let (ticket, _) = entered.unwrap().unwrap();
+            ticket
+        };
+        let _first: Vec<_> = (0..before).map(|_| enter(now, 0, 0)).collect();
+        let _last = enter(start, seen, 1);
+        let gone = queues.advance(&queue, &settings, &mut Promised::default(), now);
+        gone.len()
+    }
+
+    #[test]
+    fn those_who_chose_a_full_worker_before_they_entered_keep_nobody_from_an_idle_one() {
+        assert_eq!(released(100, 1, Duration::ZERO), 1);
+    }
+
+    #[test]
+    fn whoever_is_passed_over_is_looked_at_again_however_far_behind() {
+        let far = LOOKED_AT_IN_ORDER + PASSED_OVER_MAX;
+        for (before, after) in [(far - 1, PASSED_OVER_FOR), (far, PASSED_OVER_FAR_FOR)] {
+            let sooner = after - Duration::from_millis(1);
+            assert_eq!(released(before, 0, sooner), 0, "{before}");
+            assert_eq!(released(before, 0, after), 1, "{before}");
+        }
+    }
 }

@@ -69,6 +69,13 @@ impl From<Placed> for Release {
 pub(in crate::relay) type Placing =
     Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
 
+/// A request with a plan, as it enters a queue.
+pub(in crate::relay) struct Planned {
+    pub(in crate::relay) placing: Placing,
+    /// `None` if no worker would take it now.
+    pub(in crate::relay) waits_for: Option<WaitsFor>,
+}
+
 /// A waiting request to the task that releases it.
 pub(super) struct Waiter {
     pub(super) model: Model,
@@ -76,17 +83,17 @@ pub(super) struct Waiter {
     pub(super) tokens: u64,
     /// `None` for one whose model had no workers when it came: it plans anew.
     pub(super) placing: Option<Placing>,
-    /// `None` before it was first looked at.
+    /// `None` before it was first seen to wait for a worker.
     pub(super) waits_for: RefCell<Option<WaitsFor>>,
     wake: oneshot::Sender<Woken>,
 }
 
 /// The worker for whose room a request was last seen to wait.
-pub(super) struct WaitsFor {
-    /// When it was looked at.
-    pub(super) at: Instant,
-    pub(super) worker: WorkerId,
-    pub(super) promises: Promises,
+pub(in crate::relay) struct WaitsFor {
+    /// When it was looked at, or chose its worker before it entered.
+    pub(in crate::relay) at: Instant,
+    pub(in crate::relay) worker: WorkerId,
+    pub(in crate::relay) promises: Promises,
 }
 
 impl fmt::Debug for Waiter {
@@ -102,7 +109,7 @@ pub(super) enum Woken {
     Granted(Grant),
     Refused(Refusal),
     /// It waits on in another queue.
-    Moved(Option<Placing>),
+    Moved(Option<Planned>),
 }
 
 impl fmt::Debug for Woken {
@@ -287,7 +294,7 @@ impl SharedQueue {
         state.settings = settings.clone();
     }
 
-    /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `placing` stays.
+    /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `planned` stays.
     pub(super) fn enter(
         self: &Arc<Self>,
         freed: &Arc<Freed>,
@@ -295,18 +302,22 @@ impl SharedQueue {
         room: Room,
         request: Request,
         model: &Model,
-        placing: &mut Option<Placing>,
+        planned: &mut Option<Planned>,
     ) -> Option<Result<(Ticket, Vec<Gone>), Refusal>> {
         let mut state = self.state.lock();
         if state.is_closed {
             return None;
         }
         let (wake, woken) = oneshot::channel();
+        let (placing, waits_for) = match planned.take() {
+            Some(planned) => (Some(planned.placing), planned.waits_for),
+            None => (None, None),
+        };
         let waiter = Waiter {
             model: model.clone(),
             tokens: request.tokens,
-            placing: placing.take(),
-            waits_for: RefCell::default(),
+            placing,
+            waits_for: RefCell::new(waits_for),
             wake,
         };
         let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {
@@ -435,6 +446,13 @@ impl SharedQueue {
     }
 }
 
+#[cfg(test)]
+impl SharedQueue {
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.state.lock().settings.clone()
+    }
+}
+
 impl State {
     fn name_of(&self, class: usize) -> String {
         let class = self.settings.classes.get(class);
@@ -468,7 +486,12 @@ impl State {
 impl Gone {
     /// Wakes the request with how it left.
     pub(super) fn wake(self, granted: &Arc<Granted>, freed: &Arc<Freed>) {
-        let Waiter { placing, wake, .. } = self.left.waker;
+        let Waiter {
+            placing,
+            waits_for,
+            wake,
+            ..
+        } = self.left.waker;
         let woken = match self.left.outcome {
             Outcome::Released => {
                 let Release { promises, chosen } = self.release.unwrap_or_default();
@@ -486,8 +509,10 @@ impl Gone {
             }
             Outcome::Moved => {
                 freed.remove_waiting(1);
+                let waits_for = waits_for.into_inner();
+                let planned = placing.map(|placing| Planned { placing, waits_for });
                 // If its client has disconnected meanwhile, it is dropped.
-                let _ = wake.send(Woken::Moved(placing));
+                let _ = wake.send(Woken::Moved(planned));
                 return;
             }
         };
