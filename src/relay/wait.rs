@@ -158,8 +158,8 @@ impl Queues {
         Some(Arc::new(Promised::default().with_peers(Some(peers))))
     }
 
-    /// What workers were promised by requests that were released and do not count there yet, and in other replicas: a
-    /// released request was chosen behind these.
+    /// What workers were promised by requests that were released and do not count there yet, and in other replicas. A
+    /// released request was chosen behind these, and behind those that wait before it, which are not known any more.
     pub(super) fn released(&self) -> Promised {
         let released = self.granted.promised();
         released.with_peers(self.waiting_at_peers())
