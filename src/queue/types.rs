@@ -28,6 +28,8 @@ pub struct Request {
     pub is_background: bool,
     /// When the time of the whole request is over.
     pub deadline: Instant,
+    /// The worker that it has chosen has room: the next look says what becomes of it, whatever waits for others.
+    pub has_room: bool,
 }
 
 /// A request in the queue.

@@ -17,7 +17,7 @@ use super::plan::Plan;
 use super::request::batch_line::BatchLine;
 use super::request::context::RequestKind;
 use super::request_count::RequestCount;
-use super::wait::{Grant, Placed, Placing, Planned, Standing, Waiting, WaitsFor};
+use super::wait::{self, Grant, Placed, Placing, Planned, Standing, Waiting, WaitsFor};
 use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
@@ -40,6 +40,8 @@ pub(super) struct Waits {
     grant: Option<Box<Grant>>,
     /// Whether it has the choice by which it was released.
     is_chosen: bool,
+    /// Whether the worker that it chose before its wait had room.
+    has_room: bool,
     waited: Duration,
 }
 
@@ -132,6 +134,7 @@ impl Relay {
             count: 0,
             grant: None,
             is_chosen: false,
+            has_room: false,
             waited: Duration::ZERO,
         }))
     }
@@ -221,6 +224,10 @@ impl Relay {
         if self.may_pass(plan, chosen.as_ref(), promised, &waits.settings) {
             return Ok(chosen);
         }
+        waits.has_room = chosen.as_ref().is_some_and(|chosen| {
+            let worker = plan.group.worker(chosen::computes(chosen).index);
+            wait::has_room(worker, &waits.settings, promised)
+        });
         // Boxed, so that requests that do not wait do not carry the state of a wait.
         Box::pin(self.wait_for_room(job, plan, failed, chosen, waits)).await
     }
@@ -381,6 +388,7 @@ impl Relay {
             is_background: !job.context.kind.is_interactive(),
             received: job.context.started,
             deadline: job.context.started + self.settings().request_timeout,
+            has_room: waits.has_room,
         };
         let _waiting = WaitTime {
             job,

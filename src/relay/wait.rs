@@ -80,6 +80,14 @@ pub(super) struct Waiting {
     pub(super) is_background: bool,
     pub(super) received: Instant,
     pub(super) deadline: Instant,
+    /// Whether the worker that it has chosen has room.
+    pub(super) has_room: bool,
+}
+
+/// Whether a worker has room for one more request behind what is promised, and nobody waits for it.
+pub(super) fn has_room(worker: &Worker, settings: &Settings, promised: Option<&Promised>) -> bool {
+    let promise = promised.map(|promised| promised.of(worker.id));
+    room::has_room(worker, settings, promise.unwrap_or_default())
 }
 
 impl Queues {
@@ -150,8 +158,8 @@ impl Queues {
         Some(Arc::new(Promised::default().with_peers(Some(peers))))
     }
 
-    /// What workers were promised by requests that were released and do not count there yet, and in other replicas: a
-    /// released request was chosen behind these.
+    /// What workers were promised by requests that were released and do not count there yet, and in other replicas. A
+    /// released request was chosen behind these, and behind those that wait before it, which are not known any more.
     pub(super) fn released(&self) -> Promised {
         let released = self.granted.promised();
         released.with_peers(self.waiting_at_peers())
@@ -170,8 +178,7 @@ impl Queues {
         worker: &Worker,
         promised: Option<&Promised>,
     ) -> bool {
-        let promise = promised.map(|promised| promised.of(worker.id));
-        if !room::has_room(worker, settings, promise.unwrap_or_default()) {
+        if !has_room(worker, settings, promised) {
             return false;
         }
         let is_known = |queue: Arc<SharedQueue>| queue.waiting() == 0 || queue.is_all_promised();
@@ -199,7 +206,7 @@ impl Queues {
         mut planned: Option<Planned>,
     ) -> Result<Grant, Refusal> {
         let entered = observe::now();
-        let request = Request {
+        let mut request = Request {
             priority: waiting.standing.priority,
             client: waiting.client,
             tokens: waiting.tokens,
@@ -210,6 +217,7 @@ impl Queues {
             ttft_target: waiting.standing.ttft_target,
             is_background: waiting.is_background,
             deadline: waiting.deadline,
+            has_room: waiting.has_room,
         };
         let refused = |reason| {
             let retry_after = Duration::from_secs(1);
@@ -238,6 +246,8 @@ impl Queues {
             let room = self
                 .rooms(&models, settings, &self.granted.promised(), now)
                 .room;
+            // Any worker may be that of a request without a plan.
+            request.has_room |= planned.is_none() && !room.is_full;
             // `None`: the queue was removed just now.
             let Some(entered) = queue.enter(freed, now, room, request, model, &mut planned) else {
                 continue;

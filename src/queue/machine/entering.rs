@@ -30,8 +30,7 @@ impl<T> Queue<T> {
             let waited = Duration::ZERO;
             return Some(RefusalReason::NoWorker { waited });
         }
-        // While a worker has room, those that wait may wait for others: the next look says what becomes of this one.
-        let target = target.filter(|_| self.room.is_full)?;
+        let target = target.filter(|_| !request.has_room)?;
         let elapsed = now.saturating_duration_since(request.received);
         let forecast = self.forecast();
         let wait = forecast.wait(class, request.client, cost)?;

@@ -52,6 +52,7 @@ impl Rig {
             ttft_target: None,
             is_background: false,
             deadline: self.now + Duration::from_secs(600),
+            has_room: false,
         }
     }
 
@@ -484,7 +485,7 @@ fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
 }
 
 #[test]
-fn while_a_worker_has_room_what_waits_for_others_keeps_no_request_from_entering() {
+fn what_waits_for_others_keeps_no_request_from_entering_whose_own_worker_has_room() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(2_100));
     rig.measure();
     rig.enter(|_| {}).unwrap();
@@ -494,7 +495,11 @@ fn while_a_worker_has_room_what_waits_for_others_keeps_no_request_from_entering(
         is_full: false,
         ..FULL
     };
-    let own = rig.enter_with(room, |_| {}).unwrap();
+    // Room at another worker is of no use to it.
+    let full = rig.enter_with(room, |_| {});
+    assert_eq!(full, Err("ttft_target_unreachable"));
+    let own = rig.enter_with(room, |request| request.has_room = true);
+    let own = own.unwrap();
     let look = |number: &u64, _| {
         if *number == own {
             Look::Send

@@ -273,9 +273,9 @@ mod tests {
         }
     }
 
-    /// How many requests are released while the first of two workers is full and the second one is idle. So many wait for
-    /// the first one. The last one behind them was seen to wait for the worker `seen`, so long ago, and would be sent to
-    /// the second one now.
+    /// How many requests are released while the first of two workers is full and the second one is idle. So many wait
+    /// for the first one. The last one behind them was seen to wait for the worker `seen`, so long ago, and would be
+    /// sent to the second one now.
     fn released(before: usize, seen: usize, age: Duration) -> usize {
         let fleet = registry(&["a", "b"]);
         bring_up(&fleet, "m");
@@ -305,6 +305,7 @@ mod tests {
             ttft_target: None,
             is_background: false,
             deadline: now + Duration::from_secs(60),
+            has_room: false,
         };
         let enter = |at: Instant, seen: usize, best: usize| {
             let waits_for = WaitsFor {

@@ -550,6 +550,7 @@ mod tests {
             ttft_target: None,
             is_background: false,
             deadline: now + Duration::from_secs(60),
+            has_room: false,
         };
         let enter = |model: &str| {
             let model = Model::from(model);

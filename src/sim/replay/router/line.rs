@@ -100,6 +100,7 @@ impl Line {
             ttft_target: None,
             is_background: false,
             deadline: arrived + NEVER,
+            has_room: false,
         };
         let room = workers.room(self.max_worker_queued_tokens);
         let entered = self.queue.enter(arrived, room, waiting, request);
