@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::service::Batches;
-use crate::{observe, store};
+use crate::observe;
 
 /// How far the clocks of this host and the store may be apart. Clocks that are set by NTP differ by less, and an upload
 /// that is not confirmed is deleted after an hour.
@@ -56,7 +55,7 @@ impl Clock {
     }
 
     /// How far this host's clock is from that of the store, if that is too far.
-    fn compare(&self, of_store_ms: u64) -> Result<(), Duration> {
+    pub(super) fn compare(&self, of_store_ms: u64) -> Result<(), Duration> {
         let difference = Duration::from_millis((self.host_ms)().abs_diff(of_store_ms));
         let is_right = difference <= MAX_DIFFERENCE;
         self.compared.is_right.store(is_right, Relaxed);
@@ -70,26 +69,6 @@ impl Clock {
     fn passed_ms(&self) -> u64 {
         let passed = observe::now().saturating_duration_since(self.since);
         u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-impl Batches {
-    /// Unix milliseconds.
-    pub(super) fn now_ms(&self) -> u64 {
-        self.clock.now_ms()
-    }
-
-    /// The time, if this host's clock is that of the store. `None`: this replica may begin and delete nothing.
-    pub(super) async fn checked_ms(&self) -> Result<Option<u64>, store::Error> {
-        let of_store_ms = self.store.clock_ms().await?;
-        let Err(difference) = self.clock.compare(of_store_ms) else {
-            return Ok(Some(self.now_ms()));
-        };
-        self.metrics.clock_refusals.inc();
-        let minutes = difference.as_secs() / 60;
-        let reason = format!("the clocks of this host and the store differ by {minutes} minutes");
-        self.failed("batches are left to other replicas", &reason);
-        Ok(None)
     }
 }
 

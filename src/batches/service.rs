@@ -35,7 +35,7 @@ use crate::openai::error::ApiError;
 use crate::store::documents::{Collection, DocumentKey};
 use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
 use crate::store::{OpenStore, ResponseStore};
-use crate::{http, observe};
+use crate::{http, observe, store};
 
 /// Leases run by the clocks of the replicas, which may be seconds apart.
 const LEASE: Duration = Duration::from_secs(30);
@@ -134,6 +134,24 @@ impl Batches {
             clock,
             ..self
         }
+    }
+
+    /// Unix milliseconds.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    /// The time, if this host's clock is that of the store. `None`: this replica may begin and delete nothing.
+    pub(super) async fn checked_ms(&self) -> Result<Option<u64>, store::Error> {
+        let of_store_ms = self.store.clock_ms().await?;
+        let Err(difference) = self.clock.compare(of_store_ms) else {
+            return Ok(Some(self.now_ms()));
+        };
+        self.metrics.clock_refusals.inc();
+        let minutes = difference.as_secs() / 60;
+        let reason = format!("the clocks of this host and the store differ by {minutes} minutes");
+        self.failed("batches are left to other replicas", &reason);
+        Ok(None)
     }
 
     /// What runs on this replica.

@@ -84,7 +84,7 @@ pub(super) struct Waiting {
     pub(super) has_room: bool,
 }
 
-/// Whether a worker has room for one more request behind what is promised, and nobody waits for it.
+/// Whether a worker has room for one more request behind what is promised, and no other request waits for it.
 pub(super) fn has_room(worker: &Worker, settings: &Settings, promised: Option<&Promised>) -> bool {
     let promise = promised.map(|promised| promised.of(worker.id));
     room::has_room(worker, settings, promise.unwrap_or_default())
