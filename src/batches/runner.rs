@@ -134,6 +134,11 @@ impl Runner {
             if self.take_one(due).await? {
                 continue;
             }
+            if first < MAX_DUE {
+                // These were all.
+                *behind = 0;
+                break;
+            }
             // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
             // replica is gone: each look sees some of them.
             let from = first.max(*behind);

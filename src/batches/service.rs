@@ -37,7 +37,7 @@ use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
 use crate::store::{OpenStore, ResponseStore};
 use crate::{http, observe, store};
 
-/// Leases run by the clocks of the replicas, which may be seconds apart.
+/// Renewed three times in it, so that a slow store costs none.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// Batches of one tenant, those that have ended too: 2 KB each in the store, more while they run. Beyond them the oldest
@@ -264,15 +264,12 @@ impl Batches {
 
     /// False if the store does not take what became of the deletion.
     async fn delete_and_note_parts(&self, key: &DocumentKey) -> bool {
-        // In another storage, such as the mount point of a mount that was just lost, there are none to delete.
         let deleted = async {
-            let deleted = self.storage.delete_all(&paths::parts(&key.id)).await;
-            self.ask_storage()
-                .await
-                .map_err(|error| StorageError::Failed(error.to_string()))?;
-            deleted
-        }
-        .await;
+            self.storage.delete_all(&paths::parts(&key.id)).await?;
+            // In another storage, such as the mount point of a mount that was just lost, there were none to delete.
+            Ok(self.ask_storage().await?)
+        };
+        let deleted: Result<(), StorageError> = deleted.await;
         if let Err(error) = &deleted {
             self.failed("parts of a batch not deleted", error);
         }

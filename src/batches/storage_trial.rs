@@ -43,6 +43,12 @@ pub(super) enum IdentityError {
     Storage(#[from] StorageError),
 }
 
+impl From<IdentityError> for StorageError {
+    fn from(error: IdentityError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
 impl Batches {
     /// Tries the storage, for operators and for the works. False if this replica may not use it.
     pub(super) async fn try_storage(&self) -> bool {

@@ -1,6 +1,8 @@
 //! Keys that are easily written in the wrong part of a file. They are unknown keys there; the message says where they
 //! belong.
 
+use super::retired;
+
 /// A part of the configuration, keys that it does not have, and where these belong.
 const MISPLACED: &[(&str, &[&str], &str)] = &[
     (
@@ -34,10 +36,7 @@ const MISPLACED: &[(&str, &[&str], &str)] = &[
 
 /// Where the key at `path` belongs, if it is one of these.
 pub(super) fn place(path: &str) -> Option<&'static str> {
-    let (part, key) = path.rsplit_once('.')?;
-    let mut misplaced = MISPLACED.iter();
-    let (_, _, place) = misplaced.find(|(of, keys, _)| *of == part && keys.contains(&key))?;
-    Some(place)
+    retired::entry(MISPLACED, path)
 }
 
 #[cfg(test)]

@@ -172,10 +172,15 @@ pub(super) fn reason(path: &str) -> Option<&'static str> {
     for part in parts {
         plain.push_str(part.split_once(']').map_or("", |(_, rest)| rest));
     }
-    let (part, key) = plain.rsplit_once('.')?;
-    let mut retired = RETIRED.iter();
-    let (_, _, reason) = retired.find(|(of, keys, _)| *of == part && keys.contains(&key))?;
-    Some(reason)
+    entry(RETIRED, &plain)
+}
+
+/// The text of a key in a table of parts of the configuration, their keys and texts.
+pub(super) fn entry(table: &[(&str, &[&str], &'static str)], path: &str) -> Option<&'static str> {
+    let (part, key) = path.rsplit_once('.')?;
+    let mut rows = table.iter();
+    let (_, _, text) = rows.find(|(of, keys, _)| *of == part && keys.contains(&key))?;
+    Some(text)
 }
 
 #[cfg(test)]

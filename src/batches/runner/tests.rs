@@ -155,31 +155,23 @@ async fn parts_that_a_killed_replica_has_left_go_with_their_batch() {
 #[tokio::test]
 async fn files_of_a_batch_that_never_ended_go_with_it() {
     let shared = Shared::new();
-    let full = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&full, &lines("m")).await;
-    let created = full.create(&file).await;
-    let id = created["id"].as_str().unwrap();
-    full.until(id, |batch| batch["status"] == "in_progress")
-        .await;
+    let (full, file, id) = shared.full_replica().await;
     full.tasks.drain(Duration::from_secs(10)).await;
     // As of a replica that was killed when the file had appeared and was not registered.
     let tenant = Tenant::default();
-    for output in file_ids(id) {
+    for output in file_ids(&id) {
         let path = file::storage_path(tenant, &output).unwrap();
         let left = Bytes::from_static(b"left");
         shared.storage.put(&path, left).await.unwrap();
     }
-    let key = key_of(tenant, Flavor::OpenAi, id).unwrap();
+    let key = key_of(tenant, Flavor::OpenAi, &id).unwrap();
     let retained = full.batches.records.change(&key, |record, now_ms| {
         record.delete_ms = now_ms;
         Some(())
     });
     retained.await.unwrap();
     let _other = shared.replica();
-    shared.until_empty(&paths::folder(id)).await;
+    shared.until_empty(&paths::folder(&id)).await;
     let input = file::storage_path(tenant, &file).unwrap();
     assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
 }
@@ -267,24 +259,18 @@ async fn a_replica_whose_clock_jumps_ahead_ends_no_shard_that_it_runs() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();
     shared.host_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
-    let replica = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&replica, &lines("m")).await;
-    let created = replica.create(&file).await;
-    let id = created["id"].as_str().unwrap();
+    let (replica, _, id) = shared.full_replica().await;
     let runs = || replica.batches.metrics.shards_running.get() > 0;
-    replica.until(id, |_| runs()).await;
+    replica.until(&id, |_| runs()).await;
     AHEAD_MS.store(YEAR_MS, Relaxed);
     // What runs is looked at as often as work is looked for.
     let refusals = || replica.batches.metrics.clock_refusals.get();
-    replica.until(id, |_| refusals() >= 6).await;
-    assert_eq!(replica.batch(id).await["status"], "in_progress");
+    replica.until(&id, |_| refusals() >= 6).await;
+    assert_eq!(replica.batch(&id).await["status"], "in_progress");
     assert!(runs());
     let cancel = BatchEndpoint::Cancel(id.to_owned());
     replica.answer(&cancel, String::new()).await;
-    replica.until(id, |_| !runs()).await;
+    replica.until(&id, |_| !runs()).await;
 }
 
 #[tokio::test]
@@ -292,22 +278,16 @@ async fn what_a_replica_gives_back_after_its_clock_has_jumped_another_one_runs_a
     static AHEAD_MS: AtomicU64 = AtomicU64::new(0);
     let mut shared = Shared::new();
     shared.host_ms = Some(|| observe::unix_ms() + AHEAD_MS.load(Relaxed));
-    let replica = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&replica, &lines("m")).await;
-    let created = replica.create(&file).await;
-    let id = created["id"].as_str().unwrap();
+    let (replica, _, id) = shared.full_replica().await;
     let runs = || replica.batches.metrics.shards_running.get() > 0;
-    replica.until(id, |_| runs()).await;
+    replica.until(&id, |_| runs()).await;
     AHEAD_MS.store(2 * 3_600_000, Relaxed);
     let refusals = || replica.batches.metrics.clock_refusals.get();
-    replica.until(id, |_| refusals() > 0).await;
+    replica.until(&id, |_| refusals() > 0).await;
     shared.host_ms = None;
     let other = shared.replica();
     replica.tasks.drain(Duration::from_secs(10)).await;
-    let batch = other.until(id, has_ended).await;
+    let batch = other.until(&id, has_ended).await;
     other.assert_whole(&batch).await;
 }
 
@@ -350,20 +330,12 @@ async fn a_line_that_breaks_engines_is_tried_no_more_often_because_its_shard_was
 #[tokio::test]
 async fn a_line_whose_input_is_gone_has_an_error() {
     let shared = Shared::new();
-    let full = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&full, &lines("m")).await;
-    let created = full.create(&file).await;
-    let id = created["id"].as_str().unwrap();
-    full.until(id, |batch| batch["status"] == "in_progress")
-        .await;
+    let (full, file, id) = shared.full_replica().await;
     let path = file::storage_path(Tenant::default(), &file).unwrap();
     shared.storage.delete(&path).await.unwrap();
     full.tasks.drain(Duration::from_secs(10)).await;
     let replica = shared.replica();
-    let batch = replica.until(id, has_ended).await;
+    let batch = replica.until(&id, has_ended).await;
     assert_eq!(batch["status"], "completed", "{batch}");
     let counts = json!({"total": LINES, "completed": 0, "failed": LINES});
     assert_eq!(batch["request_counts"], counts);

@@ -157,8 +157,7 @@ impl WorkContext {
     /// Fails if the storage is not the one that all replicas share. In another one, such as the mount point of a mount
     /// that was just lost, what is missing is not gone, and what was written is of no use.
     pub(super) async fn check_storage(&self) -> Result<(), StorageError> {
-        let asked = self.batches.ask_storage().await;
-        asked.map_err(|error| StorageError::Failed(error.to_string()))
+        Ok(self.batches.ask_storage().await?)
     }
 
     /// The shards of the batch.

@@ -8,7 +8,7 @@ use std::{fs, mem};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use super::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines};
+use super::world::{FULL_MODEL, LINES, Replica, Shared, has_ended, lines};
 use crate::batches::line::Flavor;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
@@ -83,16 +83,7 @@ async fn assert_left_to_others(lose: impl FnOnce(&Path)) {
     shared.lease = Duration::from_secs(3);
     let (storage, folder, _temporary) = storage_in_a_folder();
     shared.storage = storage;
-    let failing = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&failing, &lines("m")).await;
-    let created = failing.create(&file).await;
-    let id = created["id"].as_str().unwrap();
-    failing
-        .until(id, |batch| batch["status"] == "in_progress")
-        .await;
+    let (failing, _, id) = shared.full_replica().await;
     // It has read its shards, and its first trial is over.
     let all_wait = format!("warmroute_batch_lines_waiting {LINES}");
     until_shown(&failing, &all_wait).await;
@@ -105,7 +96,7 @@ async fn assert_left_to_others(lose: impl FnOnce(&Path)) {
     assert!(!failing.batches.try_storage().await);
     shared.storage = whole;
     let other = shared.replica();
-    let batch = other.until(id, has_ended).await;
+    let batch = other.until(&id, has_ended).await;
     other.assert_whole(&batch).await;
 }
 

@@ -184,6 +184,21 @@ impl Shared {
         }
     }
 
+    /// A replica without room for lines, and a batch that is in progress there: the ids of its file and of itself.
+    pub(super) async fn full_replica(&self) -> (Replica, String, String) {
+        let replica = self.replica_with(Engines {
+            is_full: true,
+            ..Engines::default()
+        });
+        let file = self.file(&replica, &lines("m")).await;
+        let created = replica.create(&file).await;
+        let id = created["id"].as_str().unwrap().to_owned();
+        replica
+            .until(&id, |batch| batch["status"] == "in_progress")
+            .await;
+        (replica, file, id)
+    }
+
     /// A file with these lines; returns its id.
     pub(super) async fn file(&self, replica: &Replica, lines: &[String]) -> String {
         self.file_until(replica, lines, None).await
