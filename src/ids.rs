@@ -317,8 +317,10 @@ pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut digits = [b'0'; N];
     for (pair, byte) in digits.chunks_mut(2).zip(bytes) {
-        let both = [byte >> 4, byte & 15].map(|half| HEX[usize::from(half)]);
-        pair.copy_from_slice(&both[..pair.len()]);
+        pair[0] = HEX[usize::from(byte >> 4)];
+        if let Some(second) = pair.get_mut(1) {
+            *second = HEX[usize::from(byte & 15)];
+        }
     }
     digits
 }
