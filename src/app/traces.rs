@@ -76,7 +76,8 @@ impl Traces {
         if export.is_some() {
             warn!(
                 "OpenTelemetry's environment variables ask for traces, but this build cannot export them: it was made \
-                 without the feature `otlp`; use a release, or build with `cargo build --release --features otlp`"
+                 without the feature `otlp`; build from source with `make dist`, which has all features, or with `cargo \
+                 build --release --features otlp`"
             );
         }
         Ok((Self {}, Tracer::default()))

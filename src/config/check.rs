@@ -214,8 +214,8 @@ fn check_traces(config: &Config, reader: &mut Reader) {
         return;
     };
     if !traces::IS_BUILT_IN {
-        let message = "this build cannot export traces: it was made without the feature `otlp`; use a release, or \
-                       build with `cargo build --release --features otlp`";
+        let message = "this build cannot export traces: it was made without the feature `otlp`; build from source with \
+                       `make dist`, which has all features, or with `cargo build --release --features otlp`";
         reader.problem("traces", message);
     }
     for (key, error) in settings.check() {
@@ -228,8 +228,8 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
         return;
     };
     if !jwt::IS_BUILT_IN {
-        let message = "this build cannot verify tokens: it was made without the feature `jwt`; use a release, or build \
-                       with `cargo build --release --features jwt`";
+        let message = "this build cannot verify tokens: it was made without the feature `jwt`; build from source with \
+                       `make dist`, which has all features, or with `cargo build --release --features jwt`";
         reader.problem("jwt", message);
     }
     for (key, error) in settings.check() {
@@ -254,8 +254,9 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
 
 fn check_kubernetes(entry: &kubernetes::Settings, path: &str, reader: &mut Reader) {
     if !kubernetes::IS_BUILT_IN {
-        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; use a \
-                       release, or build with `cargo build --release --features kubernetes`";
+        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; build \
+                       from source with `make dist`, which has all features, or with `cargo build --release --features \
+                       kubernetes`";
         reader.problem(path, message);
     }
     for (key, error) in entry.check() {
