@@ -23,7 +23,7 @@ use self::batch::BatchCommand;
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
 use self::top::Top;
-use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
+use crate::app::{App, check, kv_tap, metrics_reference, process_setup, warnings};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
 use crate::http::drain::{StopSignal, StopSignals, stop_signal};
@@ -47,7 +47,8 @@ struct Arguments {
 enum Command {
     /// Run the router.
     Serve(Configuration),
-    /// Print the configuration with all its defaults, or everything that is wrong with it.
+    /// Print the configuration with all its defaults, or everything that is wrong with it. Warnings go to standard
+    /// error.
     Check {
         #[command(flatten)]
         configuration: Configuration,
@@ -227,8 +228,7 @@ pub fn run() -> ExitCode {
             live: false,
             transfer: _,
         } => with_config(configuration.load(), |config| {
-            warn_of_retired_keys(&config)?;
-            report_tokenizers(&config)?;
+            report(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
@@ -239,8 +239,7 @@ pub fn run() -> ExitCode {
         } => {
             let mut is_good = false;
             let checked = with_config(configuration.load(), |config| {
-                warn_of_retired_keys(&config)?;
-                report_tokenizers(&config)?;
+                report(&config)?;
                 block_on(async {
                     is_good = check::run(&config, transfer, &mut io::stdout()).await?;
                     Ok(())
@@ -338,16 +337,12 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// Writes the configuration's warnings to standard error, so that standard output is the configuration.
-fn warn_of_retired_keys(config: &Config) -> io::Result<()> {
-    for warning in config.source.warnings() {
+/// Writes warnings, and which kinds of requests each model's tokenizer can tokenize, to standard error, so that standard
+/// output is the configuration.
+fn report(config: &Config) -> io::Result<()> {
+    for warning in warnings::of(config) {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
-    Ok(())
-}
-
-/// Says which kinds of requests each model's tokenizer can tokenize. The configuration itself goes to stdout.
-fn report_tokenizers(config: &Config) -> io::Result<()> {
     for line in config.tokenizer_report() {
         writeln!(io::stderr(), "{line}")?;
     }

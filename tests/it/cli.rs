@@ -195,6 +195,17 @@ fn what_check_prints_is_a_configuration_of_the_same_meaning_without_secrets() {
 }
 
 #[test]
+fn check_warns_of_what_the_start_warns_of() {
+    let tenants =
+        "tenants: [{name: a, keys: [aaaaaaaaaaaaaaaa]}, {name: b, keys: [bbbbbbbbbbbbbbbb]}]\n";
+    let (_file, output) = check(&format!("{GOOD}{tenants}"));
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    let warning = "warning: tenants share prefix caches";
+    assert!(printed.contains(warning), "{printed}");
+}
+
+#[test]
 fn flags_take_the_place_of_a_file_and_change_one() {
     let worker = "http://127.0.0.1:1";
     let output = warmroute(&["check", "--worker", worker, "--listen", "localhost:8123"]);
