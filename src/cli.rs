@@ -47,8 +47,8 @@ struct Arguments {
 enum Command {
     /// Run the router.
     Serve(Configuration),
-    /// Print the configuration with all its defaults, or everything that is wrong with it. Warnings go to standard
-    /// error.
+    /// Print the configuration with all its defaults, or everything that is wrong with it. Warnings and the verdict go
+    /// to standard error.
     Check {
         #[command(flatten)]
         configuration: Configuration,
@@ -230,7 +230,8 @@ pub fn run() -> ExitCode {
         } => with_config(configuration.load(), |config| {
             report(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
-            io::stdout().write_all(yaml.as_bytes())
+            io::stdout().write_all(yaml.as_bytes())?;
+            writeln!(io::stderr(), "{}", config.summary())
         }),
         Command::Check {
             configuration,

@@ -195,6 +195,15 @@ fn what_check_prints_is_a_configuration_of_the_same_meaning_without_secrets() {
 }
 
 #[test]
+fn a_good_configuration_ends_with_one_line_that_says_so() {
+    let (file, output) = check(GOOD);
+    let verdict = text(&output.stderr);
+    let expected = format!("{} is valid: workers 1, ", file.0.display());
+    assert!(verdict.starts_with(&expected), "{verdict}");
+    assert_eq!(verdict.lines().count(), 1, "{verdict}");
+}
+
+#[test]
 fn check_warns_of_what_the_start_warns_of() {
     let tenants =
         "tenants: [{name: a, keys: [aaaaaaaaaaaaaaaa]}, {name: b, keys: [bbbbbbbbbbbbbbbb]}]\n";
