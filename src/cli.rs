@@ -52,6 +52,10 @@ enum Command {
     Check {
         #[command(flatten)]
         configuration: Configuration,
+        /// Note each file that is missing (secrets, certificates, keys, tokenizers, folders of logs) instead of refusing
+        /// the configuration, as on a laptop or in CI. All else is checked.
+        #[arg(long, conflicts_with = "live")]
+        allow_missing_files: bool,
         /// Ask every worker for its health and models instead, and print the answers. Exit code 1 if something is
         /// wrong.
         #[arg(long)]
@@ -126,7 +130,7 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn load(self) -> Result<Config, Problems> {
+    fn load(self, allow_missing_files: bool) -> Result<Config, Problems> {
         let flags = Flags {
             workers: self.workers,
             listen: self.listen,
@@ -134,6 +138,7 @@ impl Configuration {
             peers_listen: self.peers_listen,
             endpoint_picker_listen: self.endpoint_picker_listen,
             peers: self.peers,
+            allow_missing_files,
         };
         // An argument counts before the environment.
         let file = self.file.or(self.config);
@@ -210,7 +215,7 @@ pub fn run() -> ExitCode {
             let served = block_on(async {
                 // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
                 let _hangup = signal(SignalKind::hangup())?;
-                let configuration = configuration.load();
+                let configuration = configuration.load(false);
                 let starts = |config: &Config| observe::start_logging(&config.log);
                 let _flush = configuration.as_ref().ok().map(starts).transpose()?;
                 match configuration {
@@ -225,9 +230,10 @@ pub fn run() -> ExitCode {
         }
         Command::Check {
             configuration,
+            allow_missing_files,
             live: false,
             transfer: _,
-        } => with_config(configuration.load(), |config| {
+        } => with_config(configuration.load(allow_missing_files), |config| {
             report(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())?;
@@ -237,9 +243,10 @@ pub fn run() -> ExitCode {
             configuration,
             live: true,
             transfer,
+            ..
         } => {
             let mut is_good = false;
-            let checked = with_config(configuration.load(), |config| {
+            let checked = with_config(configuration.load(false), |config| {
                 report(&config)?;
                 block_on(async {
                     is_good = check::run(&config, transfer, &mut io::stdout()).await?;
@@ -338,9 +345,12 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// Writes warnings, and which kinds of requests each model's tokenizer can tokenize, to standard error, so that standard
-/// output is the configuration.
+/// Writes missing files, warnings, and which kinds of requests each model's tokenizer can tokenize to standard error, so
+/// that standard output is the configuration.
 fn report(config: &Config) -> io::Result<()> {
+    for missing in config.source.missing_files() {
+        writeln!(io::stderr(), "note: {missing}")?;
+    }
     for warning in warnings::of(config) {
         writeln!(io::stderr(), "warning: {warning}")?;
     }

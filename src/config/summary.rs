@@ -11,6 +11,10 @@ impl Config {
             Some(path) => path.display().to_string(),
             None => "the configuration".to_owned(),
         };
+        let missing = match self.source.missing_files().len() {
+            0 => String::new(),
+            files => format!(" but for missing files ({files})"),
+        };
         let is_other = |entry: &&DiscoveryEntry| !matches!(entry, DiscoveryEntry::Static(_));
         let sources = self.discovery.iter().filter(is_other).count();
         let responses = match (self.responses.mode, &self.responses.store.redis) {
@@ -27,7 +31,7 @@ impl Config {
         };
         let on = |is_on: bool| if is_on { "on" } else { "off" };
         format!(
-            "{file} is valid: workers {}, other sources of workers {sources}, models {}, tenants {}, queue {}, \
+            "{file} is valid{missing}: workers {}, other sources of workers {sources}, models {}, tenants {}, queue {}, \
              responses {responses}, batches {batches}, peers {}",
             self.members().len(),
             self.models.len(),
