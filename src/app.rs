@@ -23,6 +23,7 @@ mod tenants;
 pub mod tls;
 mod traces;
 mod warm_start;
+pub mod warnings;
 mod worker_speeds;
 
 use std::io;
@@ -316,7 +317,6 @@ impl App {
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
         tasks.spawn_until_stopped(reloader.run());
-        connection_settings::warn_of_shared_caches(config);
         let api_metrics = server::Metrics::new(&metrics);
         tasks.spawn_until_stopped(memory_return::run(api_metrics.clone()));
         let served = api_server.clone();
@@ -352,7 +352,7 @@ impl App {
         ));
         let peers_address = sharing.as_ref().map(Sharing::address);
         let shown = peers_address.map(tracing::field::display);
-        for warning in config.source.warnings() {
+        for warning in warnings::of(config) {
             warn!("configuration: {warning}");
         }
         info!(api = %api_address, admin = %admin_address, peers = shown, "listening");

@@ -23,7 +23,7 @@ use self::batch::BatchCommand;
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
 use self::top::Top;
-use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
+use crate::app::{App, check, kv_tap, metrics_reference, process_setup, warnings};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
 use crate::http::drain::{StopSignal, StopSignals, stop_signal};
@@ -47,10 +47,15 @@ struct Arguments {
 enum Command {
     /// Run the router.
     Serve(Configuration),
-    /// Print the configuration with all its defaults, or everything that is wrong with it.
+    /// Print the configuration with all its defaults, or everything that is wrong with it. Warnings and the verdict go
+    /// to standard error.
     Check {
         #[command(flatten)]
         configuration: Configuration,
+        /// Note each file that is missing (secrets, certificates, keys, tokenizers, folders of logs) instead of refusing
+        /// the configuration, as on a laptop or in CI. All else is checked.
+        #[arg(long, conflicts_with = "live")]
+        allow_missing_files: bool,
         /// Ask every worker for its health and models instead, and print the answers. Exit code 1 if something is
         /// wrong.
         #[arg(long)]
@@ -125,7 +130,7 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn load(self) -> Result<Config, Problems> {
+    fn load(self, allow_missing_files: bool) -> Result<Config, Problems> {
         let flags = Flags {
             workers: self.workers,
             listen: self.listen,
@@ -133,6 +138,7 @@ impl Configuration {
             peers_listen: self.peers_listen,
             endpoint_picker_listen: self.endpoint_picker_listen,
             peers: self.peers,
+            allow_missing_files,
         };
         // An argument counts before the environment.
         let file = self.file.or(self.config);
@@ -209,7 +215,7 @@ pub fn run() -> ExitCode {
             let served = block_on(async {
                 // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
                 let _hangup = signal(SignalKind::hangup())?;
-                let configuration = configuration.load();
+                let configuration = configuration.load(false);
                 let starts = |config: &Config| observe::start_logging(&config.log);
                 let _flush = configuration.as_ref().ok().map(starts).transpose()?;
                 match configuration {
@@ -224,23 +230,24 @@ pub fn run() -> ExitCode {
         }
         Command::Check {
             configuration,
+            allow_missing_files,
             live: false,
             transfer: _,
-        } => with_config(configuration.load(), |config| {
-            warn_of_retired_keys(&config)?;
-            report_tokenizers(&config)?;
+        } => with_config(configuration.load(allow_missing_files), |config| {
+            report(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
-            io::stdout().write_all(yaml.as_bytes())
+            io::stdout().write_all(yaml.as_bytes())?;
+            writeln!(io::stderr(), "{}", config.summary())
         }),
         Command::Check {
             configuration,
             live: true,
             transfer,
+            ..
         } => {
             let mut is_good = false;
-            let checked = with_config(configuration.load(), |config| {
-                warn_of_retired_keys(&config)?;
-                report_tokenizers(&config)?;
+            let checked = with_config(configuration.load(false), |config| {
+                report(&config)?;
                 block_on(async {
                     is_good = check::run(&config, transfer, &mut io::stdout()).await?;
                     Ok(())
@@ -338,16 +345,15 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// Writes the configuration's warnings to standard error, so that standard output is the configuration.
-fn warn_of_retired_keys(config: &Config) -> io::Result<()> {
-    for warning in config.source.warnings() {
+/// Writes missing files, warnings, and which kinds of requests each model's tokenizer can tokenize to standard error, so
+/// that standard output is the configuration.
+fn report(config: &Config) -> io::Result<()> {
+    for missing in config.source.missing_files() {
+        writeln!(io::stderr(), "note: {missing}")?;
+    }
+    for warning in warnings::of(config) {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
-    Ok(())
-}
-
-/// Says which kinds of requests each model's tokenizer can tokenize. The configuration itself goes to stdout.
-fn report_tokenizers(config: &Config) -> io::Result<()> {
     for line in config.tokenizer_report() {
         writeln!(io::stderr(), "{line}")?;
     }

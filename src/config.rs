@@ -17,6 +17,7 @@ mod retired;
 mod set_flags;
 mod settings;
 mod source;
+mod summary;
 mod tls;
 mod token_sources;
 mod tokenizer;

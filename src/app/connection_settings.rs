@@ -45,16 +45,3 @@ pub(super) fn new(config: &Config) -> server::Settings {
         ..settings
     }
 }
-
-pub(super) fn warn_of_shared_caches(config: &Config) {
-    let tenants = config.salted_tenants();
-    let unsalted = tenants.iter().filter(|tenant| tenant.cache_salt.is_empty());
-    let unsalted = unsalted.count();
-    if tenants.len() > 1 && unsalted > 0 {
-        warn!(
-            unsalted,
-            fix = "set tenant_salt_key, or the tenants' cache_salt",
-            "tenants share prefix caches: one can find out by time, usage and the decision header what another has asked"
-        );
-    }
-}

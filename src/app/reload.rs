@@ -21,6 +21,7 @@ use tracing::{debug, error, info, warn};
 pub(super) use self::parts::{Parts, access};
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
+use super::warnings;
 use crate::admin::{ConfigPage, ReloadAnswer};
 use crate::config::diff::Change;
 use crate::config::{Config, Refused, WatchedFiles, unreadable};
@@ -269,7 +270,7 @@ impl Reloader {
     fn log(&mut self, trigger: Trigger, outcome: &Outcome) {
         match outcome {
             Outcome::Applied(changes) => {
-                for warning in self.running.source.warnings() {
+                for warning in warnings::of(&self.running) {
                     warn!("configuration: {warning}");
                 }
                 info!(

@@ -4,8 +4,6 @@ use std::io;
 #[cfg(feature = "otlp")]
 use std::time::Duration;
 
-use tracing::warn;
-
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::observe::metrics;
@@ -29,6 +27,19 @@ fn of_process(config: &Config) -> traces::export::Asked {
     asked(config.traces.as_ref(), &|name| std::env::var(name).ok())
 }
 
+/// What is wrong with what the environment asks for.
+pub(super) fn warnings(config: &Config) -> Vec<String> {
+    let mut asked = of_process(config);
+    // The configuration was checked: only the environment can ask for traces in such a build.
+    if asked.export.is_some() && !traces::IS_BUILT_IN {
+        let warning = "OpenTelemetry's environment variables ask for traces, but this build cannot export them: it was \
+                       made without the feature `otlp`; build from source with `make dist`, which has all features, or \
+                       with `cargo build --release --features otlp`";
+        asked.warnings.push(warning.to_owned());
+    }
+    asked.warnings
+}
+
 impl Traces {
     pub(super) fn start(
         config: &Config,
@@ -36,11 +47,7 @@ impl Traces {
         registry: &metrics::Registry,
     ) -> io::Result<(Self, Tracer)> {
         let metrics = Metrics::new(registry);
-        let asked = of_process(config);
-        for warning in asked.warnings {
-            warn!("environment: {warning}");
-        }
-        Self::with(asked.export.as_ref(), fleet, &metrics)
+        Self::with(of_process(config).export.as_ref(), fleet, &metrics)
     }
 
     #[cfg(feature = "otlp")]
@@ -66,19 +73,8 @@ impl Traces {
         Ok((Self { exporter }, tracer))
     }
 
-    /// The configuration was checked: only the environment can ask for traces here.
     #[cfg(not(feature = "otlp"))]
-    fn with(
-        export: Option<&traces::Export>,
-        _: &Registry,
-        _: &Metrics,
-    ) -> io::Result<(Self, Tracer)> {
-        if export.is_some() {
-            warn!(
-                "OpenTelemetry's environment variables ask for traces, but this build cannot export them: it was made \
-                 without the feature `otlp`; use a release, or build with `cargo build --release --features otlp`"
-            );
-        }
+    fn with(_: Option<&traces::Export>, _: &Registry, _: &Metrics) -> io::Result<(Self, Tracer)> {
         Ok((Self {}, Tracer::default()))
     }
 

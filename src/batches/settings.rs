@@ -99,8 +99,8 @@ impl Settings {
             wrong("s3", message.to_owned());
         }
         if !HAS_S3 {
-            let message = "this build cannot use S3: it was made without the feature `s3`; use a release, or build \
-                           with `cargo build --release --features s3`";
+            let message = "this build cannot use S3: it was made without the feature `s3`; build from source with \
+                           `make dist`, which has all features, or with `cargo build --release --features s3`";
             wrong("s3", message.to_owned());
         }
         for (key, message) in s3.problems() {

@@ -93,8 +93,8 @@ impl Top {
     #[cfg(not(feature = "top"))]
     async fn show(&self) -> Result<(), String> {
         Err(
-            "warmroute top: this build has no screen: it was made without the feature `top`; use a release, build with \
-             `cargo build --release --features top`, or print one table with --once"
+            "warmroute top: this build has no screen: it was made without the feature `top`; build from source with \
+             `make dist` or `cargo build --release --features top`, or print one table with --once"
                 .to_owned(),
         )
     }

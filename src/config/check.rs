@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use super::discovery::{DiscoveryEntry, no_connector};
 use super::model_names;
@@ -11,6 +12,7 @@ use super::settings::Config;
 use super::tls;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
+use super::watched::is_missing;
 use super::webhooks;
 use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
@@ -68,19 +70,26 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
         reader.problem("log.level", error);
     }
     if let Err(error) = line_log::check(&config.log.access_file, "access.jsonl") {
-        reader.problem("log.access_file", error);
+        let is_absent = is_folder_missing(&config.log.access_file);
+        reader.file_problem("log.access_file", is_absent, error);
     }
     for (key, error) in config.api.requests.check() {
         reader.problem(&format!("api.{key}"), error);
     }
     if let Err(error) = config.usage.check() {
-        reader.problem("usage.log", error);
+        reader.file_problem("usage.log", is_folder_missing(&config.usage.log), error);
     }
     check_traces(config, reader);
     check_jwt(config, reader);
     webhooks::check(config, reader);
     tls::check(config, reader);
     token_sources::check(config, reader);
+}
+
+/// Whether the folder of a log's file is not there.
+fn is_folder_missing(log: &str) -> bool {
+    let folder = Path::new(log).parent().and_then(Path::to_str);
+    folder.is_some_and(is_missing)
 }
 
 /// A secret of 16 random characters cannot be guessed over a network.
@@ -214,8 +223,8 @@ fn check_traces(config: &Config, reader: &mut Reader) {
         return;
     };
     if !traces::IS_BUILT_IN {
-        let message = "this build cannot export traces: it was made without the feature `otlp`; use a release, or \
-                       build with `cargo build --release --features otlp`";
+        let message = "this build cannot export traces: it was made without the feature `otlp`; build from source with \
+                       `make dist`, which has all features, or with `cargo build --release --features otlp`";
         reader.problem("traces", message);
     }
     for (key, error) in settings.check() {
@@ -228,17 +237,18 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
         return;
     };
     if !jwt::IS_BUILT_IN {
-        let message = "this build cannot verify tokens: it was made without the feature `jwt`; use a release, or build \
-                       with `cargo build --release --features jwt`";
+        let message = "this build cannot verify tokens: it was made without the feature `jwt`; build from source with \
+                       `make dist`, which has all features, or with `cargo build --release --features jwt`";
         reader.problem("jwt", message);
     }
     for (key, error) in settings.check() {
         reader.problem(&format!("jwt.{key}"), error);
     }
     for (index, issuer) in settings.issuers.iter().enumerate() {
-        let read = issuer.file().map(|path| jwt::check_file(&path));
-        if let Some(Err(error)) = read {
-            reader.problem(&format!("jwt.issuers[{index}].jwks"), error);
+        let Some(file) = issuer.file() else { continue };
+        if let Err(error) = jwt::check_file(&file) {
+            let path = format!("jwt.issuers[{index}].jwks");
+            reader.file_problem(&path, is_missing(&file), error);
         }
     }
     let name = &settings.default_tenant;
@@ -254,8 +264,9 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
 
 fn check_kubernetes(entry: &kubernetes::Settings, path: &str, reader: &mut Reader) {
     if !kubernetes::IS_BUILT_IN {
-        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; use a \
-                       release, or build with `cargo build --release --features kubernetes`";
+        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; build \
+                       from source with `make dist`, which has all features, or with `cargo build --release --features \
+                       kubernetes`";
         reader.problem(path, message);
     }
     for (key, error) in entry.check() {

@@ -1,6 +1,6 @@
-//! Values that the command line gives instead of the file, or without one.
+//! What the command line says of the configuration: values instead of the file's, or without one.
 
-/// The flags of `serve` and `check` that set values.
+/// The flags of `serve` and `check`.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     /// `--worker`: URLs, added to those of the file.
@@ -15,4 +15,6 @@ pub struct Flags {
     pub endpoint_picker_listen: Option<String>,
     /// `--peer`: addresses, added to those of the file.
     pub peers: Vec<String>,
+    /// `--allow-missing-files`: of `check`, for a machine without the secrets and certificates.
+    pub allow_missing_files: bool,
 }

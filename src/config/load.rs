@@ -109,6 +109,7 @@ impl Config {
         };
         let outside = Outside {
             read_file: &read_file,
+            may_lack_files: flags.allow_missing_files,
             ..Outside::of_process()
         };
         let (mut reader, config) = Reader::read::<Self>(name, text, outside);
@@ -121,10 +122,12 @@ impl Config {
             hash: FileHash::of(text),
             secret_files: secret_files.into_inner(),
             warnings: reader.warnings(),
+            missing_files: Vec::new(),
         };
         set_flags::apply(flags, &mut config, &mut reader);
         config.loaded = loaded;
         check::check(&mut config, &mut reader);
+        config.source.missing_files = reader.missing_files();
         Ok((reader, config))
     }
 }

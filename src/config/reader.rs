@@ -38,6 +38,7 @@ pub struct Reader {
     places: Places,
     /// Paths whose values come from the command line, and the flags as they were given.
     flags: HashMap<String, String>,
+    may_lack_files: bool,
 }
 
 impl Reader {
@@ -52,6 +53,7 @@ impl Reader {
             problems: Problems::new(file),
             places: Places::default(),
             flags: HashMap::new(),
+            may_lack_files: outside.may_lack_files,
         };
         let value = match node::parse(text) {
             Err((at, message)) => {
@@ -103,6 +105,22 @@ impl Reader {
         if !self.is_any_refused(others) {
             self.problem(path, message);
         }
+    }
+
+    /// As [`Reader::problem`], of a value that names a file. Where files may be missing, one that `is_missing` is noted.
+    pub fn file_problem(&mut self, path: &str, is_missing: bool, message: impl Display) {
+        if !(is_missing && self.may_lack_files) {
+            return self.problem(path, message);
+        }
+        let path = self.places.in_file(path);
+        if let Some(at) = self.places.find(&path) {
+            self.places.absent(at, &path, message);
+        }
+    }
+
+    /// The missing files that were noted: one line each.
+    pub fn missing_files(&self) -> Vec<String> {
+        self.places.missing_files(self.problems.file())
     }
 
     /// What the file has that is read and not used: one line each.

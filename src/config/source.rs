@@ -15,6 +15,8 @@ pub struct Source {
     pub(super) secret_files: Vec<(PathBuf, FileHash)>,
     /// Keys that it has and that are not used any more.
     pub(super) warnings: Vec<String>,
+    /// Files that it names and that are missing, where that is allowed.
+    pub(super) missing_files: Vec<String>,
 }
 
 impl PartialEq for Source {
@@ -32,6 +34,11 @@ impl Source {
     /// Keys that the file has and that are not used any more: one line each, with file, line and path.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Files that the file names and that are missing, where that is allowed: one line each, with file, line and path.
+    pub fn missing_files(&self) -> &[String] {
+        &self.missing_files
     }
 
     pub fn hash(&self) -> FileHash {

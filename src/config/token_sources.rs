@@ -152,7 +152,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
                     } else {
                         "path"
                     };
-                    reader.problem(&format!("{path}.{key}"), error);
+                    reader.file_problem(&format!("{path}.{key}"), error.is_missing(), error);
                 }
             }
         }

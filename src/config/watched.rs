@@ -83,6 +83,11 @@ fn content(path: &Path) -> Option<FileHash> {
     std::fs::read(path).ok().map(|text| FileHash::of(&text))
 }
 
+/// Whether a setting names a file or folder that is not there.
+pub(super) fn is_missing(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).try_exists().is_ok_and(|exists| !exists)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

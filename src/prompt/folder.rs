@@ -94,6 +94,11 @@ impl Error {
     pub fn is_of_template_override(&self) -> bool {
         matches!(self, Error::NoTemplate(_) | Error::TemplateOverride(..))
     }
+
+    /// Whether the folder or the template is not there at all.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Error::NoFolder(_) | Error::NoTemplate(_))
+    }
 }
 
 impl ModelFolder {

@@ -195,6 +195,55 @@ fn what_check_prints_is_a_configuration_of_the_same_meaning_without_secrets() {
 }
 
 #[test]
+fn a_good_configuration_ends_with_one_line_that_says_so() {
+    let (file, output) = check(GOOD);
+    let verdict = text(&output.stderr);
+    let expected = format!("{} is valid: workers 1, ", file.0.display());
+    assert!(verdict.starts_with(&expected), "{verdict}");
+    assert_eq!(verdict.lines().count(), 1, "{verdict}");
+}
+
+#[test]
+fn check_warns_of_what_the_start_warns_of() {
+    let tenants =
+        "tenants: [{name: a, keys: [aaaaaaaaaaaaaaaa]}, {name: b, keys: [bbbbbbbbbbbbbbbb]}]\n";
+    let (_file, output) = check(&format!("{GOOD}{tenants}"));
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    let warning = "warning: tenants share prefix caches";
+    assert!(printed.contains(warning), "{printed}");
+}
+
+#[test]
+fn missing_files_are_noted_where_they_are_allowed_and_all_else_is_checked() {
+    let missing = "admin: {listen: ':9', token: 'file:/no/token'}\n\
+                   api: {tls: {certificate: /no/tls.crt, key: /no/tls.key}}\n\
+                   models: [{name: m, tokenizer: /no/model}]\n\
+                   usage: {log: /no/folder/usage.jsonl}\n";
+    let (_file, output) = check(&format!("{GOOD}{missing}"));
+    assert_eq!(output.status.code(), Some(78));
+    assert_eq!(text(&output.stderr).lines().count(), 5);
+
+    let allowed = |rest: &str| {
+        let file = Removed::new(&format!("{GOOD}{missing}{rest}"));
+        warmroute(&["check", "--allow-missing-files", file.0.to_str().unwrap()])
+    };
+    let output = allowed("");
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    let notes = printed.lines().filter(|line| line.starts_with("note: "));
+    assert_eq!(notes.count(), 5, "{printed}");
+    let verdict = "is valid but for missing files (5): ";
+    assert!(printed.contains(verdict), "{printed}");
+
+    let output = allowed("requests: {max_attempts: 0}\n");
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(78), "{printed}");
+    assert!(printed.contains("requests.max_attempts: "), "{printed}");
+    assert_eq!(printed.lines().count(), 1, "{printed}");
+}
+
+#[test]
 fn flags_take_the_place_of_a_file_and_change_one() {
     let worker = "http://127.0.0.1:1";
     let output = warmroute(&["check", "--worker", worker, "--listen", "localhost:8123"]);

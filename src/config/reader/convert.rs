@@ -1,6 +1,8 @@
 //! The walk over a file's tree and the schema of the settings: variables are substituted, texts become what
 //! their settings take, and what does not fit is reported with its position.
 
+use std::io::ErrorKind;
+
 use serde_json::{Map, Value};
 
 use super::node::{self, Entry, Node, Scalar};
@@ -243,7 +245,15 @@ impl<'a> Converter<'a> {
             return Some(Value::String(text.to_owned()));
         };
         match (self.outside.read_file)(path) {
-            Err(error) => self.refuse(at, format!("cannot read `{path}`: {error}")),
+            Err(error) => {
+                let message = format!("cannot read `{path}`: {error}");
+                if error.kind() != ErrorKind::NotFound || !self.outside.may_lack_files {
+                    return self.refuse(at, message);
+                }
+                self.places.absent(at, &self.path, message);
+                // The path stands in for the secret: it is not empty, and another one than that of another file.
+                Some(Value::String(secret::with_file(path, path)))
+            }
             Ok(content) => {
                 let secret = secret::of_file(&content);
                 if secret.is_empty() {

@@ -9,6 +9,8 @@ pub struct Outside<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// A file's content, for secrets given as `file:/path`.
     pub read_file: &'a dyn Fn(&str) -> io::Result<String>,
+    /// Whether files may be missing: a value that names such a file is noted, and is no problem.
+    pub may_lack_files: bool,
 }
 
 impl fmt::Debug for Outside<'_> {
@@ -23,6 +25,7 @@ impl Outside<'static> {
         Self {
             env: &|name| std::env::var(name).ok(),
             read_file: &|path| std::fs::read_to_string(path),
+            may_lack_files: false,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is wrong with a configuration: each problem is one line with file, line, column and path.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 /// Problems listed; the rest is counted.
@@ -148,6 +148,8 @@ pub(super) struct Places {
     kept: HashMap<String, Vec<usize>>,
     /// Keys that are read and not used.
     warnings: Vec<(Position, String)>,
+    /// Values whose files are missing and may be, by path: nothing more is reported of them.
+    absent: BTreeMap<String, (Position, String)>,
 }
 
 impl Places {
@@ -168,10 +170,20 @@ impl Places {
 
     /// One line each, in the order of the file.
     pub(super) fn warnings(&self, file: &str) -> Vec<String> {
-        let lines = self.warnings.iter();
-        lines
-            .map(|(Position { line, column }, text)| format!("{file}:{line}:{column}: {text}"))
-            .collect()
+        lines(file, self.warnings.iter())
+    }
+
+    /// The value at `path` names a file that is missing.
+    pub(super) fn absent(&mut self, at: Position, path: &str, message: impl fmt::Display) {
+        let text = one_line(&format!("{path}: {message}"));
+        self.absent.insert(path.to_owned(), (at, text));
+    }
+
+    /// One line for each missing file, in the order of the configuration.
+    pub(super) fn missing_files(&self, file: &str) -> Vec<String> {
+        let mut missing: Vec<_> = self.absent.values().collect();
+        missing.sort_by_key(|(at, _)| *at);
+        lines(file, missing.into_iter())
     }
 
     pub(super) fn fail(&mut self, path: &str) {
@@ -202,14 +214,15 @@ impl Places {
     }
 
     /// The position of a path, or of the innermost part of it that the file has. `None` if the value, a
-    /// part of it or a value around it was refused.
+    /// part of it or a value around it was refused, or the file that it names is missing.
     pub(super) fn find(&self, path: &str) -> Option<Position> {
         let within = |inner: &str, outer: &str| match inner.strip_prefix(outer) {
             Some(rest) => rest.is_empty() || outer.is_empty() || rest.starts_with(['.', '[']),
             None => false,
         };
         let is_refused = |failed: &String| within(path, failed) || within(failed, path);
-        if self.failed.iter().any(is_refused) {
+        let is_absent = self.absent.keys().any(|absent| within(path, absent));
+        if is_absent || self.failed.iter().any(is_refused) {
             return None;
         }
         let mut known = path;
@@ -221,4 +234,10 @@ impl Places {
         }
         Some(Position::START)
     }
+}
+
+fn lines<'t>(file: &str, texts: impl Iterator<Item = &'t (Position, String)>) -> Vec<String> {
+    texts
+        .map(|(Position { line, column }, text)| format!("{file}:{line}:{column}: {text}"))
+        .collect()
 }

@@ -88,6 +88,7 @@ fn read(text: &[u8]) -> Result<Settings, Problems> {
     let outside = Outside {
         env: &env,
         read_file: &read_file,
+        may_lack_files: false,
     };
     let (reader, settings) = Reader::read("f", text, outside);
     reader.finish(settings)
@@ -353,11 +354,40 @@ fn values_from_the_environment_are_not_shown() {
 }
 
 #[test]
+fn where_files_may_be_missing_a_secret_without_its_file_is_noted_and_not_checked() {
+    let outside = Outside {
+        env: &env,
+        read_file: &read_file,
+        may_lack_files: true,
+    };
+    let text = b"secret: 'file:/none'\nworkers: [{url: a}]\n";
+    let (mut reader, settings) = Reader::read::<Settings>("f", text, outside);
+    reader.problem("secret", "is too short");
+    reader.file_problem("workers[0].url", true, "`a` is missing");
+    reader.file_problem("workers[0].role", false, "is none");
+    let notes = reader.missing_files();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[0].starts_with("f:1:9: secret: cannot read `/none`: "));
+    assert!(notes[1].ends_with(": workers[0].url: `a` is missing"));
+    // It counts as one that is set.
+    assert!(!settings.as_ref().unwrap().secret.is_empty());
+    let problems = reader.finish(settings).unwrap_err().to_string();
+    let expected = ": workers[0].role: is none";
+    assert!(problems.ends_with(expected), "{problems}");
+    assert_eq!(problems.lines().count(), 1, "{problems}");
+
+    let text = b"secret: 'file:/empty'\n";
+    let (reader, settings) = Reader::read::<Settings>("f", text, outside);
+    assert!(reader.finish(settings).is_err());
+}
+
+#[test]
 fn a_later_check_names_the_nearest_position_that_the_file_has() {
     let text = b"server:\n  port: 1\nworkers:\n  - url: a\nlabels: 7\n";
     let outside = Outside {
         env: &env,
         read_file: &read_file,
+        may_lack_files: false,
     };
     let (mut reader, settings) = Reader::read::<Settings>("f", text, outside);
     reader.problem("server.port", "one");

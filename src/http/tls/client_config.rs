@@ -9,7 +9,7 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore};
 
 use super::certificate;
-use super::contents::{Contents, Named, Problem};
+use super::contents::{self, Contents, Named, Problem};
 use super::provider::provider;
 use super::server_config::TLS12_AND_13;
 use super::settings::ClientSettings;
@@ -33,6 +33,11 @@ impl ClientSettings {
             ("certificate", &self.certificate),
             ("key", &self.key),
         ]
+    }
+
+    /// The path of the file that a key names; empty if it names none.
+    pub fn file_of(&self, key: &str) -> &str {
+        contents::path_of(&self.files(), key)
     }
 
     /// Everything that is wrong with the TLS of a worker, files included: keys with a message each.

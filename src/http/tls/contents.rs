@@ -73,6 +73,12 @@ impl Contents {
     }
 }
 
+/// The path of the file that a key names; empty if it names none.
+pub(super) fn path_of<'s>(files: &[Named<'s>], key: &str) -> &'s str {
+    let named = files.iter().find(|(name, _)| *name == key);
+    named.map_or("", |(_, path)| *path)
+}
+
 /// All problems in one line.
 pub(super) fn one_line(problems: &[Problem]) -> String {
     let lines = problems.iter().map(|(key, text)| format!("{key}: {text}"));

@@ -14,7 +14,7 @@ use rustls::{
 };
 
 use super::certificate::{self, Pair};
-use super::contents::{Contents, Named, Problem};
+use super::contents::{self, Contents, Named, Problem};
 use super::names::ClientNames;
 use super::provider::provider;
 use super::self_signed;
@@ -40,6 +40,11 @@ impl ServerSettings {
             ("key", &self.key),
             ("client_ca", &self.client_ca),
         ]
+    }
+
+    /// The path of the file that a key names; empty if it names none.
+    pub fn file_of(&self, key: &str) -> &str {
+        contents::path_of(&self.files(), key)
     }
 
     /// Everything that is wrong with a listener's TLS, files included: keys with a message each.

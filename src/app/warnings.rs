@@ -1,0 +1,60 @@
+//! What works and is not as it should be: the start and a reload log it, and `check` prints it.
+
+use super::traces;
+use crate::config::Config;
+
+/// One line each: keys that are not used, tenants that share caches, environment variables that cannot be used.
+pub fn of(config: &Config) -> Vec<String> {
+    let mut warnings = config.source.warnings().to_vec();
+    warnings.extend(shared_caches(config));
+    warnings.extend(traces::warnings(config));
+    warnings
+}
+
+fn shared_caches(config: &Config) -> Option<String> {
+    let tenants = config.salted_tenants();
+    let unsalted: Vec<&str> = tenants
+        .iter()
+        .filter(|tenant| tenant.cache_salt.is_empty())
+        .map(|tenant| tenant.name.as_str())
+        .collect();
+    // One without a salt shares with nobody, but the default one stands for all whom tokens name.
+    let default = config.jwt.as_ref().map(|jwt| jwt.default_tenant.as_str());
+    let is_shared = unsalted.len() > 1 || default.is_some_and(|name| unsalted.contains(&name));
+    is_shared.then(|| {
+        "tenants share prefix caches: one can find out by time, usage and the decision header what another has asked; \
+         set tenant_salt_key, or the tenants' cache_salt"
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jwt;
+
+    #[test]
+    fn keys_of_before_and_tenants_that_share_caches_are_in_one_list() {
+        let text = "workers: ['http://a:1']\nrouting: {prefill_weight: 4}\n\
+                    tenants: [{name: a, keys: [aaaaaaaaaaaaaaaa]}, {name: b, keys: [bbbbbbbbbbbbbbbb]}]\n";
+        let warnings = of(&Config::parse("c.yaml", text).unwrap());
+        let has = |part: &str| warnings.iter().any(|warning| warning.contains(part));
+        assert!(has("c.yaml:2:11: routing.prefill_weight"), "{warnings:?}");
+        assert!(has("tenants share prefix caches"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_tenant_without_a_salt_beside_salted_ones_shares_if_it_is_the_default_of_tokens() {
+        let text = "workers: ['http://a:1']\n\
+                    tenants: [{name: a, keys: [aaaaaaaaaaaaaaaa]}, {name: b, keys: [bbbbbbbbbbbbbbbb], cache_salt: s}]\n";
+        let mut config = Config::parse("c.yaml", text).unwrap();
+        assert_eq!(shared_caches(&config), None);
+        for (default_tenant, is_shared) in [("", false), ("a", true), ("b", false)] {
+            config.jwt = Some(jwt::Settings {
+                default_tenant: default_tenant.to_owned(),
+                ..jwt::Settings::default()
+            });
+            assert_eq!(shared_caches(&config).is_some(), is_shared);
+        }
+    }
+}
