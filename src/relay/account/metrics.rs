@@ -182,8 +182,9 @@ impl Families {
         let mut workers = self.workers_with_failures.lock();
         for worker in workers.extract_if(|worker| !is_listed(worker)) {
             // A label value that never occurred has no series to remove.
-            for reason in Failure::REASONS {
-                let _ = self.retries.remove_label_values(&[&*worker, reason]);
+            for failure in Failure::ALL {
+                let labels = [&*worker, failure.as_str()];
+                let _ = self.retries.remove_label_values(&labels);
             }
             for owner in FailureOwner::ALL {
                 let labels = [&*worker, owner.as_str()];
