@@ -64,7 +64,7 @@ impl Relay {
 
     /// Counts what workers drawn at random have cached of the prompt.
     fn compare(&self, plan: &Plan, choice: &Choice, prefixes: &CachedPrefixes<'_>, now: Instant) {
-        let task = match (self.prefill_decode(), &choice.split) {
+        let task = match (&self.prefill_decode, &choice.split) {
             (Some(settings), Split::Pair(_)) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };

@@ -31,7 +31,7 @@ impl Relay {
             let FailedRequest { error, is_counted } = failed;
             if !is_counted {
                 let api = job.asked_api().as_str();
-                self.models().count_unsent(api, error.outcome());
+                self.models.count_unsent(api, error.outcome());
             }
             self.without_others(job.context.tenant, error)
         })
@@ -45,7 +45,7 @@ impl Relay {
         } else {
             Outcome::RouterFailed
         };
-        self.models().count_unsent(api, outcome);
+        self.models.count_unsent(api, outcome);
     }
 
     async fn run_permitted(
@@ -108,7 +108,7 @@ impl Relay {
 
     /// Whether the usage of streams is counted for a tenant or written down.
     fn needs_usage(&self) -> bool {
-        let is_counted = self.usage().has_log() || self.tenants().listed().next().is_some();
-        self.settings().stream_usage && is_counted
+        let is_counted = self.usage.has_log() || self.tenants().listed().next().is_some();
+        self.settings.stream_usage && is_counted
     }
 }

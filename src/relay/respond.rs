@@ -44,7 +44,7 @@ impl Relay {
         mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
-        let is_asked = self.settings().decision_header && job.headers.contains_key(DECISION);
+        let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
         let decision = is_asked.then(|| decision_header(job, &plan, &answer));
         if let Some(summary) = &job.context.summary {
             summary.update(|summary| {
@@ -125,8 +125,8 @@ impl Relay {
             Box::new(self.continuing(job, plan, continuable, wire, cached, deadline))
         });
         let limits = stream::Limits {
-            idle: self.settings().stream_idle_timeout,
-            keep_alive: Some(self.settings().keep_alive).filter(|interval| !interval.is_zero()),
+            idle: self.settings.stream_idle_timeout,
+            keep_alive: Some(self.settings.keep_alive).filter(|interval| !interval.is_zero()),
             deadline,
         };
         let summary = job.context.summary.clone();
@@ -195,7 +195,7 @@ impl Relay {
             allowed,
             job.context.id,
             model,
-            self.metrics().continuations.clone(),
+            self.metrics.continuations.clone(),
         )
     }
 
@@ -213,7 +213,7 @@ impl Relay {
         let tenant = &profile.name;
         let model = &plan.group.model;
         // Tenants that are not listed have the series of the one whose profile they share.
-        let counters = plan.model.usage.of(self.usage(), profile.id, tenant, model);
+        let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
         let prefill = answer.split.prefill();
         let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
         let expected = Tokens {
@@ -235,7 +235,7 @@ impl Relay {
             batch: job.context.kind.batch_line().map(|line| line.batch.clone()),
             started: job.context.started,
         };
-        Some(UsageEntry::new(self.usage(), counters, expected, line))
+        Some(UsageEntry::new(&self.usage, counters, expected, line))
     }
 }
 

@@ -48,17 +48,17 @@ impl LegContext<'_> {
         // Before the request counts at the worker.
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
-        let insert = OptimisticInsert::new(relay.caches(), now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let report = plan.asks(&relay.caches().board, worker);
+        let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens)
                 .at_rank(rank)
                 .sent_at(now, true),
-            plan.expect(relay.caches(), worker, rank),
-            plan.check(&relay.caches().tokenizer_check, now, worker),
-            report.map(|_| relay.caches().board.expect_repeat_report(worker.id)),
+            plan.expect(&relay.caches, worker, rank),
+            plan.check(&relay.caches.tokenizer_check, now, worker),
+            report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
         let transfer = Transfer::begin(
             settings.connector,
@@ -92,7 +92,7 @@ impl LegContext<'_> {
             span: span.as_deref(),
         };
         // The answer to a prefill leg is one token.
-        let limit = relay.settings().first_byte_timeout;
+        let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
         let reporting = report.and_then(|report| {

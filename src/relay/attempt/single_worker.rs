@@ -69,7 +69,7 @@ impl Relay {
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
-        let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
@@ -87,19 +87,19 @@ impl Relay {
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
-        let report = plan.asks(&self.caches().board, worker);
+        let report = plan.asks(&self.caches.board, worker);
         let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = Running::new(
             in_flight,
             if is_planned {
-                plan.expect(self.caches(), worker, rank)
+                plan.expect(&self.caches, worker, rank)
             } else {
                 SmallVec::new()
             },
             is_planned
-                .then(|| plan.check(&self.caches().tokenizer_check, now, worker))
+                .then(|| plan.check(&self.caches.tokenizer_check, now, worker))
                 .flatten(),
-            report.map(|_| self.caches().board.expect_repeat_report(worker.id)),
+            report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
         running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
@@ -196,7 +196,7 @@ impl Relay {
         // An engine may have taken it without its rank only.
         let insert = if other.is_some() || taken_rank != rank {
             drop(insert);
-            OptimisticInsert::new(self.caches(), now, (worker, taken_rank), plan)
+            OptimisticInsert::new(&self.caches, now, (worker, taken_rank), plan)
         } else {
             insert
         };

@@ -27,8 +27,8 @@ impl Relay {
             return Err(error);
         };
         let name = Model::from(name);
-        let model = self.models().of(&name);
-        let standing = self.queue().zip(standing);
+        let model = self.models.of(&name);
+        let standing = self.queue.as_ref().zip(standing);
         let queue = standing.map(|(settings, standing)| {
             let class = settings.class_of(standing.priority);
             let queue = self.queues().get(&name);
@@ -44,7 +44,7 @@ impl Relay {
         });
         let explanation = match &queue {
             Some(queue) if queue.would_wait => {
-                let limit = self.queue().map(|settings| settings.no_worker_timeout);
+                let limit = self.queue.as_ref().map(|settings| settings.no_worker_timeout);
                 format!(
                     "no worker serves the model yet: the request would wait for one for up to {} \
                      (queue.no_worker_timeout), and then be refused with 503 no_healthy_worker",
