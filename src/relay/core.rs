@@ -211,7 +211,7 @@ impl Relay {
 
     /// The routing policy of models that have none of their own.
     pub fn policy(&self) -> Policy {
-        self.models.policy()
+        self.models.settings.common.routing.policy
     }
 
     pub fn predicted(&self) -> &PredictedIndex {

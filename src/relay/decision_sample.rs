@@ -128,7 +128,7 @@ fn keep(plan: &Plan, choice: &Choice, now: Instant) {
     if choice.split.prefill().is_some() || plan.model.routing.policy != Policy::CacheAware {
         return;
     }
-    plan.model.choices().on_sent(now, || Sent {
+    plan.model.counts.choices.on_sent(now, || Sent {
         at: now,
         worker: choice.worker.id,
         prompt_tokens: plan.request.prompt_tokens,

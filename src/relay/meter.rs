@@ -87,7 +87,7 @@ impl Meter {
         let usage = UsageReader::new(count.wire());
         let listed = (!is_events && count.wire() == Api::Generate).then(Box::default);
         Self {
-            series: count.model.series().of(running.worker()),
+            series: count.model.counts.series.of(running.worker()),
             last: count.started,
             gaps: None,
             count,
@@ -244,7 +244,7 @@ impl Meter {
     /// Another worker goes on.
     pub(super) fn on_next(&mut self, running: Running, attempts: u32) {
         self.gaps = None;
-        self.series = self.count.model.series().of(running.worker());
+        self.series = self.count.model.counts.series.of(running.worker());
         if let Some(summary) = &self.summary {
             summary.update(|summary| {
                 summary.worker = Some(running.worker().name.clone());
@@ -278,7 +278,7 @@ impl Meter {
         self.show_speed(now, generated);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
         if outcome == Outcome::Complete && generated > 0 {
-            model.answers().on_answer(generated);
+            model.counts.answers.on_answer(generated);
             if let Some(ratio) = self
                 .running
                 .ratio(now, |expected| expected.end(generated as f64))

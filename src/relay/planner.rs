@@ -127,7 +127,7 @@ impl Relay {
                 },
                 answer_tokens: if api.generates() {
                     let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
-                    model.answers().mean().min(most)
+                    model.counts.answers.mean().min(most)
                 } else {
                     0.0
                 },
