@@ -16,6 +16,7 @@ use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part};
 use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
+use crate::relay::request::body_edit;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -97,7 +98,8 @@ impl LegContext<'_> {
         let timer = Box::pin(timer);
         let reporting = report.and_then(|report| {
             let whole = plan.body.as_ref().unwrap_or(&job.body);
-            let legs = Legs::of(job.api, &report.put_into(whole)).ok()?;
+            let reporting = body_edit::applied(whole, &mut [report.clone()]);
+            let legs = Legs::of(job.api, &reporting).ok()?;
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.

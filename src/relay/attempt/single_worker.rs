@@ -21,6 +21,7 @@ use crate::relay::failure::fault::{Fault, Part, Sign};
 use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
+use crate::relay::request::body_edit;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
 use crate::routing::Decision;
@@ -128,7 +129,10 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let reporting = report.map(|report| report.put_into(asking_ids.unwrap_or(body)));
+        let reporting = report.map(|report| {
+            let body = asking_ids.unwrap_or(body);
+            body_edit::applied(body, &mut [report.clone()])
+        });
         let offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
