@@ -15,6 +15,7 @@ use super::answer::token_count::{ListedIds, Plain, TokenCount};
 use super::answer::usage_reader::UsageReader;
 use super::attempt::running::Running;
 use super::failure::failure_owner::FailureOwner;
+use super::request::context::RequestContext;
 use super::request::summary::SummaryCell;
 use super::request_count::RequestCount;
 use super::traced;
@@ -80,8 +81,7 @@ impl Meter {
         status: StatusCode,
         running: Running,
         is_events: bool,
-        summary: Option<SummaryCell>,
-        client: ClientKey,
+        context: &RequestContext,
         entry: Option<UsageEntry>,
     ) -> Self {
         let usage = UsageReader::new(count.wire());
@@ -93,10 +93,10 @@ impl Meter {
             count,
             status,
             running,
-            summary,
-            client,
+            summary: context.summary.clone(),
+            client: context.client,
             is_events,
-            is_read_late: false,
+            is_read_late: !context.kind.is_interactive(),
             has_token: false,
             is_lost: false,
             is_next: false,
@@ -108,11 +108,6 @@ impl Meter {
             entry,
             passed: traced::Passed::default(),
         }
-    }
-
-    /// For an answer whose reader does not take each token when it comes.
-    pub(super) fn set_read_late(&mut self) {
-        self.is_read_late = true;
     }
 
     /// Takes the next piece. `plain`: the events with which it begins and of which all is known.
@@ -140,7 +135,6 @@ impl Meter {
             let unreported = &rest[reported.unwrap_or(0)..];
             self.unreported.add(self.count.wire(), unreported);
         }
-        let mut is_first = false;
         if self.has_token {
             let tokens = if self.is_read_late {
                 self.output().saturating_sub(before)
@@ -153,9 +147,9 @@ impl Meter {
                 self.running.on_first_token(now);
             }
         } else if is_token(self.count.wire(), data) {
-            is_first = true;
             self.has_token = true;
             self.last = now;
+            self.first = Some((now, self.output()));
             let waited = now.saturating_duration_since(self.count.started);
             self.series
                 .time_to_first_token
@@ -168,9 +162,6 @@ impl Meter {
                 summary.update(|summary| summary.time_to_first_token = Some(waited));
             }
         }
-        if is_first {
-            self.first = Some((now, self.output()));
-        }
     }
 
     /// Output tokens so far.
@@ -182,13 +173,11 @@ impl Meter {
 
     /// Output tokens that the engine has not reported.
     fn passed_tokens(&self) -> u64 {
-        if let Some(listed) = &self.listed {
-            return match self.usage.usage() {
-                Some(_) => 0,
-                None => listed.count(),
-            };
+        match &self.listed {
+            Some(_) if self.usage.usage().is_some() => 0,
+            Some(listed) => listed.count(),
+            None => self.unreported.total(self.count.model.bytes_per_token),
         }
-        self.unreported.total(self.count.model.bytes_per_token)
     }
 
     /// What the request has used: what the engine reports, and what passed after that. `None` if it reports nothing.
