@@ -175,7 +175,6 @@ impl Relay {
         });
         Explanation {
             model: plan.group.model.to_string(),
-            name: None,
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
             answer_tokens: plan.request.answer_tokens.round() as u64,
@@ -184,8 +183,6 @@ impl Relay {
                 None => plan.prompt.blocks.len(),
             },
             tokens_known: exact.is_some(),
-            tokens_unknown_reason: None,
-            tokens: None,
             chosen: chosen.map(|(worker, _)| worker.to_owned()),
             chosen_rank: chosen.and_then(|(_, rank)| rank),
             reason: decision.map(|decision| decision.reason),
@@ -193,8 +190,7 @@ impl Relay {
             candidates: view.len(),
             workers,
             disaggregation,
-            queue: None,
-            excluded: Vec::new(),
+            ..Explanation::default()
         }
     }
 

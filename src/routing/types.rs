@@ -7,11 +7,12 @@ use crate::fleet::speed::Speed;
 use crate::ids::{ViewIndex, WorkerIndex};
 
 /// How a worker is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// The worker at which the request costs the fewest seconds, its own and those that it takes from others: a cached prefix
     /// saves some, a queue and the answers that are generated there cost some.
+    #[default]
     CacheAware,
     /// One worker after the other.
     RoundRobin,

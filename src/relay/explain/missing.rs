@@ -61,24 +61,12 @@ impl Relay {
         };
         Ok(Explanation {
             model: name.to_string(),
-            name: None,
             policy: model.routing.policy,
             // From the body's length: only a worker's model has a tokenizer.
-            answer_tokens: 0,
             prompt_tokens: (body.len() as f64 / model.bytes_per_token) as u32,
-            prompt_blocks: 0,
-            tokens_known: false,
-            tokens_unknown_reason: None,
-            tokens: None,
-            chosen: None,
-            chosen_rank: None,
-            reason: None,
             explanation: Some(explanation),
-            candidates: 0,
-            workers: Vec::new(),
-            disaggregation: None,
             queue,
-            excluded: Vec::new(),
+            ..Explanation::default()
         })
     }
 }
