@@ -108,12 +108,7 @@ impl Reader {
             common: None,
             refusal: None,
             times: 0,
-            earlier: Earlier {
-                prompt: 0,
-                answer: 0,
-                reasoning: 0,
-                cached: 0,
-            },
+            earlier: Earlier::default(),
             is_at_seam: false,
             progress: None,
         }

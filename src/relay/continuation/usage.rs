@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::splice::Splice;
 
 /// What the client's stream has beyond what its last engine counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Earlier {
     /// Tokens of the client's prompt.
     pub(super) prompt: u64,
