@@ -16,15 +16,15 @@ use crate::http::Body;
 use crate::prompt::PeekedBody;
 
 impl Relay {
-    /// Sends a request to an engine and returns the engine's answer, whatever its status.
+    /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is lent, so that not every
+    /// future on the way has a copy, and emptied once its blocks are not needed any more.
     pub async fn run(
         self: &Arc<Self>,
         job: &Job<'_>,
-        mut peek: PeekedBody<'_>,
+        peek: &mut PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
-            // Lent, so that not every future on the way has a copy.
-            Ok(()) => self.run_permitted(job, &mut peek).await,
+            Ok(()) => self.run_permitted(job, peek).await,
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
