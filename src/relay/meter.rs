@@ -84,8 +84,8 @@ impl Meter {
         context: &RequestContext,
         entry: Option<UsageEntry>,
     ) -> Self {
-        let usage = UsageReader::new(count.wire());
-        let listed = (!is_events && count.wire() == Api::Generate).then(Box::default);
+        let usage = UsageReader::new(count.wire);
+        let listed = (!is_events && count.wire == Api::Generate).then(Box::default);
         Self {
             series: count.model.counts.series.of(running.worker()),
             last: count.started,
@@ -133,7 +133,7 @@ impl Meter {
                 self.unreported = TokenCount::default();
             }
             let unreported = &rest[reported.unwrap_or(0)..];
-            self.unreported.add(self.count.wire(), unreported);
+            self.unreported.add(self.count.wire, unreported);
         }
         if self.has_token {
             let tokens = if self.is_read_late {
@@ -146,7 +146,7 @@ impl Meter {
                 self.is_next = false;
                 self.running.on_first_token(now);
             }
-        } else if is_token(self.count.wire(), data) {
+        } else if is_token(self.count.wire, data) {
             self.has_token = true;
             self.last = now;
             self.first = Some((now, self.output()));
@@ -305,7 +305,7 @@ impl Meter {
     /// The tokens of an answer that ended at its limit, in a few pieces that do not show how many they have. Only for what is
     /// learnt of times: an engine may say the same of an answer that filled its context.
     fn at_limit(&self, passed: u64) -> Option<u64> {
-        let is_at_limit = passed < MIN_TOKENS && self.unreported.is_at_limit();
+        let is_at_limit = passed < MIN_TOKENS && self.unreported.is_at_limit;
         self.count.max_tokens.filter(|_| is_at_limit)
     }
 

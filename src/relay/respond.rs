@@ -86,7 +86,7 @@ impl Relay {
         if is_converted {
             response.extensions_mut().insert(AnsweredAsChat);
         }
-        count.set_wire(wire);
+        count.wire = wire;
         let is_events = headers::is_event_stream(response.headers());
         let prompt = split.prefill().and_then(|prefill| prefill.tokens);
         let is_stream = is_events && status.is_success();
@@ -120,9 +120,12 @@ impl Relay {
             response.headers_mut().remove(header::CONTENT_LENGTH);
             Box::new(self.continuing(job, plan, reader, deadline))
         });
+        let interval = self.settings.keep_alive;
+        // Streams of the Responses API get comments of their own.
+        let gets_comments = is_events && wire != Api::Responses && !interval.is_zero();
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,
-            keep_alive: Some(self.settings.keep_alive).filter(|interval| !interval.is_zero()),
+            keep_alive: gets_comments.then_some(interval),
             deadline,
         };
         let meter = Meter::new(count, status, running, is_events, &job.context, entry);
