@@ -274,8 +274,7 @@ macro_rules! words {
         }
 
         impl $name {
-            // Not every list is used.
-            #[allow(dead_code)]
+            #[allow(dead_code, reason = "not every list is used")]
             $vis const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
 
             $vis fn as_str(self) -> &'static str {
