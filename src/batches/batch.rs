@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::UNCONFIRMED_LIMIT;
 use super::line::{Flavor, LineEndpoint, LineError};
+use crate::observe::metrics::words;
 
 /// A batch that could not be ended so long after its expiry never will be: its files are lost. It is deleted then,
 /// however short its retention is.
@@ -28,36 +29,25 @@ pub const PARTS_KEPT_MS: u64 = 2 * 3_600_000;
 /// When their deletion is tried again after it has failed.
 pub const PARTS_RETRY_MS: u64 = 3_600_000;
 
-/// OpenAI's states of a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BatchStatus {
-    #[default]
-    Validating,
-    Failed,
-    InProgress,
-    /// Its lines run no more; its results are put together.
-    Finalizing,
-    Completed,
-    Expired,
-    Cancelling,
-    Cancelled,
+words! {
+    /// OpenAI's states of a batch.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BatchStatus {
+        #[default]
+        Validating = "validating",
+        Failed = "failed",
+        InProgress = "in_progress",
+        /// Its lines run no more; its results are put together.
+        Finalizing = "finalizing",
+        Completed = "completed",
+        Expired = "expired",
+        Cancelling = "cancelling",
+        Cancelled = "cancelled",
+    }
 }
 
 impl BatchStatus {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Validating => "validating",
-            Self::Failed => "failed",
-            Self::InProgress => "in_progress",
-            Self::Finalizing => "finalizing",
-            Self::Completed => "completed",
-            Self::Expired => "expired",
-            Self::Cancelling => "cancelling",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
     /// Whether it never changes again.
     pub fn is_terminal(self) -> bool {
         match self {

@@ -72,7 +72,7 @@ pub struct ReadCursor {
 
 impl Feed {
     pub fn new(rank: u32, limits: Limits, metrics: Metrics) -> Self {
-        metrics.serving.set(rank, false);
+        metrics.set_serving(rank, false);
         Self {
             rank,
             limits,
@@ -176,7 +176,7 @@ impl Feed {
         let opens = inner.incarnation.is_some() && inner.closed.is_some();
         if opens {
             inner.closed = None;
-            self.metrics.serving.set(self.rank, true);
+            self.metrics.set_serving(self.rank, true);
         }
         opens
     }
@@ -332,7 +332,7 @@ impl Feed {
         inner.end_status = status.clone();
         inner.closed = Some(status);
         inner.wake();
-        self.metrics.serving.set(self.rank, false);
+        self.metrics.set_serving(self.rank, false);
     }
 
     fn measure(&self, inner: &Inner) {

@@ -1,89 +1,39 @@
 //! Metrics of the bridge.
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-
 use crate::kv::protobuf::LeftOutReason;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    pub batches: IntCounter,
-    pub incarnations: IntCounter,
-    left_out: IntCounterVec,
-    /// Subscribers cut off for being too slow.
-    pub slow: IntCounter,
-    /// Subscribers and health watchers refused because too many calls or snapshots were open.
-    pub refused: IntCounter,
-    pub subscribers: IntGauge,
-    pub serving: Serving,
-    sizes: [IntGaugeVec; 5],
-}
-
-/// Whether each rank is served.
-#[derive(Clone, Debug)]
-pub struct Serving(IntGaugeVec);
-
-impl Serving {
-    pub fn set(&self, rank: u32, is_serving: bool) {
-        let gauge = self.0.with_label_values(&[&rank.to_string()]);
-        gauge.set(i64::from(is_serving));
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub struct Metrics {
+        pub batches: counter "warmroute_bridge_batches_total" "Batches of KV events received from the engine.",
+        pub incarnations: counter "warmroute_bridge_incarnations_total"
+            "Engine incarnations: times that the engine restarted or events were lost.",
+        left_out: counters "warmroute_bridge_left_out_events_total" ["rank", "reason"]
+            "KV events that have no gRPC message and that subscribers do not get, by reason: no_tokens (stores of \
+             default CPU offloading), inconsistent_fields, unknown_event.",
+        pub slow: counter "warmroute_bridge_slow_subscribers_total" "Subscribers cut off because they were too slow.",
+        pub refused: counter "warmroute_bridge_refused_subscribers_total"
+            "Subscribers and health watchers refused because the maximum was reached.",
+        pub subscribers: gauge "warmroute_bridge_subscribers" "Current subscribers.",
+        serving: gauges "warmroute_bridge_serving" ["rank"]
+            "1 while the bridge follows the rank's KV events and serves them to subscribers, else 0.",
+        history_batches: gauges "warmroute_bridge_history_batches" ["rank"] "Batches in the replay history.",
+        history_bytes: gauges "warmroute_bridge_history_bytes" ["rank"] "Bytes of the replay history.",
+        cached_blocks: gauges "warmroute_bridge_cached_blocks" ["rank"]
+            "Cached blocks that a snapshot for a new subscriber would contain.",
+        cached_bytes: gauges "warmroute_bridge_cached_blocks_bytes" ["rank"]
+            "Memory of the cached blocks kept for snapshots.",
+        missing_blocks: gauges "warmroute_bridge_snapshot_missing_blocks" ["rank"]
+            "Cached blocks missing from snapshots since the cache was last cleared.",
     }
 }
 
 impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        let size = |name, help| registry.gauges(name, help, &["rank"]);
-        Self {
-            batches: registry.counter(
-                "warmroute_bridge_batches_total",
-                "Batches of KV events received from the engine.",
-            ),
-            incarnations: registry.counter(
-                "warmroute_bridge_incarnations_total",
-                "Engine incarnations: times that the engine restarted or events were lost.",
-            ),
-            left_out: registry.counters(
-                "warmroute_bridge_left_out_events_total",
-                "KV events that have no gRPC message and that subscribers do not get, by reason: no_tokens (stores of \
-                 default CPU offloading), inconsistent_fields, unknown_event.",
-                &["rank", "reason"],
-            ),
-            slow: registry.counter(
-                "warmroute_bridge_slow_subscribers_total",
-                "Subscribers cut off because they were too slow.",
-            ),
-            refused: registry.counter(
-                "warmroute_bridge_refused_subscribers_total",
-                "Subscribers and health watchers refused because the maximum was reached.",
-            ),
-            subscribers: registry.gauge("warmroute_bridge_subscribers", "Current subscribers."),
-            serving: Serving(size(
-                "warmroute_bridge_serving",
-                "1 while the bridge follows the rank's KV events and serves them to subscribers, else 0.",
-            )),
-            sizes: [
-                size(
-                    "warmroute_bridge_history_batches",
-                    "Batches in the replay history.",
-                ),
-                size(
-                    "warmroute_bridge_history_bytes",
-                    "Bytes of the replay history.",
-                ),
-                size(
-                    "warmroute_bridge_cached_blocks",
-                    "Cached blocks that a snapshot for a new subscriber would contain.",
-                ),
-                size(
-                    "warmroute_bridge_cached_blocks_bytes",
-                    "Memory of the cached blocks kept for snapshots.",
-                ),
-                size(
-                    "warmroute_bridge_snapshot_missing_blocks",
-                    "Cached blocks missing from snapshots since the cache was last cleared.",
-                ),
-            ],
-        }
+    /// Whether a rank is served.
+    pub fn set_serving(&self, rank: u32, is_serving: bool) {
+        let gauge = self.serving.with_label_values(&[&rank.to_string()]);
+        gauge.set(i64::from(is_serving));
     }
 
     pub fn left_out(&self, rank: u32, reason: LeftOutReason) {
@@ -93,7 +43,14 @@ impl Metrics {
 
     /// Batches and bytes of the history; known blocks, their bytes, and missing blocks.
     pub fn measure(&self, rank: u32, sizes: [i64; 5]) {
-        for (gauge, size) in self.sizes.iter().zip(sizes) {
+        let gauges = [
+            &self.history_batches,
+            &self.history_bytes,
+            &self.cached_blocks,
+            &self.cached_bytes,
+            &self.missing_blocks,
+        ];
+        for (gauge, size) in gauges.iter().zip(sizes) {
             gauge.with_label_values(&[&rank.to_string()]).set(size);
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::observe::metrics::words;
 use crate::units::DurationText;
 
 /// Health checks of the workers.
@@ -39,23 +40,15 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Health {
-    /// Not probed yet.
-    #[default]
-    Unknown,
-    Up,
-    Down,
-}
-
-impl Health {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Health::Unknown => "unknown",
-            Health::Up => "up",
-            Health::Down => "down",
-        }
+words! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Health {
+        /// Not probed yet.
+        #[default]
+        Unknown = "unknown",
+        Up = "up",
+        Down = "down",
     }
 }
 

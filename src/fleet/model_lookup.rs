@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
+use crate::observe::metrics::words;
 use crate::units::DurationText;
 
 /// Requests that wait at the same time. For further ones their model does not exist. Far more than clients that wait for one
@@ -48,29 +49,19 @@ impl Default for Settings {
     }
 }
 
-/// How a wait for a model ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lookup {
-    Found,
-    /// No worker that answered serves it.
-    NotFound,
-    /// Not all workers answered in time, and none of those that did serves it.
-    Timeout,
-    /// Too many requests wait already.
-    Full,
-    /// Requests do not wait.
-    Off,
-}
-
-impl Lookup {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Lookup::Found => "found",
-            Lookup::NotFound => "not_found",
-            Lookup::Timeout => "timeout",
-            Lookup::Full => "full",
-            Lookup::Off => "off",
-        }
+words! {
+    /// How a wait for a model ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Lookup {
+        Found = "found",
+        /// No worker that answered serves it.
+        NotFound = "not_found",
+        /// Not all workers answered in time, and none of those that did serves it.
+        Timeout = "timeout",
+        /// Too many requests wait already.
+        Full = "full",
+        /// Requests do not wait.
+        Off = "off",
     }
 }
 

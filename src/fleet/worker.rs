@@ -31,29 +31,22 @@ use crate::http::client;
 use crate::http::tls::ClientSettings;
 use crate::ids::WorkerId;
 use crate::observe;
+use crate::observe::metrics::words;
 
-/// Which part of a request a worker computes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Prompts only; a decode worker fetches the KV blocks.
-    Prefill,
-    /// Generates from KV blocks of a prefill worker; takes whole requests too.
-    Decode,
-    /// Everything.
-    #[default]
-    Both,
-}
-
-impl Role {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Both => "both",
-        }
+words! {
+    /// Which part of a request a worker computes.
+    #[derive(
+        Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    )]
+    #[serde(rename_all = "snake_case")]
+    pub enum Role {
+        /// Prompts only; a decode worker fetches the KV blocks.
+        Prefill = "prefill",
+        /// Generates from KV blocks of a prefill worker; takes whole requests too.
+        Decode = "decode",
+        /// Everything.
+        #[default]
+        Both = "both",
     }
 }
 

@@ -8,28 +8,22 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    #[default]
-    Closed,
-    /// No request is admitted.
-    Open,
-    /// One trial request is under way.
-    HalfOpen,
+use crate::observe::metrics::words;
+
+words! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum State {
+        #[default]
+        Closed = "closed",
+        /// No request is admitted.
+        Open = "open",
+        /// One trial request is under way.
+        HalfOpen = "half-open",
+    }
 }
 
 impl State {
-    pub const ALL: [State; 3] = [State::Closed, State::Open, State::HalfOpen];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Closed => "closed",
-            State::Open => "open",
-            State::HalfOpen => "half-open",
-        }
-    }
-
     /// The value of a state gauge: 0 closed, 1 half-open, 2 open.
     pub fn number(self) -> u8 {
         match self {

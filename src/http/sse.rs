@@ -3,7 +3,13 @@
 //! `Aligner` forwards bytes in whole events, so that an error event can still end a stream that breaks
 //! off; `Decoder` reads events from bytes, however they are split.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
+
+static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
+static BLANK_CRLF: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\r\n"));
 
 /// A comment, which clients ignore. It keeps proxies from closing an idle connection.
 pub const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -74,6 +80,18 @@ fn last_event_end(bytes: &[u8]) -> usize {
         end = newline;
     }
     0
+}
+
+/// The index after the first event, or after all bytes if none is complete.
+pub fn event_end(bytes: &[u8]) -> usize {
+    let lf = BLANK.find(bytes).map(|found| found + 2);
+    // Nearly every event ends in LF.
+    let before = &bytes[..lf.unwrap_or(bytes.len())];
+    let crlf = match memchr::memchr(b'\r', before) {
+        Some(_) => BLANK_CRLF.find(before).map(|found| found + 3),
+        None => None,
+    };
+    crlf.or(lf).unwrap_or(bytes.len())
 }
 
 /// One event: its type (empty if it names none) and its data lines, joined.

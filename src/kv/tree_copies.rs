@@ -13,6 +13,7 @@ use super::index::CopiedBlocks;
 use super::page_fold::CopiedPages;
 use super::stream::{PeerTree, PeerTreeRefusal};
 use crate::ids::Model;
+use crate::observe::metrics::words;
 
 /// A rank's tree at one position of its stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,24 +26,16 @@ pub struct TreeCopy {
     pub pages: CopiedPages,
 }
 
-/// Why a replica gives no copy of its tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoTree {
-    /// It does not follow the rank, or another model's.
-    UnknownRank,
-    /// Its own tree is empty, or does not count in routing.
-    Cold,
-    /// It makes too many copies already.
-    Busy,
-}
-
-impl NoTree {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            NoTree::UnknownRank => "unknown_rank",
-            NoTree::Cold => "cold",
-            NoTree::Busy => "busy",
-        }
+words! {
+    /// Why a replica gives no copy of its tree.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum NoTree {
+        /// It does not follow the rank, or another model's.
+        UnknownRank = "unknown_rank",
+        /// Its own tree is empty, or does not count in routing.
+        Cold = "cold",
+        /// It makes too many copies already.
+        Busy = "busy",
     }
 }
 

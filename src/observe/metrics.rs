@@ -249,6 +249,44 @@ macro_rules! metric_type {
 }
 pub(crate) use metric_type;
 
+/// Makes an enum whose variants have a word each, for logs and labels of metrics, with `as_str` and the list `ALL`:
+///
+/// ```ignore
+/// words! {
+///     #[derive(Clone, Copy, Debug)]
+///     pub(super) enum Door {
+///         Open = "open",
+///         /// Locked, too.
+///         Closed = "closed",
+///     }
+/// }
+/// ```
+macro_rules! words {
+    (
+        $(#[$attribute:meta])*
+        $vis:vis enum $name:ident {
+            $($(#[$doc:meta])* $variant:ident = $word:literal,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $vis enum $name {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            #[allow(dead_code, reason = "not every list is used")]
+            $vis const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
+
+            $vis fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)*
+                }
+            }
+        }
+    };
+}
+pub(crate) use words;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,5 +340,19 @@ mod tests {
         let text = registry.text();
         assert!(text.contains("things_total{kind=\"odd\"} 1"));
         assert!(text.contains("thing_seconds_bucket{le=\"1\"} 1"));
+    }
+
+    words! {
+        #[derive(Clone, Copy)]
+        enum Door {
+            Open = "open",
+            /// Locked, too.
+            Closed = "closed",
+        }
+    }
+
+    #[test]
+    fn an_enum_lists_its_words() {
+        assert_eq!(Door::ALL.map(Door::as_str), ["open", "closed"]);
     }
 }

@@ -22,7 +22,7 @@ impl Relay {
         match self.chat_workers(model) {
             ChatWorkers::None => false,
             // The two legs of a request have one form.
-            ChatWorkers::Some => self.prefill_decode().is_some(),
+            ChatWorkers::Some => self.prefill_decode.is_some(),
             ChatWorkers::All => true,
         }
     }
@@ -30,7 +30,7 @@ impl Relay {
     /// Whether the router has the model's template and knows that it fails on a system message after the head.
     pub fn refuses_later_system(&self, model: Option<&str>) -> bool {
         let group = self.group(model);
-        group.is_ok_and(|group| self.tokens().refuses_later_system(&group))
+        group.is_ok_and(|group| self.tokens.refuses_later_system(&group))
     }
 
     fn chat_workers(&self, model: Option<&str>) -> ChatWorkers {

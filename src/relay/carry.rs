@@ -16,7 +16,7 @@ use super::failure::types::Failure;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
 use super::planner::NO_WORKER_RETRY_AFTER;
-use super::request::kv_report_request::KvReportRequest;
+use super::request::kv_report_request;
 use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
 use crate::fleet::Worker;
@@ -55,27 +55,27 @@ impl Relay {
         }
         own.request.ticket = own.model.take_ticket();
         if own.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
-            own.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
+            own.report = kv_report_request::asking(&job.body, peek.vllm_xargs);
         }
         own.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = WantedOutput::of(peek);
         // Its blocks are not needed any more.
         *peek = PeekedBody::default();
-        let earlier_cuts = self.quarantine().cuts(observe::now(), job.original);
+        let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
-            self.quarantine().on_refused();
+            self.quarantine.on_refused();
             warn!(id = %job.context.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections.into());
         }
         failed.exclude_all(earlier_cuts.excluded());
         let rules = Rules {
-            deadline: job.context.started + self.settings().request_timeout,
+            deadline: job.context.started + self.settings.request_timeout,
             looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
             may_give_up_transfers: self.chooser().may_give_up_transfers(),
         };
-        let mut course = Course::new(self.settings(), rules, failed, earlier_cuts);
+        let mut course = Course::new(&self.settings, rules, failed, earlier_cuts);
         let charge = self.reserve(job, &plan, wanted).await?;
         let mut count = RequestCount::new(
             plan.model.clone(),
@@ -84,7 +84,7 @@ impl Relay {
             charge,
         );
         count.max_tokens = wanted.of_only_choice();
-        self.budget().on_request();
+        self.budget.on_request();
         let mut last = LastFailure::default();
         let first = Some(First {
             waits: waits.as_mut(),
@@ -155,13 +155,13 @@ impl Relay {
             }
         }
         if is_late || course.last() == Some(Failure::Deadline) {
-            let limit = self.settings().request_timeout;
+            let limit = self.settings.request_timeout;
             return Error::Deadline { attempts, limit };
         }
         if no_worker_may_get(plan, &course.failed, course.cuts()) {
             return Error::CutsConnections;
         }
-        let shown = last_worker.filter(|_| self.settings().decision_header);
+        let shown = last_worker.filter(|_| self.settings.decision_header);
         match course.last() {
             Some(Failure::TimedOut) => Error::TimedOut { attempts },
             Some(Failure::Local) => Error::OutOfResources { retry_after },
@@ -185,7 +185,7 @@ impl Relay {
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.
     fn on_tokenized(&self, trace: &RequestTrace, began: Instant, plan: &Plan) {
         let is_exact = plan.prompt.exact.is_some();
-        if is_exact || self.tokens().has_tokenizer(&plan.group) {
+        if is_exact || self.tokens.has_tokenizer(&plan.group) {
             let now = observe::now();
             let tokens = is_exact.then_some(u64::from(plan.request.prompt_tokens));
             // Without a wait for a worker of the model.

@@ -86,7 +86,7 @@ impl Relay {
         let prefixes = self.chooser().cached_prefixes(plan, OWNERS_MAX);
         let everywhere = ViewRange::everywhere(prefixes.places());
         let owners = prefixes.owners(&everywhere);
-        let cached = owners.indices().iter().map(|index| {
+        let cached = owners.indices.iter().map(|index| {
             let cached = prefixes.cached(everywhere.place(*index));
             cached.tokens()
         });

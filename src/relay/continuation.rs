@@ -19,13 +19,9 @@ mod usage;
 pub use self::progress::{Progress, Resume};
 pub(super) use self::reader::{End, Reader};
 pub(super) use self::refusal::Refusal;
+pub use self::refusal::refusal_named;
 pub(super) use self::request::Request;
 pub use self::settings::Settings;
-
-/// The reason for which streams are not continued that is written so.
-pub fn refusal_named(text: &str) -> Option<&'static str> {
-    Refusal::named(text)
-}
 
 #[cfg(test)]
 mod tests;

@@ -49,23 +49,23 @@ metric_table! {
 /// configuration is shared with its [successor](Relay::successor).
 #[derive(Debug)]
 pub struct Relay {
-    settings: Settings,
+    pub(super) settings: Settings,
     fleet: Arc<Registry>,
-    caches: Caches,
-    models: Models,
+    pub(super) caches: Caches,
+    pub(super) models: Models,
     names: Names,
-    tokens: Arc<Tokens>,
-    budget: Arc<RetryBudget>,
-    quarantine: Arc<SharedQuarantine>,
+    pub(super) tokens: Arc<Tokens>,
+    pub(super) budget: Arc<RetryBudget>,
+    pub(super) quarantine: Arc<SharedQuarantine>,
     /// `None` if requests are not disaggregated.
-    prefill_decode: Option<Disaggregation>,
-    peers: Peers,
+    pub(super) prefill_decode: Option<Disaggregation>,
+    pub(super) peers: Peers,
     tenants: TenantTable,
     /// `None`: requests do not wait for room at a worker.
-    queue: Option<Arc<queue::Settings>>,
+    pub(super) queue: Option<Arc<queue::Settings>>,
     queues: Arc<Queues>,
-    usage: Arc<Usage>,
-    metrics: Metrics,
+    pub(super) usage: Arc<Usage>,
+    pub(super) metrics: Metrics,
     aborts: Arc<Aborts>,
     tracer: Tracer,
     decisions: Arc<DecisionLog>,
@@ -180,55 +180,9 @@ impl Relay {
         &self.fleet
     }
 
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    pub(super) fn caches(&self) -> &Caches {
-        &self.caches
-    }
-
-    pub(super) fn models(&self) -> &Models {
-        &self.models
-    }
-
     /// The names of this configuration.
     pub fn names(&self) -> &Names {
         &self.names
-    }
-
-    pub(super) fn tokens(&self) -> &Tokens {
-        &self.tokens
-    }
-
-    pub(super) fn budget(&self) -> &RetryBudget {
-        &self.budget
-    }
-
-    pub(super) fn quarantine(&self) -> &SharedQuarantine {
-        &self.quarantine
-    }
-
-    /// `None` if requests are not disaggregated.
-    pub(super) fn prefill_decode(&self) -> Option<&Disaggregation> {
-        self.prefill_decode.as_ref()
-    }
-
-    pub(super) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
-    /// `None`: requests do not wait for room at a worker.
-    pub(super) fn queue(&self) -> Option<&Arc<queue::Settings>> {
-        self.queue.as_ref()
-    }
-
-    pub(super) fn usage(&self) -> &Arc<Usage> {
-        &self.usage
-    }
-
-    pub(super) fn metrics(&self) -> &Metrics {
-        &self.metrics
     }
 
     pub fn tenants(&self) -> &TenantTable {
@@ -257,7 +211,7 @@ impl Relay {
 
     /// The routing policy of models that have none of their own.
     pub fn policy(&self) -> Policy {
-        self.models.policy()
+        self.models.settings.common.routing.policy
     }
 
     pub fn predicted(&self) -> &PredictedIndex {

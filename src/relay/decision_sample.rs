@@ -64,7 +64,7 @@ impl Relay {
 
     /// Counts what workers drawn at random have cached of the prompt.
     fn compare(&self, plan: &Plan, choice: &Choice, prefixes: &CachedPrefixes<'_>, now: Instant) {
-        let task = match (self.prefill_decode(), &choice.split) {
+        let task = match (&self.prefill_decode, &choice.split) {
             (Some(settings), Split::Pair(_)) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };
@@ -128,7 +128,7 @@ fn keep(plan: &Plan, choice: &Choice, now: Instant) {
     if choice.split.prefill().is_some() || plan.model.routing.policy != Policy::CacheAware {
         return;
     }
-    plan.model.choices().on_sent(now, || Sent {
+    plan.model.counts.choices.on_sent(now, || Sent {
         at: now,
         worker: choice.worker.id,
         prompt_tokens: plan.request.prompt_tokens,

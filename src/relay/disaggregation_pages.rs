@@ -14,12 +14,12 @@ use crate::ids::WorkerId;
 impl Relay {
     /// True if the configuration enables disaggregated prefill/decode.
     pub fn is_disaggregated(&self) -> bool {
-        self.prefill_decode().is_some()
+        self.prefill_decode.is_some()
     }
 
     /// The connector, and the pairs among the workers that are up. `None` without disaggregation.
     pub fn pairs(&self) -> Option<(Connector, Pairs)> {
-        let connector = self.prefill_decode()?.connector;
+        let connector = self.prefill_decode.as_ref()?.connector;
         let pairs = Pairs::of(
             &self.fleet().snapshot(),
             connector,
@@ -31,27 +31,27 @@ impl Relay {
     /// What a prefill worker still keeps pinned for decode workers that have not fetched it: the number of KV
     /// transfers, and the tokens of their blocks. `None` without disaggregation.
     pub fn pinned(&self, now: Instant, worker: WorkerId) -> Option<(usize, u64)> {
-        let prefill_decode = self.prefill_decode()?;
+        let prefill_decode = self.prefill_decode.as_ref()?;
         Some(prefill_decode.pinned.of(now, worker))
     }
 
     /// Forgets the pinned blocks of a worker whose engine has restarted.
     pub fn forget_pinned(&self, worker: WorkerId) {
-        if let Some(prefill_decode) = self.prefill_decode() {
+        if let Some(prefill_decode) = &self.prefill_decode {
             prefill_decode.pinned.forget(worker);
         }
     }
 
     /// Forgets workers that left the fleet, and removes their metric series.
     pub fn forget_departed_workers(&self, fleet: &Snapshot) {
-        if let Some(prefill_decode) = self.prefill_decode() {
+        if let Some(prefill_decode) = &self.prefill_decode {
             let workers = fleet.workers.iter();
             let listed: FxHashSet<WorkerId> = workers.map(|status| status.worker.id).collect();
             prefill_decode
                 .pinned
                 .retain(|worker| listed.contains(&worker));
         }
-        self.models().remove_workers(fleet);
+        self.models.remove_workers(fleet);
         self.queues().remove_gone(fleet);
     }
 }

@@ -11,27 +11,27 @@ use super::failure::request_outcome::Outcome;
 use super::job::{Error, FailedRequest, Job};
 use super::request::body_edit::{self, Edit};
 use super::request::output_cap;
-use super::request::usage_option;
+use super::request::usage_option::{self, UnaskedUsage};
 use crate::http::Body;
 use crate::prompt::PeekedBody;
 
 impl Relay {
-    /// Sends a request to an engine and returns the engine's answer, whatever its status.
+    /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is lent, so that not every
+    /// future on the way has a copy, and emptied once its blocks are not needed any more.
     pub async fn run(
         self: &Arc<Self>,
         job: &Job<'_>,
-        mut peek: PeekedBody<'_>,
+        peek: &mut PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
-            // Lent, so that not every future on the way has a copy.
-            Ok(()) => self.run_permitted(job, &mut peek).await,
+            Ok(()) => self.run_permitted(job, peek).await,
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
             let FailedRequest { error, is_counted } = failed;
             if !is_counted {
                 let api = job.asked_api().as_str();
-                self.models().count_unsent(api, error.outcome());
+                self.models.count_unsent(api, error.outcome());
             }
             self.without_others(job.context.tenant, error)
         })
@@ -45,7 +45,7 @@ impl Relay {
         } else {
             Outcome::RouterFailed
         };
-        self.models().count_unsent(api, outcome);
+        self.models.count_unsent(api, outcome);
     }
 
     async fn run_permitted(
@@ -66,21 +66,8 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.redirect(job, std::mem::take(peek), name, asking)).await;
         }
-        let capped = self.capped(job, peek, None);
-        let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
-        let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
-        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().map(|(edit, _)| edit).collect();
-        edits.extend(capped.map(|(_, edit)| edit));
-        if edits.is_empty() {
+        let Some((asking, max_tokens)) = self.edited(job, peek, asking) else {
             return self.carry(job, peek).await;
-        }
-        let asking = Job {
-            body: body_edit::applied(&job.body, &mut edits),
-            target: job.target.clone(),
-            requested: None,
-            unasked_usage: unasked_usage.unwrap_or_default(),
-            context: job.context.clone(),
-            ..*job
         };
         if peek.vllm_xargs.is_none() {
             peek.max_tokens = peek.max_tokens.or(max_tokens);
@@ -90,6 +77,32 @@ impl Relay {
         let model = peek.model.as_deref().unwrap_or_default();
         let mut own = body_edit::read_again(job.api, &asking.body, self.block_bytes(), model);
         Box::pin(self.carry(&asking, &mut own)).await
+    }
+
+    /// The request with what engines are asked for beside what the client asks for, and the output tokens that it gets then.
+    /// `None` if that is nothing.
+    fn edited<'a>(
+        &self,
+        job: &Job<'a>,
+        peek: &PeekedBody<'_>,
+        asking: Option<(Edit, UnaskedUsage)>,
+    ) -> Option<(Box<Job<'a>>, Option<u64>)> {
+        let (asking, unasked_usage) = asking.unzip();
+        let (max_tokens, cap) = self.capped(job, peek, None).unzip();
+        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().chain(cap).collect();
+        if edits.is_empty() {
+            return None;
+        }
+        // On the heap, so that no future has a copy.
+        let edited = Box::new(Job {
+            body: body_edit::applied(&job.body, &mut edits),
+            target: job.target.clone(),
+            requested: None,
+            unasked_usage: unasked_usage.unwrap_or_default(),
+            context: job.context.clone(),
+            ..*job
+        });
+        Some((edited, max_tokens))
     }
 
     /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the
@@ -108,7 +121,7 @@ impl Relay {
 
     /// Whether the usage of streams is counted for a tenant or written down.
     fn needs_usage(&self) -> bool {
-        let is_counted = self.usage().has_log() || self.tenants().listed().next().is_some();
-        self.settings().stream_usage && is_counted
+        let is_counted = self.usage.has_log() || self.tenants().listed().next().is_some();
+        self.settings.stream_usage && is_counted
     }
 }

@@ -88,7 +88,7 @@ impl Relay {
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
         let is_given = given.is_some();
-        let queue = self.queue();
+        let queue = self.queue.as_ref();
         let standing = queue.map(|queue| {
             let tenant = self.tenants().of(tenant);
             Standing::of(headers, &peek, tenant, queue)
@@ -113,14 +113,14 @@ impl Relay {
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
-            (true, None) => self.tokens().of(api, &plan.group, headers, body).await,
+            (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
         };
         if !explanation.tokens_known && !is_given {
             explanation.tokens_unknown_reason =
-                self.tokens().why_untokenizable(api, &plan.group, body);
+                self.tokens.why_untokenizable(api, &plan.group, body);
         }
         explanation.tokens = tokens.map(|found| Tokens {
-            text: self.tokens().text(&plan.group, &found.ids),
+            text: self.tokens.text(&plan.group, &found.ids),
             ids: found.ids.to_vec(),
             unknown_bytes: found.untokenized_bytes,
         });
@@ -154,10 +154,10 @@ impl Relay {
             (&*worker.name, decision.rank)
         };
         let chosen = decision.map(name);
-        let pairs = self.prefill_decode().map(|settings| &settings.pair);
+        let pairs = self.prefill_decode.as_ref().map(|settings| &settings.pair);
         let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
         let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
-        let disaggregation = match self.prefill_decode() {
+        let disaggregation = match &self.prefill_decode {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
                 let view = FleetView::new(prefixes, task, now, &[]).behind(before);
@@ -175,7 +175,6 @@ impl Relay {
         });
         Explanation {
             model: plan.group.model.to_string(),
-            name: None,
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
             answer_tokens: plan.request.answer_tokens.round() as u64,
@@ -184,8 +183,6 @@ impl Relay {
                 None => plan.prompt.blocks.len(),
             },
             tokens_known: exact.is_some(),
-            tokens_unknown_reason: None,
-            tokens: None,
             chosen: chosen.map(|(worker, _)| worker.to_owned()),
             chosen_rank: chosen.and_then(|(_, rank)| rank),
             reason: decision.map(|decision| decision.reason),
@@ -193,13 +190,12 @@ impl Relay {
             candidates: view.len(),
             workers,
             disaggregation,
-            queue: None,
-            excluded: Vec::new(),
+            ..Explanation::default()
         }
     }
 
     fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
-        let settings = self.queue()?;
+        let settings = self.queue.as_ref()?;
         let class = settings.class_of(standing.priority);
         let queue = self.queues().get(&plan.group.model);
         let is_free = self.has_room(plan, settings);
@@ -289,7 +285,7 @@ impl Relay {
             State::HalfOpen => "its circuit breaker is half-open, with a trial request under way",
         };
         let now = observe::now();
-        let trees = self.caches().board.trees(now, worker.id).into_iter();
+        let trees = self.caches.board.trees(now, worker.id).into_iter();
         let tree = |state: TreeState| {
             let mut own = depths.iter();
             let own = own.find(|(depth, _)| depth.worker == worker.id && depth.rank == state.rank);

@@ -119,14 +119,8 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// How long an engine asks to be left alone, in seconds (a date is not worth reading: engines send none).
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers
-        .get(header::RETRY_AFTER)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    Some(Duration::from_secs(seconds))
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    Some(Duration::from_secs(seconds.trim().parse().ok()?))
 }
 
 /// Headers that a `connection` header declares to be hop-by-hop.

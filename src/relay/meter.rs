@@ -15,6 +15,7 @@ use super::answer::token_count::{ListedIds, Plain, TokenCount};
 use super::answer::usage_reader::UsageReader;
 use super::attempt::running::Running;
 use super::failure::failure_owner::FailureOwner;
+use super::request::context::RequestContext;
 use super::request::summary::SummaryCell;
 use super::request_count::RequestCount;
 use super::traced;
@@ -80,23 +81,22 @@ impl Meter {
         status: StatusCode,
         running: Running,
         is_events: bool,
-        summary: Option<SummaryCell>,
-        client: ClientKey,
+        context: &RequestContext,
         entry: Option<UsageEntry>,
     ) -> Self {
-        let usage = UsageReader::new(count.wire());
-        let listed = (!is_events && count.wire() == Api::Generate).then(Box::default);
+        let usage = UsageReader::new(count.wire);
+        let listed = (!is_events && count.wire == Api::Generate).then(Box::default);
         Self {
-            series: count.model.series().of(running.worker()),
+            series: count.model.counts.series.of(running.worker()),
             last: count.started,
             gaps: None,
             count,
             status,
             running,
-            summary,
-            client,
+            summary: context.summary.clone(),
+            client: context.client,
             is_events,
-            is_read_late: false,
+            is_read_late: !context.kind.is_interactive(),
             has_token: false,
             is_lost: false,
             is_next: false,
@@ -108,11 +108,6 @@ impl Meter {
             entry,
             passed: traced::Passed::default(),
         }
-    }
-
-    /// For an answer whose reader does not take each token when it comes.
-    pub(super) fn set_read_late(&mut self) {
-        self.is_read_late = true;
     }
 
     /// Takes the next piece. `plain`: the events with which it begins and of which all is known.
@@ -138,9 +133,8 @@ impl Meter {
                 self.unreported = TokenCount::default();
             }
             let unreported = &rest[reported.unwrap_or(0)..];
-            self.unreported.add(self.count.wire(), unreported);
+            self.unreported.add(self.count.wire, unreported);
         }
-        let mut is_first = false;
         if self.has_token {
             let tokens = if self.is_read_late {
                 self.output().saturating_sub(before)
@@ -152,10 +146,10 @@ impl Meter {
                 self.is_next = false;
                 self.running.on_first_token(now);
             }
-        } else if is_token(self.count.wire(), data) {
-            is_first = true;
+        } else if is_token(self.count.wire, data) {
             self.has_token = true;
             self.last = now;
+            self.first = Some((now, self.output()));
             let waited = now.saturating_duration_since(self.count.started);
             self.series
                 .time_to_first_token
@@ -168,9 +162,6 @@ impl Meter {
                 summary.update(|summary| summary.time_to_first_token = Some(waited));
             }
         }
-        if is_first {
-            self.first = Some((now, self.output()));
-        }
     }
 
     /// Output tokens so far.
@@ -182,13 +173,11 @@ impl Meter {
 
     /// Output tokens that the engine has not reported.
     fn passed_tokens(&self) -> u64 {
-        if let Some(listed) = &self.listed {
-            return match self.usage.usage() {
-                Some(_) => 0,
-                None => listed.count(),
-            };
+        match &self.listed {
+            Some(_) if self.usage.usage().is_some() => 0,
+            Some(listed) => listed.count(),
+            None => self.unreported.total(self.count.model.bytes_per_token),
         }
-        self.unreported.total(self.count.model.bytes_per_token)
     }
 
     /// What the request has used: what the engine reports, and what passed after that. `None` if it reports nothing.
@@ -244,7 +233,7 @@ impl Meter {
     /// Another worker goes on.
     pub(super) fn on_next(&mut self, running: Running, attempts: u32) {
         self.gaps = None;
-        self.series = self.count.model.series().of(running.worker());
+        self.series = self.count.model.counts.series.of(running.worker());
         if let Some(summary) = &self.summary {
             summary.update(|summary| {
                 summary.worker = Some(running.worker().name.clone());
@@ -278,7 +267,7 @@ impl Meter {
         self.show_speed(now, generated);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
         if outcome == Outcome::Complete && generated > 0 {
-            model.answers().on_answer(generated);
+            model.counts.answers.on_answer(generated);
             if let Some(ratio) = self
                 .running
                 .ratio(now, |expected| expected.end(generated as f64))
@@ -316,7 +305,7 @@ impl Meter {
     /// The tokens of an answer that ended at its limit, in a few pieces that do not show how many they have. Only for what is
     /// learnt of times: an engine may say the same of an answer that filled its context.
     fn at_limit(&self, passed: u64) -> Option<u64> {
-        let is_at_limit = passed < MIN_TOKENS && self.unreported.is_at_limit();
+        let is_at_limit = passed < MIN_TOKENS && self.unreported.is_at_limit;
         self.count.max_tokens.filter(|_| is_at_limit)
     }
 

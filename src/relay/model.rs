@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
 use parking_lot::Mutex;
-use prometheus::{Histogram, IntCounter, IntGauge};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
@@ -67,7 +67,7 @@ impl ModelSettings {
 /// The models that requests have asked for, with the settings of one configuration.
 #[derive(Debug)]
 pub(super) struct Models {
-    settings: ModelSettings,
+    pub(super) settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
     shared: Arc<Shared>,
 }
@@ -87,9 +87,11 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Counts {
     tickets: AtomicU64,
-    series: SeriesByWorker,
-    answers: AnswerTokens,
-    choices: Arc<Choices>,
+    pub(super) series: SeriesByWorker,
+    /// How long its answers usually are.
+    pub(super) answers: AnswerTokens,
+    /// Where its requests were sent.
+    pub(super) choices: Arc<Choices>,
 }
 
 /// One model's state, shared by its requests that started with the same configuration.
@@ -101,7 +103,7 @@ pub(super) struct ModelState {
     pub(super) stream_continuation: Option<continuation::Settings>,
     pub(super) name: Model,
     key_sources: Vec<KeySource>,
-    counts: Arc<Counts>,
+    pub(super) counts: Arc<Counts>,
     decisions: [IntCounter; Reason::ALL.len()],
     routed_prompt_tokens: IntCounter,
     expected_cached_tokens: IntCounter,
@@ -153,11 +155,6 @@ impl Models {
         }
     }
 
-    /// The policy of models without one of their own.
-    pub(super) fn policy(&self) -> routing::Policy {
-        self.settings.common.routing.policy
-    }
-
     pub(super) fn hindsight(&self) -> &Arc<Hindsight> {
         &self.shared.hindsight
     }
@@ -202,14 +199,10 @@ impl Models {
     }
 
     fn build(&self, name: &Model) -> ModelState {
-        let settings = self
-            .settings
-            .named
-            .get(name.as_ref())
-            .unwrap_or(&self.settings.common)
-            .clone();
+        let named = self.settings.named.get(name.as_ref());
+        let settings = named.unwrap_or(&self.settings.common).clone();
         let families = self.shared.families.clone();
-        let label = [name.as_ref()];
+        let of_model = |counters: &IntCounterVec| counters.with_label_values(&[&**name]);
         let counts = || {
             Arc::new(Counts {
                 tickets: AtomicU64::new(0),
@@ -221,14 +214,11 @@ impl Models {
         let mut by_model = self.shared.by_model.lock();
         let counts = by_model.entry(name.clone()).or_insert_with(counts).clone();
         drop(by_model);
+        let keys = settings.routing.hash_on.iter();
+        let disaggregation = self.shared.disaggregation.as_ref();
         ModelState {
             name: name.clone(),
-            key_sources: settings
-                .routing
-                .hash_on
-                .iter()
-                .filter_map(|text| text.parse().ok())
-                .collect(),
+            key_sources: keys.filter_map(|key| key.parse().ok()).collect(),
             counts,
             decisions: Reason::ALL.map(|reason| {
                 let labels = [
@@ -238,29 +228,22 @@ impl Models {
                 ];
                 families.decisions.with_label_values(&labels)
             }),
-            routed_prompt_tokens: families.routed_prompt_tokens.with_label_values(&label),
-            expected_cached_tokens: families.expected_cached_tokens.with_label_values(&label),
-            random_worker_prompt_tokens: families
-                .random_worker_prompt_tokens
-                .with_label_values(&label),
-            random_worker_cached_tokens: families
-                .random_worker_cached_tokens
-                .with_label_values(&label),
+            routed_prompt_tokens: of_model(&families.routed_prompt_tokens),
+            expected_cached_tokens: of_model(&families.expected_cached_tokens),
+            random_worker_prompt_tokens: of_model(&families.random_worker_prompt_tokens),
+            random_worker_cached_tokens: of_model(&families.random_worker_cached_tokens),
             first_token_ratio: families.expected_ratio(name, "first_token"),
             end_ratio: families.expected_ratio(name, "end"),
-            in_flight: families.in_flight.with_label_values(&label),
-            prompt_tokens: families.prompt_tokens.with_label_values(&label),
-            cached_tokens: families.cached_tokens.with_label_values(&label),
-            generation_tokens: families.generation_tokens.with_label_values(&label),
+            in_flight: families.in_flight.with_label_values(&[&**name]),
+            prompt_tokens: of_model(&families.prompt_tokens),
+            cached_tokens: of_model(&families.cached_tokens),
+            generation_tokens: of_model(&families.generation_tokens),
             usage: CountersByTenant::default(),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
             stream_continuation: settings.stream_continuation,
-            disaggregated: self
-                .shared
-                .disaggregation
-                .as_ref()
+            disaggregated: disaggregation
                 .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
             evidence: self.shared.evidence.clone(),
@@ -277,20 +260,6 @@ impl ModelState {
     /// The number that the next request will get.
     pub(super) fn next_ticket(&self) -> u64 {
         self.counts.tickets.load(Relaxed)
-    }
-
-    /// How long its answers usually are.
-    pub(super) fn answers(&self) -> &AnswerTokens {
-        &self.counts.answers
-    }
-
-    /// Where its requests were sent.
-    pub(super) fn choices(&self) -> &Choices {
-        &self.counts.choices
-    }
-
-    pub(super) fn series(&self) -> &SeriesByWorker {
-        &self.counts.series
     }
 
     /// The hash of the request's first affinity key, by the order of `hash_on`.

@@ -111,7 +111,7 @@ impl NextAnswer {
             may_give_up_transfers: false,
         };
         let failed = std::mem::take(&mut self.failed);
-        let mut course = Course::new(relay.settings(), rules, failed, Cuts::default());
+        let mut course = Course::new(&relay.settings, rules, failed, Cuts::default());
         let mut last = LastFailure::default();
         let answer = relay
             .attempts(&job, &mut self.plan, &mut course, &mut last, None)

@@ -44,7 +44,7 @@ impl Relay {
         body: &Bytes,
     ) -> Result<Plan, Error> {
         let group = self.group_or_look_up(peek.model.as_deref()).await?;
-        let model = self.models().of(&group.model);
+        let model = self.models.of(&group.model);
         let salt = peek.cache_salt.as_deref();
         let source = match api {
             _ if peek.token_ids.is_some() => PromptSource::TokenIds,
@@ -53,7 +53,7 @@ impl Relay {
         };
         let found = match peek.token_ids.take() {
             Some(ids) => Some(PromptTokens::complete(ids)),
-            None if api.generates() => self.tokens().of(api, &group, headers, body).await,
+            None if api.generates() => self.tokens.of(api, &group, headers, body).await,
             None => None,
         };
         let measure = Measure::new(&peek.prompt, found.as_ref(), model.bytes_per_token);
@@ -68,13 +68,13 @@ impl Relay {
             Vec::new()
         };
         let exact = found.as_ref().map(|found| {
-            let mut exact = TokenBlocks::new(&self.caches().indexes, &group, salt, &found.ids);
+            let mut exact = TokenBlocks::new(&self.caches.indexes, &group, salt, &found.ids);
             exact.source = source;
             exact.ends_early = found.is_partial();
             exact.may_be_late = found.may_be_late;
-            exact.keep(&group, &self.caches().tokenizer_check, &found.ids);
+            exact.keep(&group, &self.caches.tokenizer_check, &found.ids);
             for keys in exact.prefix_keys() {
-                self.caches().unconfirmed.prefetch(keys);
+                self.caches.unconfirmed.prefetch(keys);
             }
             exact
         });
@@ -86,7 +86,8 @@ impl Relay {
             _ => None,
         };
         let connector = self
-            .prefill_decode()
+            .prefill_decode
+            .as_ref()
             .map(|disaggregation| disaggregation.connector);
         let continuation = model.stream_continuation.filter(|_| peek.is_stream);
         let continuation = continuation.map(|settings| {
@@ -126,13 +127,13 @@ impl Relay {
                 },
                 answer_tokens: if api.generates() {
                     let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
-                    model.answers().mean().min(most)
+                    model.counts.answers.mean().min(most)
                 } else {
                     0.0
                 },
                 affinity: model.affinity(headers, peek),
                 prefix_key: routing::prefix_key(&blocks, first_blocks(&peek.prompt)),
-                is_alone: self.peers().is_alone() && !is_reported,
+                is_alone: self.peers.is_alone() && !is_reported,
                 ticket: model.next_ticket(),
                 seed: fastrand::u64(..),
             },
@@ -141,7 +142,7 @@ impl Relay {
             continuation,
             resumed: None,
             report: None,
-            pinned: pinned_rank::api_of(self.settings().pin_ranks, connector, api),
+            pinned: pinned_rank::api_of(self.settings.pin_ranks, connector, api),
             rank_refused_by: None,
             group,
             model,
@@ -178,7 +179,7 @@ impl Relay {
             Some(body) => (Api::Chat, body),
             None => (api, body),
         };
-        let found = self.tokens().of(api, &group, headers, body).await;
+        let found = self.tokens.of(api, &group, headers, body).await;
         Ok(found
             .filter(|found| !found.is_partial())
             .map(|found| found.ids.len()))
@@ -205,10 +206,7 @@ impl Relay {
                 let lookup = Box::pin(self.fleet().look_up(name)).await;
                 if lookup != Lookup::Off {
                     let outcome = [lookup.as_str()];
-                    self.metrics()
-                        .model_lookups
-                        .with_label_values(&outcome)
-                        .inc();
+                    self.metrics.model_lookups.with_label_values(&outcome).inc();
                 }
                 self.group(model)
             }

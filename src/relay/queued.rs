@@ -93,7 +93,7 @@ impl Relay {
     /// The priority of a tenant's request of which only the headers are known.
     pub fn priority_of(&self, tenant: Tenant, headers: &HeaderMap) -> i32 {
         let profile = self.tenants().of(tenant);
-        let standing = self.queue().and_then(|settings| {
+        let standing = self.queue.as_ref().and_then(|settings| {
             Standing::of(headers, &PeekedBody::default(), profile, settings).ok()
         });
         standing.map_or(profile.priority, |standing| standing.priority)
@@ -118,7 +118,7 @@ impl Relay {
         job: &Job<'_>,
         peek: &PeekedBody<'_>,
     ) -> Result<Option<Waits>, Error> {
-        let Some(settings) = self.queue() else {
+        let Some(settings) = &self.queue else {
             return Ok(None);
         };
         let tenant = self.tenants().of(job.context.tenant);
@@ -191,7 +191,7 @@ impl Relay {
             return Ok(false);
         };
         // Its prompt is not known as tokens yet.
-        let bytes_per_token = self.models().of(&Model::from(model)).bytes_per_token;
+        let bytes_per_token = self.models.of(&Model::from(model)).bytes_per_token;
         let tokens = (job.body.len() as f64 / bytes_per_token) as u64;
         self.enter(
             job,
@@ -360,7 +360,7 @@ impl Relay {
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
     /// not seen: until it is `expected`.
     pub(super) fn unseen_prefill(&self, plan: &Plan, expected: &Expected) -> Option<Duration> {
-        let max = match self.queue() {
+        let max = match &self.queue {
             _ if plan.is_stream => return None,
             Some(settings) => settings.stale_after,
             None => STALE_AFTER,
@@ -387,7 +387,7 @@ impl Relay {
             bytes: job.body.len() as u64,
             is_background: !job.context.kind.is_interactive(),
             received: job.context.started,
-            deadline: job.context.started + self.settings().request_timeout,
+            deadline: job.context.started + self.settings.request_timeout,
             has_room: waits.has_room,
         };
         let _waiting = WaitTime {

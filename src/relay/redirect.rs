@@ -46,10 +46,7 @@ impl Relay {
                 continue;
             }
             let labels = [&*name.requested, &**model, reason.as_str()];
-            self.metrics()
-                .model_targets
-                .with_label_values(&labels)
-                .inc();
+            self.metrics.model_targets.with_label_values(&labels).inc();
             let cap = caps[index].clone();
             let max_tokens = cap.as_ref().map(|(max_tokens, _)| *max_tokens);
             let asked = asking.iter().map(|(edit, _)| edit.clone());

@@ -19,7 +19,7 @@ pub(super) struct RequestCount {
     pub(super) started: Instant,
     api: Api,
     /// The API that the engine was sent.
-    wire: Api,
+    pub(super) wire: Api,
     is_counted: bool,
     /// The most tokens that its only choice may have.
     pub(super) max_tokens: Option<u64>,
@@ -44,15 +44,6 @@ impl RequestCount {
             max_tokens: None,
             charge,
         }
-    }
-
-    /// The API that the engine was sent.
-    pub(super) fn wire(&self) -> Api {
-        self.wire
-    }
-
-    pub(super) fn set_wire(&mut self, wire: Api) {
-        self.wire = wire;
     }
 
     /// The request goes to a worker now: unless it is a line of a batch, it is charged even if its client leaves.

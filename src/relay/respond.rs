@@ -14,7 +14,7 @@ use super::answer::usage_rewriter::UsageRewriter;
 use super::attempt::exchange;
 use super::attempt::outcome::AttemptAnswer;
 use super::choose::chosen::Split;
-use super::continuation::{self, Reader, Refusal};
+use super::continuation::{Reader, Refusal};
 use super::core::Relay;
 use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
@@ -27,14 +27,6 @@ use super::{headers, stream};
 use crate::http::Body;
 use crate::prompt::Api;
 
-/// How a stream begins that may be continued.
-enum Continuable {
-    /// With the answer to a request that may allow it.
-    Asked(Result<continuation::Request, Refusal>),
-    /// With the rest of what another process began.
-    Resumed(Box<Reader>),
-}
-
 impl Relay {
     pub(super) fn respond(
         self: &Arc<Self>,
@@ -44,7 +36,7 @@ impl Relay {
         mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
-        let is_asked = self.settings().decision_header && job.headers.contains_key(DECISION);
+        let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
         let decision = is_asked.then(|| decision_header(job, &plan, &answer));
         if let Some(summary) = &job.context.summary {
             summary.update(|summary| {
@@ -94,11 +86,11 @@ impl Relay {
         if is_converted {
             response.extensions_mut().insert(AnsweredAsChat);
         }
-        count.set_wire(wire);
+        count.wire = wire;
         let is_events = headers::is_event_stream(response.headers());
         let prompt = split.prefill().and_then(|prefill| prefill.tokens);
-        let is_stripped = is_events && status.is_success();
-        let unasked_usage = Some(job.unasked_usage).filter(|usage| is_stripped && usage.is_any());
+        let is_stream = is_events && status.is_success();
+        let unasked_usage = Some(job.unasked_usage).filter(|usage| is_stream && usage.is_any());
         if unasked_usage.is_some() {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
@@ -114,34 +106,29 @@ impl Relay {
         });
         let own = Plan::own(&mut plan);
         let (continuation, resumed) = (own.continuation.take(), own.resumed.take());
-        let continuable = match (resumed, continuation) {
-            (Some(reader), _) => Some(Continuable::Resumed(reader)),
-            (None, request) => request.map(|request| Continuable::Asked(*request)),
+        let settings = plan.model.stream_continuation.unwrap_or_default();
+        let cached = prompt.map_or(chosen.cached_tokens.into(), |(_, cached)| cached);
+        let reader = match (resumed, continuation.map(|request| *request)) {
+            (Some(reader), _) => Some(Ok(*reader)),
+            // Not a form of the request that was made for one worker only.
+            (None, Some(Ok(_))) if plan.api != wire || job.api != wire => Some(Err(Refusal::Api)),
+            (None, request) => {
+                request.map(|request| request.map(|read| Reader::new(settings, read, cached)))
+            }
         };
-        let continuable = continuable.filter(|_| is_events && status.is_success());
-        let continuing = continuable.map(|continuable| {
+        let continuing = reader.filter(|_| is_stream).map(|reader| {
             response.headers_mut().remove(header::CONTENT_LENGTH);
-            let cached = prompt.map_or(chosen.cached_tokens.into(), |(_, cached)| cached);
-            Box::new(self.continuing(job, plan, continuable, wire, cached, deadline))
+            Box::new(self.continuing(job, plan, reader, deadline))
         });
+        let interval = self.settings.keep_alive;
+        // Streams of the Responses API get comments of their own.
+        let gets_comments = is_events && wire != Api::Responses && !interval.is_zero();
         let limits = stream::Limits {
-            idle: self.settings().stream_idle_timeout,
-            keep_alive: Some(self.settings().keep_alive).filter(|interval| !interval.is_zero()),
+            idle: self.settings.stream_idle_timeout,
+            keep_alive: gets_comments.then_some(interval),
             deadline,
         };
-        let summary = job.context.summary.clone();
-        let mut meter = Meter::new(
-            count,
-            status,
-            running,
-            is_events,
-            summary,
-            job.context.client,
-            entry,
-        );
-        if !job.context.kind.is_interactive() {
-            meter.set_read_late();
-        }
+        let meter = Meter::new(count, status, running, is_events, &job.context, entry);
         response.map(|()| {
             stream::relay(
                 body,
@@ -159,29 +146,16 @@ impl Relay {
             )
         })
     }
-}
 
-impl Relay {
     /// What goes on with a stream on another worker, if the request allows it.
     fn continuing(
         self: &Arc<Self>,
         job: &Job<'_>,
         plan: Arc<Plan>,
-        continuable: Continuable,
-        wire: Api,
-        cached_tokens: u64,
+        reader: Result<Reader, Refusal>,
         deadline: Instant,
     ) -> Continuing {
         let model = plan.group.model.clone();
-        let settings = plan.model.stream_continuation.unwrap_or_default();
-        let reader = match continuable {
-            // Not a form of the request that was made for one worker only.
-            Continuable::Asked(Ok(_)) if plan.api != wire || job.api != wire => Err(Refusal::Api),
-            Continuable::Asked(request) => {
-                request.map(|request| Reader::new(settings, request, cached_tokens))
-            }
-            Continuable::Resumed(reader) => Ok(*reader),
-        };
         if let (Some(progress), Err(refusal)) = (job.progress, &reader) {
             progress.refuse(*refusal);
         }
@@ -195,7 +169,7 @@ impl Relay {
             allowed,
             job.context.id,
             model,
-            self.metrics().continuations.clone(),
+            self.metrics.continuations.clone(),
         )
     }
 
@@ -213,7 +187,7 @@ impl Relay {
         let tenant = &profile.name;
         let model = &plan.group.model;
         // Tenants that are not listed have the series of the one whose profile they share.
-        let counters = plan.model.usage.of(self.usage(), profile.id, tenant, model);
+        let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
         let prefill = answer.split.prefill();
         let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
         let expected = Tokens {
@@ -235,7 +209,7 @@ impl Relay {
             batch: job.context.kind.batch_line().map(|line| line.batch.clone()),
             started: job.context.started,
         };
-        Some(UsageEntry::new(self.usage(), counters, expected, line))
+        Some(UsageEntry::new(&self.usage, counters, expected, line))
     }
 }
 
@@ -257,7 +231,6 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
     );
     if let Some(requested) = &job.requested {
         let (name, reason) = (&requested.name, requested.reason.as_str());
-        // Writing to memory cannot fail.
         let _ = write!(
             text,
             "; requested_model={name}; model={}; model_reason={reason}",
@@ -271,7 +244,6 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
             let _ = write!(text, "; remaining_{kind}={}/{}", left.remaining, left.limit);
         }
     }
-    // Writing to memory cannot fail.
     if !plan.queued.is_zero() {
         let _ = write!(text, "; queue_ms={}", plan.queued.as_millis());
     }

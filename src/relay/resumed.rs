@@ -8,7 +8,7 @@ use super::plan::Plan;
 impl Relay {
     /// Whether streams of any model may be continued.
     pub fn continues_streams(&self) -> bool {
-        self.models().continues_streams()
+        self.models.continues_streams()
     }
 }
 

@@ -169,8 +169,8 @@ impl Relay {
 
     /// Counts a retry, if the budget allows it.
     fn may_retry(&self, plan: &Plan, retry: &Retry) -> bool {
-        if !retry.is_off_budget && !self.budget().may_retry() {
-            self.metrics().retries_refused.inc();
+        if !retry.is_off_budget && !self.budget.may_retry() {
+            self.metrics.retries_refused.inc();
             return false;
         }
         plan.model.families.on_retry(&retry.worker, retry.failure);
@@ -234,7 +234,7 @@ impl Relay {
         } else if worker.breaker.state() != State::Closed {
             plan.model.report_success(worker, job.context.client);
         }
-        self.quarantine().on_answer(job.original);
+        self.quarantine.on_answer(job.original);
     }
 
     /// Takes note of a failed attempt at a choice that was made at `chosen_at`.
@@ -271,7 +271,7 @@ impl Relay {
         if cut.is_some() {
             // Now, since the client may leave before the next attempt. An answer takes it back.
             let cuts = course.cuts();
-            self.quarantine().on_cuts(now, job.original, cuts);
+            self.quarantine.on_cuts(now, job.original, cuts);
         }
         if fault.failure == Failure::TooLong {
             course

@@ -342,7 +342,7 @@ impl Relay {
 
     /// Whether the requests of a group are split over a prefill and a decode worker.
     fn splits(&self, group: &Group) -> bool {
-        self.prefill_decode().is_some() && !group.prefill_workers().is_empty()
+        self.prefill_decode.is_some() && !group.prefill_workers().is_empty()
     }
 
     /// What is asked of the workers of a group that generate answers.
@@ -390,7 +390,7 @@ impl Relay {
 
     /// Replicas of this router, with it.
     fn replicas(&self) -> u32 {
-        self.peers().connected().saturating_add(1)
+        self.peers.connected().saturating_add(1)
     }
 
     /// Whether requests wait in the queue of a model.
@@ -402,7 +402,10 @@ impl Relay {
     /// Without what waits for it in routers.
     fn numbers_of(&self, worker: &Worker, part: WorkerPart, lines: u32) -> WorkerNumbers {
         let load = &worker.load;
-        let max_of_rank = self.queue().map(|queue| queue.max_worker_queued_tokens);
+        let max_of_rank = self
+            .queue
+            .as_ref()
+            .map(|queue| queue.max_worker_queued_tokens);
         WorkerNumbers {
             requests: load.requests(),
             foreign: load.foreign_requests(),

@@ -72,16 +72,7 @@ pub(super) fn relay(
     });
     let relayed = Relayed {
         source: Source::new(engine, first),
-        timer: Timer::new(
-            Limits {
-                // Those of the Responses API get their own.
-                keep_alive: limits
-                    .keep_alive
-                    .filter(|_| is_events && api != Api::Responses),
-                ..limits
-            },
-            timer,
-        ),
+        timer: Timer::new(limits, timer),
         last: observe::now(),
         sent: observe::now(),
         is_within_event: false,

@@ -68,7 +68,7 @@ impl Relay {
             };
             if self.may_go_on_without(worker.id, job, plan, course)
                 && !may_run_tools(job)
-                && self.budget().may_retry()
+                && self.budget.may_retry()
             {
                 let failure = Failure::TakenOut;
                 plan.model.families.on_retry(&worker.name, failure);

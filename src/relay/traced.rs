@@ -170,10 +170,10 @@ pub(super) fn end(
         tried.usage = usage;
         tried.response = response;
     });
+    let answered = || format!("answered {status}");
     match outcome {
-        Outcome::Complete if status.is_client_error() || status.is_server_error() => {
-            span.fail(now, error_of(status), format!("answered {status}"));
-        }
+        Outcome::Complete if status.is_server_error() => span.fail(now, "server_error", answered()),
+        Outcome::Complete if status.is_client_error() => span.fail(now, "client_error", answered()),
         Outcome::Complete => span.end(now),
         outcome => span.fail(now, outcome.as_str(), outcome.as_str().to_owned()),
     }
@@ -201,23 +201,11 @@ pub(super) fn answered_by(span: &mut TrySpan, worker: &Worker) {
 /// The stream of a request is to go on on another worker than `lost`.
 pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_tokens: u32) {
     if let Some(trace) = job.trace() {
-        let lost = lost.name.clone();
-        let answer_tokens = u64::from(answer_tokens);
-        trace.event(
-            now,
-            Event::Continued {
-                lost,
-                answer_tokens,
-            },
-        );
-    }
-}
-
-fn error_of(status: StatusCode) -> &'static str {
-    if status.is_server_error() {
-        "server_error"
-    } else {
-        "client_error"
+        let continued = Event::Continued {
+            lost: lost.name.clone(),
+            answer_tokens: answer_tokens.into(),
+        };
+        trace.event(now, continued);
     }
 }
 

@@ -20,6 +20,7 @@ use super::cost::{Costs, Terms};
 use super::policy;
 use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
 use crate::ids::ViewIndex;
+use crate::observe::metrics::words;
 
 /// When requests are disaggregated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,25 +40,17 @@ impl Default for Settings {
     }
 }
 
-/// Why the decode worker computes the prompt itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LocalReason {
-    /// Its cached prefix is so long that the rest is not worth a second worker.
-    PrefixCached,
-    /// No prefill worker is usable now.
-    NoPrefillWorker,
-    /// None of the usable prefill workers is a pair with this decode worker.
-    NoPair,
-}
-
-impl LocalReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            LocalReason::PrefixCached => "prefix_cached",
-            LocalReason::NoPrefillWorker => "no_prefill_worker",
-            LocalReason::NoPair => "no_pair",
-        }
+words! {
+    /// Why the decode worker computes the prompt itself.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum LocalReason {
+        /// Its cached prefix is so long that the rest is not worth a second worker.
+        PrefixCached = "prefix_cached",
+        /// No prefill worker is usable now.
+        NoPrefillWorker = "no_prefill_worker",
+        /// None of the usable prefill workers is a pair with this decode worker.
+        NoPair = "no_pair",
     }
 }
 

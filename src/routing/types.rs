@@ -5,37 +5,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::speed::Speed;
 use crate::ids::{ViewIndex, WorkerIndex};
+use crate::observe::metrics::words;
 
-/// How a worker is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// The worker at which the request costs the fewest seconds, its own and those that it takes from others: a cached prefix
-    /// saves some, a queue and the answers that are generated there cost some.
-    CacheAware,
-    /// One worker after the other.
-    RoundRobin,
-    /// A random worker.
-    Random,
-    /// The worker with the fewest requests in flight.
-    LeastLoad,
-    /// The one of two random workers with fewer requests in flight.
-    PowerOfTwo,
-    /// The worker that the request's key (`hash_on`) hashes to, unless it has too many requests: session affinity.
-    ConsistentHash,
-}
-
-impl Policy {
-    /// The name in configuration and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Policy::CacheAware => "cache_aware",
-            Policy::RoundRobin => "round_robin",
-            Policy::Random => "random",
-            Policy::LeastLoad => "least_load",
-            Policy::PowerOfTwo => "power_of_two",
-            Policy::ConsistentHash => "consistent_hash",
-        }
+words! {
+    /// How a worker is chosen.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Policy {
+        /// The worker at which the request costs the fewest seconds, its own and those that it takes from others: a cached prefix
+        /// saves some, a queue and the answers that are generated there cost some.
+        #[default]
+        CacheAware = "cache_aware",
+        /// One worker after the other.
+        RoundRobin = "round_robin",
+        /// A random worker.
+        Random = "random",
+        /// The worker with the fewest requests in flight.
+        LeastLoad = "least_load",
+        /// The one of two random workers with fewer requests in flight.
+        PowerOfTwo = "power_of_two",
+        /// The worker that the request's key (`hash_on`) hashes to, unless it has too many requests: session affinity.
+        ConsistentHash = "consistent_hash",
     }
 }
 
@@ -203,56 +193,30 @@ impl Expected {
     }
 }
 
-/// Why a worker was chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// No worker has a longer cached prefix.
-    LongestPrefix,
-    /// Another worker has a longer cached prefix, and its load costs more than the cache hit saves.
-    LowerCost,
-    /// No worker has any of the prompt cached: the lowest cost.
-    Cold,
-    /// Nearly as cheap as the cheapest worker, and the one that the hash of the prompt's first blocks prefers: while
-    /// no other replica is connected.
-    PrefixHash,
-    /// The session affinity key hashes to it.
-    Affinity,
-    /// The workers that the session affinity key prefers have too many requests.
-    AffinityOverflow,
-    /// The next in turn.
-    RoundRobin,
-    /// Drawn at random.
-    Random,
-    /// The fewest requests of the workers compared.
-    LeastLoad,
-}
-
-impl Reason {
-    pub const ALL: [Reason; 9] = [
-        Reason::LongestPrefix,
-        Reason::LowerCost,
-        Reason::Cold,
-        Reason::PrefixHash,
-        Reason::Affinity,
-        Reason::AffinityOverflow,
-        Reason::RoundRobin,
-        Reason::Random,
-        Reason::LeastLoad,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::LongestPrefix => "longest_prefix",
-            Reason::LowerCost => "lower_cost",
-            Reason::Cold => "cold",
-            Reason::PrefixHash => "prefix_hash",
-            Reason::Affinity => "affinity",
-            Reason::AffinityOverflow => "affinity_overflow",
-            Reason::RoundRobin => "round_robin",
-            Reason::Random => "random",
-            Reason::LeastLoad => "least_load",
-        }
+words! {
+    /// Why a worker was chosen.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Reason {
+        /// No worker has a longer cached prefix.
+        LongestPrefix = "longest_prefix",
+        /// Another worker has a longer cached prefix, and its load costs more than the cache hit saves.
+        LowerCost = "lower_cost",
+        /// No worker has any of the prompt cached: the lowest cost.
+        Cold = "cold",
+        /// Nearly as cheap as the cheapest worker, and the one that the hash of the prompt's first blocks prefers: while
+        /// no other replica is connected.
+        PrefixHash = "prefix_hash",
+        /// The session affinity key hashes to it.
+        Affinity = "affinity",
+        /// The workers that the session affinity key prefers have too many requests.
+        AffinityOverflow = "affinity_overflow",
+        /// The next in turn.
+        RoundRobin = "round_robin",
+        /// Drawn at random.
+        Random = "random",
+        /// The fewest requests of the workers compared.
+        LeastLoad = "least_load",
     }
 }
 

@@ -2,45 +2,25 @@
 
 use std::fmt;
 
-/// Why a token was rejected. For metrics only: the client sees the message of [`Rejected`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RejectReason {
-    /// Not in the form of a token.
-    Malformed,
-    /// Larger than allowed, as text or decompressed.
-    TooLarge,
-    /// Signed with a key that is not in the key ring.
-    UnknownKey,
-    /// Changed, forged, or another tenant's.
-    BadSignature,
-    /// Signed for this tenant, but its header names another. No replica writes such a token.
-    WrongTenant,
-    Expired,
-    /// Correctly signed, but this release cannot decode it.
-    Unreadable,
-}
+use crate::observe::metrics::words;
 
-impl RejectReason {
-    pub const ALL: [Self; 7] = [
-        Self::Malformed,
-        Self::TooLarge,
-        Self::UnknownKey,
-        Self::BadSignature,
-        Self::WrongTenant,
-        Self::Expired,
-        Self::Unreadable,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::TooLarge => "too_large",
-            Self::UnknownKey => "unknown_key",
-            Self::BadSignature => "bad_signature",
-            Self::WrongTenant => "wrong_tenant",
-            Self::Expired => "expired",
-            Self::Unreadable => "unreadable",
-        }
+words! {
+    /// Why a token was rejected. For metrics only: the client sees the message of [`Rejected`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RejectReason {
+        /// Not in the form of a token.
+        Malformed = "malformed",
+        /// Larger than allowed, as text or decompressed.
+        TooLarge = "too_large",
+        /// Signed with a key that is not in the key ring.
+        UnknownKey = "unknown_key",
+        /// Changed, forged, or another tenant's.
+        BadSignature = "bad_signature",
+        /// Signed for this tenant, but its header names another. No replica writes such a token.
+        WrongTenant = "wrong_tenant",
+        Expired = "expired",
+        /// Correctly signed, but this release cannot decode it.
+        Unreadable = "unreadable",
     }
 }
 

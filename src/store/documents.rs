@@ -27,6 +27,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::conversation::Order;
 use super::error::{Error, StoreFuture};
 use crate::ids::Tenant;
+use crate::observe::metrics::words;
 
 /// Bytes of an id.
 pub const DOCUMENT_ID_BYTES_MAX: usize = 64;
@@ -34,24 +35,14 @@ pub const DOCUMENT_ID_BYTES_MAX: usize = 64;
 /// kilobytes, a hundred with all complaints about a file.
 pub const DOCUMENT_BYTES_MAX: usize = 512 << 10;
 
-/// A kind of documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Collection {
-    Files,
-    Batches,
-    /// Which storage the files and batches of all tenants lie in: one document, of no tenant.
-    Storage,
-}
-
-impl Collection {
-    pub const ALL: [Self; 3] = [Self::Files, Self::Batches, Self::Storage];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Files => "file",
-            Self::Batches => "batch",
-            Self::Storage => "storage",
-        }
+words! {
+    /// A kind of documents.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Collection {
+        Files = "file",
+        Batches = "batch",
+        /// Which storage the files and batches of all tenants lie in: one document, of no tenant.
+        Storage = "storage",
     }
 }
 

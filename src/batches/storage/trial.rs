@@ -3,30 +3,21 @@
 use bytes::Bytes;
 
 use super::{Storage, StorageError};
+use crate::observe::metrics::words;
 
-/// What batches need of the storage, in the order in which it is tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StorageOperation {
-    Write,
-    Read,
-    Delete,
+words! {
+    /// What batches need of the storage, in the order in which it is tried.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum StorageOperation {
+        Write = "write",
+        Read = "read",
+        Delete = "delete",
+    }
 }
 
 /// One object for all replicas, so that routers that are killed leave no more than one behind.
 const PATH: &str = "trial";
 const CONTENT: &[u8] = b"warmroute";
-
-impl StorageOperation {
-    pub const ALL: [Self; 3] = [Self::Write, Self::Read, Self::Delete];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-            Self::Delete => "delete",
-        }
-    }
-}
 
 impl Storage {
     /// Tries an operation with an object that is there for this alone. On a mounted folder it may hang for ever.

@@ -1,98 +1,49 @@
 //! Why an event is ignored, and what the tree lacks then.
 
 use crate::kv::event::{Medium, Stored, Tier};
+use crate::observe::metrics::words;
 
-/// Why an event is ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum IgnoredReason {
-    /// Of a cache group whose blocks do not show which prefix can be reused: sliding window, Mamba state.
-    NonPrefixAttention,
-    /// Of an unknown kind of attention.
-    UnknownAttention,
-    /// Of a cache group whose kind was not reported.
-    UnknownGroup,
-    /// A cache group changed its kind.
-    GroupChanged,
-    UnknownMedium,
-    /// Stored in another host's memory.
-    RemoteMemory,
-    UnknownLocality,
-    /// Stored in a separately owned cache, whose removals are not always reported.
-    SeparateOwner,
-    NoBlockSize,
-    BlockSizeChanged,
-    /// The numbers of tokens, hashes and extra keys do not match.
-    InconsistentFields,
-    /// A LoRA adapter without a name: its blocks could be taken for the base model's.
-    UnnamedLora,
-    UnknownEvent,
-    /// The parent block is not in the tree.
-    UnknownParent,
-    /// The index has no room for another tree.
-    IndexFull,
-    /// A prompt's last block, of fewer tokens than a block: engines with several cache groups report it.
-    PartialBlock,
-    /// With another number of tokens after each block on which it depends than the stores before it.
-    LookaheadChanged,
-    /// In a lower tier, of blocks that the tree does not have, without what would show their place.
-    UnknownCopy,
-    /// Pages whose names are not those of their tokens: they belong to a name space that is not reported.
-    HashMismatch,
-    /// In a lower tier, in chunks of another size than the GPU's blocks and under names that the tree does not have.
-    TierBlockSize,
-    /// In a batch that names another dp rank than the one whose events are read.
-    OtherRank,
-}
-
-impl IgnoredReason {
-    pub const ALL: [IgnoredReason; 21] = [
-        IgnoredReason::NonPrefixAttention,
-        IgnoredReason::UnknownAttention,
-        IgnoredReason::UnknownGroup,
-        IgnoredReason::GroupChanged,
-        IgnoredReason::UnknownMedium,
-        IgnoredReason::RemoteMemory,
-        IgnoredReason::UnknownLocality,
-        IgnoredReason::SeparateOwner,
-        IgnoredReason::NoBlockSize,
-        IgnoredReason::BlockSizeChanged,
-        IgnoredReason::InconsistentFields,
-        IgnoredReason::UnnamedLora,
-        IgnoredReason::UnknownEvent,
-        IgnoredReason::UnknownParent,
-        IgnoredReason::IndexFull,
-        IgnoredReason::PartialBlock,
-        IgnoredReason::LookaheadChanged,
-        IgnoredReason::UnknownCopy,
-        IgnoredReason::HashMismatch,
-        IgnoredReason::TierBlockSize,
-        IgnoredReason::OtherRank,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            IgnoredReason::NonPrefixAttention => "non_prefix_attention",
-            IgnoredReason::UnknownAttention => "unknown_attention",
-            IgnoredReason::UnknownGroup => "unknown_group",
-            IgnoredReason::GroupChanged => "group_changed",
-            IgnoredReason::UnknownMedium => "unknown_medium",
-            IgnoredReason::RemoteMemory => "remote_memory",
-            IgnoredReason::UnknownLocality => "unknown_locality",
-            IgnoredReason::SeparateOwner => "separate_owner",
-            IgnoredReason::NoBlockSize => "no_block_size",
-            IgnoredReason::BlockSizeChanged => "block_size_changed",
-            IgnoredReason::InconsistentFields => "inconsistent_fields",
-            IgnoredReason::UnnamedLora => "unnamed_lora",
-            IgnoredReason::UnknownEvent => "unknown_event",
-            IgnoredReason::UnknownParent => "unknown_parent",
-            IgnoredReason::IndexFull => "index_full",
-            IgnoredReason::PartialBlock => "partial_block",
-            IgnoredReason::LookaheadChanged => "lookahead_changed",
-            IgnoredReason::UnknownCopy => "unknown_copy",
-            IgnoredReason::HashMismatch => "hash_mismatch",
-            IgnoredReason::TierBlockSize => "tier_block_size",
-            IgnoredReason::OtherRank => "other_rank",
-        }
+words! {
+    /// Why an event is ignored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum IgnoredReason {
+        /// Of a cache group whose blocks do not show which prefix can be reused: sliding window, Mamba state.
+        NonPrefixAttention = "non_prefix_attention",
+        /// Of an unknown kind of attention.
+        UnknownAttention = "unknown_attention",
+        /// Of a cache group whose kind was not reported.
+        UnknownGroup = "unknown_group",
+        /// A cache group changed its kind.
+        GroupChanged = "group_changed",
+        UnknownMedium = "unknown_medium",
+        /// Stored in another host's memory.
+        RemoteMemory = "remote_memory",
+        UnknownLocality = "unknown_locality",
+        /// Stored in a separately owned cache, whose removals are not always reported.
+        SeparateOwner = "separate_owner",
+        NoBlockSize = "no_block_size",
+        BlockSizeChanged = "block_size_changed",
+        /// The numbers of tokens, hashes and extra keys do not match.
+        InconsistentFields = "inconsistent_fields",
+        /// A LoRA adapter without a name: its blocks could be taken for the base model's.
+        UnnamedLora = "unnamed_lora",
+        UnknownEvent = "unknown_event",
+        /// The parent block is not in the tree.
+        UnknownParent = "unknown_parent",
+        /// The index has no room for another tree.
+        IndexFull = "index_full",
+        /// A prompt's last block, of fewer tokens than a block: engines with several cache groups report it.
+        PartialBlock = "partial_block",
+        /// With another number of tokens after each block on which it depends than the stores before it.
+        LookaheadChanged = "lookahead_changed",
+        /// In a lower tier, of blocks that the tree does not have, without what would show their place.
+        UnknownCopy = "unknown_copy",
+        /// Pages whose names are not those of their tokens: they belong to a name space that is not reported.
+        HashMismatch = "hash_mismatch",
+        /// In a lower tier, in chunks of another size than the GPU's blocks and under names that the tree does not have.
+        TierBlockSize = "tier_block_size",
+        /// In a batch that names another dp rank than the one whose events are read.
+        OtherRank = "other_rank",
     }
 }
 

@@ -8,6 +8,7 @@ use super::wire::smg::grpc::common::kv_cache_event::Data;
 use super::wire::smg::grpc::common::{self as message, KvCacheLocality, KvCacheTier};
 use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::kv::source::SnapshotChunk;
+use crate::observe::metrics::words;
 
 /// An encoded batch, without the events that have no equivalent.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,25 +26,15 @@ pub struct LeftOut {
     pub detail: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LeftOutReason {
-    /// A store without its blocks' tokens: default CPU offloading reports such.
-    NoTokens,
-    /// The numbers of tokens, hashes and extra keys do not match: groups that skip blocks report such.
-    InconsistentFields,
-    /// An unknown type of event that names no blocks.
-    UnknownEvent,
-}
-
-impl LeftOutReason {
-    pub const ALL: [Self; 3] = [Self::NoTokens, Self::InconsistentFields, Self::UnknownEvent];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoTokens => "no_tokens",
-            Self::InconsistentFields => "inconsistent_fields",
-            Self::UnknownEvent => "unknown_event",
-        }
+words! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum LeftOutReason {
+        /// A store without its blocks' tokens: default CPU offloading reports such.
+        NoTokens = "no_tokens",
+        /// The numbers of tokens, hashes and extra keys do not match: groups that skip blocks report such.
+        InconsistentFields = "inconsistent_fields",
+        /// An unknown type of event that names no blocks.
+        UnknownEvent = "unknown_event",
     }
 }
 

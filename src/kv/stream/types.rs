@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::kv::event::Batch;
 use crate::kv::source::{SnapshotChunk, SourceBatch};
+use crate::observe::metrics::words;
 
 /// How lost KV events are noticed and requested again.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,85 +94,54 @@ pub struct PeerTree {
     pub incarnation: Option<String>,
 }
 
-/// Why another replica's copy of a tree is not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PeerTreeRefusal {
-    /// All blocks are known by now.
-    NotNeeded,
-    Disconnected,
-    /// Its source names another process of the engine.
-    OtherIncarnation,
-    /// The engine's batch of that number is another one, so the tree is of another process.
-    OtherDigest,
-    /// Its last batch is not among those that wait here: one of the two replicas is a moment behind the other, so a
-    /// copy made a little later can be confirmed.
-    NotYetConfirmed,
-    /// The engine has not shown its batch of that number, and cannot be asked for it.
-    Unconfirmed,
-}
-
-impl PeerTreeRefusal {
-    pub const ALL: [PeerTreeRefusal; 6] = [
-        PeerTreeRefusal::NotNeeded,
-        PeerTreeRefusal::Disconnected,
-        PeerTreeRefusal::OtherIncarnation,
-        PeerTreeRefusal::OtherDigest,
-        PeerTreeRefusal::NotYetConfirmed,
-        PeerTreeRefusal::Unconfirmed,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            PeerTreeRefusal::NotNeeded => "not_needed",
-            PeerTreeRefusal::Disconnected => "disconnected",
-            PeerTreeRefusal::OtherIncarnation => "other_incarnation",
-            PeerTreeRefusal::OtherDigest => "other_digest",
-            PeerTreeRefusal::NotYetConfirmed => "not_yet_confirmed",
-            PeerTreeRefusal::Unconfirmed => "unconfirmed",
-        }
+words! {
+    /// Why another replica's copy of a tree is not taken.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum PeerTreeRefusal {
+        /// All blocks are known by now.
+        NotNeeded = "not_needed",
+        Disconnected = "disconnected",
+        /// Its source names another process of the engine.
+        OtherIncarnation = "other_incarnation",
+        /// The engine's batch of that number is another one, so the tree is of another process.
+        OtherDigest = "other_digest",
+        /// Its last batch is not among those that wait here: one of the two replicas is a moment behind the other, so a
+        /// copy made a little later can be confirmed.
+        NotYetConfirmed = "not_yet_confirmed",
+        /// The engine has not shown its batch of that number, and cannot be asked for it.
+        Unconfirmed = "unconfirmed",
     }
 }
 
 pub type Steps<T> = SmallVec<[Step<T>; 2]>;
 
-/// Why the tree is cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ResyncReason {
-    /// Batches are missing and cannot be replayed.
-    Gap,
-    /// The connection ended, and the source cannot replay what happened meanwhile.
-    Disconnected,
-    /// A sequence number went backwards, and the source cannot replay.
-    SequenceRegressed,
-    /// The engine is another process now.
-    EngineRestarted,
-    /// No replay showed in time that the process is the same.
-    Unverified,
-    /// The worker was down or restarted, and the source cannot replay.
-    RestartSignal,
-    Undecodable,
-    /// Unknown blocks were removed.
-    UnknownRemoval,
-    /// A snapshot follows.
-    Snapshot,
-    /// The engine did not confirm the tree that another replica gave.
-    PeerTree,
+words! {
+    /// Why the tree is cleared.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum ResyncReason {
+        /// Batches are missing and cannot be replayed.
+        Gap = "gap",
+        /// The connection ended, and the source cannot replay what happened meanwhile.
+        Disconnected = "disconnected",
+        /// A sequence number went backwards, and the source cannot replay.
+        SequenceRegressed = "regressed",
+        /// The engine is another process now.
+        EngineRestarted = "engine_restarted",
+        /// No replay showed in time that the process is the same.
+        Unverified = "unverified",
+        /// The worker was down or restarted, and the source cannot replay.
+        RestartSignal = "restart_signal",
+        Undecodable = "undecodable",
+        /// Unknown blocks were removed.
+        UnknownRemoval = "unknown_removal",
+        /// A snapshot follows.
+        Snapshot = "snapshot",
+        /// The engine did not confirm the tree that another replica gave.
+        PeerTree = "peer_tree",
+    }
 }
 
 impl ResyncReason {
-    pub const ALL: [ResyncReason; 10] = [
-        ResyncReason::Gap,
-        ResyncReason::Disconnected,
-        ResyncReason::SequenceRegressed,
-        ResyncReason::EngineRestarted,
-        ResyncReason::Unverified,
-        ResyncReason::RestartSignal,
-        ResyncReason::Undecodable,
-        ResyncReason::UnknownRemoval,
-        ResyncReason::Snapshot,
-        ResyncReason::PeerTree,
-    ];
-
     /// Whether the engine may have restarted, and so lost its cache.
     pub fn suspects_restart(self) -> bool {
         match self {
@@ -187,40 +157,27 @@ impl ResyncReason {
             | ResyncReason::RestartSignal => true,
         }
     }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ResyncReason::Gap => "gap",
-            ResyncReason::Disconnected => "disconnected",
-            ResyncReason::SequenceRegressed => "regressed",
-            ResyncReason::EngineRestarted => "engine_restarted",
-            ResyncReason::Unverified => "unverified",
-            ResyncReason::RestartSignal => "restart_signal",
-            ResyncReason::Undecodable => "undecodable",
-            ResyncReason::UnknownRemoval => "unknown_removal",
-            ResyncReason::Snapshot => "snapshot",
-            ResyncReason::PeerTree => "peer_tree",
-        }
-    }
 }
 
-/// Why the process is being verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SuspectReason {
-    /// Batches are missing; nothing indicates a restart.
-    Gap,
-    /// No batch for a while. Most likely the engine is idle.
-    Silence,
-    /// The connection is new but names the same process; batches may be missing.
-    SameIncarnation,
-    /// The connection is new.
-    Reconnected,
-    /// A sequence number went backwards.
-    SequenceRegressed,
-    /// The health checks saw the worker go down or restart.
-    RestartSignal,
-    /// The tree is another replica's.
-    PeerTree,
+words! {
+    /// Why the process is being verified.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum SuspectReason {
+        /// Batches are missing; nothing indicates a restart.
+        Gap = "gap",
+        /// No batch for a while. Most likely the engine is idle.
+        Silence = "silence",
+        /// The connection is new but names the same process; batches may be missing.
+        SameIncarnation = "same_incarnation",
+        /// The connection is new.
+        Reconnected = "reconnected",
+        /// A sequence number went backwards.
+        SequenceRegressed = "regressed",
+        /// The health checks saw the worker go down or restart.
+        RestartSignal = "restart_signal",
+        /// The tree is another replica's.
+        PeerTree = "peer_tree",
+    }
 }
 
 impl SuspectReason {
@@ -232,18 +189,6 @@ impl SuspectReason {
             | SuspectReason::SequenceRegressed
             | SuspectReason::RestartSignal
             | SuspectReason::PeerTree => true,
-        }
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            SuspectReason::Gap => "gap",
-            SuspectReason::Silence => "silence",
-            SuspectReason::SameIncarnation => "same_incarnation",
-            SuspectReason::Reconnected => "reconnected",
-            SuspectReason::SequenceRegressed => "regressed",
-            SuspectReason::RestartSignal => "restart_signal",
-            SuspectReason::PeerTree => "peer_tree",
         }
     }
 }

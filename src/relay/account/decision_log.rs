@@ -122,7 +122,6 @@ impl DecisionLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routing::Policy;
 
     fn decision(number: u64) -> RecordedDecision {
         RecordedDecision {
@@ -134,26 +133,7 @@ mod tests {
             limits: None,
             queue_ms: None,
             longest_cached_tokens: 0,
-            explanation: Explanation {
-                model: "m".to_owned(),
-                name: None,
-                policy: Policy::CacheAware,
-                answer_tokens: 0,
-                prompt_tokens: 1,
-                prompt_blocks: 0,
-                tokens_known: false,
-                tokens_unknown_reason: None,
-                tokens: None,
-                chosen: None,
-                chosen_rank: None,
-                reason: None,
-                explanation: None,
-                candidates: 0,
-                workers: Vec::new(),
-                disaggregation: None,
-                queue: None,
-                excluded: Vec::new(),
-            },
+            explanation: Explanation::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::relay::request::target::TargetReason;
 use crate::routing::cost::Terms;
 use crate::routing::{Cached, Policy, Reason};
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Explanation {
     /// The model that would get the request.
     pub model: String,

@@ -108,15 +108,12 @@ impl Hindsight {
 
     fn show(&self, model: &str, sum: &Took) {
         for (policy, seconds) in means(sum) {
-            match sum.requests {
-                0 => {
-                    // One that was not there is as good as gone.
-                    let _ = self.seconds.remove_label_values(&[model, policy]);
-                }
-                _ => self
-                    .seconds
-                    .with_label_values(&[model, policy])
-                    .set(seconds),
+            let labels = [model, policy];
+            if sum.requests == 0 {
+                // One that was not there is as good as gone.
+                let _ = self.seconds.remove_label_values(&labels);
+            } else {
+                self.seconds.with_label_values(&labels).set(seconds);
             }
         }
     }

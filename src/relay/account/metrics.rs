@@ -4,12 +4,12 @@
 use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
-use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::{Histogram, IntCounterVec};
 use rustc_hash::FxHashSet;
 
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
-use crate::observe::metrics;
+use crate::observe::metrics::metric_table;
 use crate::relay::failure::failure_owner::FailureOwner;
 pub(in crate::relay) use crate::relay::failure::request_outcome::Outcome;
 use crate::relay::failure::types::Failure;
@@ -24,137 +24,66 @@ pub const TIME_TO_FIRST_TOKEN_SECONDS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 pub const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64, 5.0];
 const REQUEST_SECONDS: &[f64] = &[0.25, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
-#[derive(Debug)]
-pub(in crate::relay) struct Families {
-    pub(in crate::relay) requests: IntCounterVec,
-    pub(in crate::relay) decisions: IntCounterVec,
-    pub(in crate::relay) routed_prompt_tokens: IntCounterVec,
-    pub(in crate::relay) expected_cached_tokens: IntCounterVec,
-    pub(in crate::relay) random_worker_prompt_tokens: IntCounterVec,
-    pub(in crate::relay) random_worker_cached_tokens: IntCounterVec,
-    pub(in crate::relay) in_flight: IntGaugeVec,
-    pub(in crate::relay) time_to_first_token: HistogramVec,
-    /// By model and by what was expected.
-    expected_ratio: HistogramVec,
-    pub(in crate::relay) inter_token_latency: HistogramVec,
-    pub(in crate::relay) duration: HistogramVec,
-    pub(in crate::relay) prompt_tokens: IntCounterVec,
-    pub(in crate::relay) cached_tokens: IntCounterVec,
-    pub(in crate::relay) generation_tokens: IntCounterVec,
-    /// How many pairs of a model and a worker have series of their own.
-    pub(in crate::relay) worker_series: AtomicUsize,
-    retries: IntCounterVec,
-    failures: IntCounterVec,
-    breaker_transitions: IntCounterVec,
-    /// Workers with a series in `retries`, `failures` or `breaker_transitions`.
-    workers_with_failures: Mutex<FxHashSet<String>>,
-}
-
 const RATIOS: &[f64] = &[
     0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 5.0, 10.0,
 ];
 
+metric_table! {
+    #[derive(Debug)]
+    pub(in crate::relay) struct Families {
+        pub(in crate::relay) requests: counters "warmroute_requests_total" ["model", "api", "worker", "status", "outcome"]
+            "Requests that have ended, by the worker and the HTTP status of the answer (none: no worker \
+             answered) and by how they ended.",
+        pub(in crate::relay) decisions: counters "warmroute_routing_decisions_total" ["model", "policy", "reason"]
+            "Workers chosen for a request or for a retry, by policy and reason.",
+        pub(in crate::relay) routed_prompt_tokens: counters "warmroute_routed_prompt_tokens_total" ["model"]
+            "Prompt tokens of the requests routed, as the router counts or estimates them.",
+        pub(in crate::relay) expected_cached_tokens: counters "warmroute_expected_cached_prompt_tokens_total" ["model"]
+            "Prompt tokens that the router expected the chosen worker to have in its prefix cache.",
+        pub(in crate::relay) random_worker_prompt_tokens: counters "warmroute_random_worker_prompt_tokens_total" ["model"]
+            "Prompt tokens of a sample of the requests routed (1 in 100, and one each second), once for each usable \
+             worker that was drawn at random for comparison (up to 8).",
+        pub(in crate::relay) random_worker_cached_tokens: counters "warmroute_random_worker_cached_prompt_tokens_total" ["model"]
+            "Of warmroute_random_worker_prompt_tokens_total, those that the router expected the drawn worker to have \
+             in its prefix cache: what routing at random would have found at that moment.",
+        pub(in crate::relay) in_flight: gauges "warmroute_requests_in_flight" ["model"] "Requests that have not ended.",
+        pub(in crate::relay) time_to_first_token: histograms "warmroute_time_to_first_token_seconds" ["model", "worker"]
+            in TIME_TO_FIRST_TOKEN_SECONDS
+            "Time from the head of a streamed request to the first token of its answer.",
+        expected_ratio: histograms "warmroute_seen_to_expected_time_ratio" ["model", "of"] in RATIOS
+            "How long tokens took, divided by what was expected when the worker was chosen; `of`: first_token (of streams) or \
+             end (of complete answers, by the tokens that they had). 1: as expected; more: later.",
+        pub(in crate::relay) inter_token_latency: histograms "warmroute_inter_token_latency_seconds" ["model", "worker"]
+            in INTER_TOKEN_LATENCY_SECONDS
+            "Time between two pieces of a streamed answer. Pieces of background responses are read together, and the \
+             time before them is shared by their tokens.",
+        /// Not by worker: the time to the first token and the inter-token latency say which worker is slow.
+        pub(in crate::relay) duration: histograms "warmroute_request_duration_seconds" ["model"] in REQUEST_SECONDS
+            "Time from the head of a request to the end of its answer.",
+        pub(in crate::relay) prompt_tokens: counters "warmroute_prompt_tokens_total" ["model"]
+            "Prompt tokens, as engines report them.",
+        pub(in crate::relay) cached_tokens: counters "warmroute_cached_prompt_tokens_total" ["model"]
+            "Prompt tokens that engines report as read from their prefix cache.",
+        pub(in crate::relay) generation_tokens: counters "warmroute_generation_tokens_total" ["model"]
+            "Generated tokens, as engines report them.",
+        retries: counters "warmroute_retries_total" ["worker", "reason"]
+            "Retries, by the worker whose attempt failed and by how it failed.",
+        failures: counters "warmroute_worker_failures_total" ["worker", "owner"]
+            "Attempts without an answer, answers with a status of 500, 502 or 504, and answers that broke off, by \
+             who is to blame: only `worker` counts for the worker's circuit breaker.",
+        breaker_transitions: counters "warmroute_circuit_breaker_transitions_total" ["worker", "to"]
+            "State changes of a worker's circuit breaker; to half-open once for each trial request.",
+    } and {
+        /// How many pairs of a model and a worker have series of their own.
+        pub(in crate::relay) worker_series: AtomicUsize,
+        /// Workers with a series in `retries`, `failures` or `breaker_transitions`.
+        workers_with_failures: Mutex<FxHashSet<String>>,
+    }
+}
+
 impl Families {
     pub(in crate::relay) fn expected_ratio(&self, model: &str, of: &str) -> Histogram {
         self.expected_ratio.with_label_values(&[model, of])
-    }
-
-    pub(in crate::relay) fn new(registry: &metrics::Registry) -> Self {
-        let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
-        let model_metrics = |name, help| registry.counters(name, help, &["model"]);
-        let histograms =
-            |name, help, buckets| registry.histograms(name, help, buckets, &["model", "worker"]);
-        Self {
-            requests: counters(
-                "warmroute_requests_total",
-                "Requests that have ended, by the worker and the HTTP status of the answer (none: no worker \
-                 answered) and by how they ended.",
-                &["model", "api", "worker", "status", "outcome"],
-            ),
-            decisions: counters(
-                "warmroute_routing_decisions_total",
-                "Workers chosen for a request or for a retry, by policy and reason.",
-                &["model", "policy", "reason"],
-            ),
-            routed_prompt_tokens: model_metrics(
-                "warmroute_routed_prompt_tokens_total",
-                "Prompt tokens of the requests routed, as the router counts or estimates them.",
-            ),
-            expected_cached_tokens: model_metrics(
-                "warmroute_expected_cached_prompt_tokens_total",
-                "Prompt tokens that the router expected the chosen worker to have in its prefix cache.",
-            ),
-            random_worker_prompt_tokens: model_metrics(
-                "warmroute_random_worker_prompt_tokens_total",
-                "Prompt tokens of a sample of the requests routed (1 in 100, and one each second), once for each usable \
-                 worker that was drawn at random for comparison (up to 8).",
-            ),
-            random_worker_cached_tokens: model_metrics(
-                "warmroute_random_worker_cached_prompt_tokens_total",
-                "Of warmroute_random_worker_prompt_tokens_total, those that the router expected the drawn worker to have \
-                 in its prefix cache: what routing at random would have found at that moment.",
-            ),
-            in_flight: registry.gauges(
-                "warmroute_requests_in_flight",
-                "Requests that have not ended.",
-                &["model"],
-            ),
-            time_to_first_token: histograms(
-                "warmroute_time_to_first_token_seconds",
-                "Time from the head of a streamed request to the first token of its answer.",
-                TIME_TO_FIRST_TOKEN_SECONDS,
-            ),
-            expected_ratio: registry.histograms(
-                "warmroute_seen_to_expected_time_ratio",
-                "How long tokens took, divided by what was expected when the worker was chosen; `of`: first_token (of streams) or \
-                 end (of complete answers, by the tokens that they had). 1: as expected; more: later.",
-                RATIOS,
-                &["model", "of"],
-            ),
-            inter_token_latency: histograms(
-                "warmroute_inter_token_latency_seconds",
-                "Time between two pieces of a streamed answer. Pieces of background responses are read together, and the \
-                 time before them is shared by their tokens.",
-                INTER_TOKEN_LATENCY_SECONDS,
-            ),
-            // Not by worker: the time to the first token and the inter-token latency say which worker is slow.
-            duration: registry.histograms(
-                "warmroute_request_duration_seconds",
-                "Time from the head of a request to the end of its answer.",
-                REQUEST_SECONDS,
-                &["model"],
-            ),
-            prompt_tokens: model_metrics(
-                "warmroute_prompt_tokens_total",
-                "Prompt tokens, as engines report them.",
-            ),
-            cached_tokens: model_metrics(
-                "warmroute_cached_prompt_tokens_total",
-                "Prompt tokens that engines report as read from their prefix cache.",
-            ),
-            generation_tokens: model_metrics(
-                "warmroute_generation_tokens_total",
-                "Generated tokens, as engines report them.",
-            ),
-            worker_series: AtomicUsize::new(0),
-            retries: counters(
-                "warmroute_retries_total",
-                "Retries, by the worker whose attempt failed and by how it failed.",
-                &["worker", "reason"],
-            ),
-            failures: counters(
-                "warmroute_worker_failures_total",
-                "Attempts without an answer, answers with a status of 500, 502 or 504, and answers that broke off, by \
-                 who is to blame: only `worker` counts for the worker's circuit breaker.",
-                &["worker", "owner"],
-            ),
-            breaker_transitions: counters(
-                "warmroute_circuit_breaker_transitions_total",
-                "State changes of a worker's circuit breaker; to half-open once for each trial request.",
-                &["worker", "to"],
-            ),
-            workers_with_failures: Mutex::default(),
-        }
     }
 
     pub(in crate::relay) fn on_retry(&self, worker: &str, failure: Failure) {
@@ -182,8 +111,9 @@ impl Families {
         let mut workers = self.workers_with_failures.lock();
         for worker in workers.extract_if(|worker| !is_listed(worker)) {
             // A label value that never occurred has no series to remove.
-            for reason in Failure::REASONS {
-                let _ = self.retries.remove_label_values(&[&*worker, reason]);
+            for failure in Failure::ALL {
+                let labels = [&*worker, failure.as_str()];
+                let _ = self.retries.remove_label_values(&labels);
             }
             for owner in FailureOwner::ALL {
                 let labels = [&*worker, owner.as_str()];

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::IntCounter;
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use super::usage_line::{Tokens, UsageLine};
 use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::observe::line_log::{self, LineLog};
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 use crate::relay::answer::engine_answer;
 use crate::units::SizeText;
 
@@ -63,18 +63,23 @@ pub struct Usage {
     pairs: AtomicUsize,
 }
 
-#[derive(Debug)]
-struct Families {
-    requests: IntCounterVec,
-    incomplete: IntCounterVec,
-    prompt_tokens: IntCounterVec,
-    cached_tokens: IntCounterVec,
-    generation_tokens: IntCounterVec,
+metric_table! {
+    #[derive(Debug)]
+    struct Families {
+        requests: counters "warmroute_usage_requests_total" ["tenant", "model"]
+            "Requests that a worker answered with a status of success, however they ended, by tenant and served model.",
+        incomplete: counters "warmroute_usage_incomplete_total" ["tenant", "model"]
+            "Those of warmroute_usage_requests_total whose tokens the router counted, because the answer ended before the engine reported them.",
+        prompt_tokens: counters "warmroute_usage_prompt_tokens_total" ["tenant", "model"]
+            "Prompt tokens, cached ones among them.",
+        cached_tokens: counters "warmroute_usage_cached_prompt_tokens_total" ["tenant", "model"]
+            "Prompt tokens that the engine had cached.",
+        generation_tokens: counters "warmroute_usage_generation_tokens_total" ["tenant", "model"] "Generated tokens.",
+    }
 }
 
 impl Usage {
     pub fn new(log: Option<LineLog>, registry: &Registry) -> Arc<Self> {
-        let counters = |name, help| registry.counters(name, help, &["tenant", "model"]);
         let dropped = registry.counter(
             "warmroute_usage_log_lines_dropped_total",
             "Lines of the usage log that were lost because its output was blocked or failed.",
@@ -83,28 +88,7 @@ impl Usage {
             registry.on_scrape(move || dropped.inc_by(log.dropped().saturating_sub(dropped.get())));
         }
         Arc::new(Self {
-            families: Families {
-                requests: counters(
-                    "warmroute_usage_requests_total",
-                    "Requests that a worker answered with a status of success, however they ended, by tenant and served model.",
-                ),
-                incomplete: counters(
-                    "warmroute_usage_incomplete_total",
-                    "Those of warmroute_usage_requests_total whose tokens the router counted, because the answer ended before the engine reported them.",
-                ),
-                prompt_tokens: counters(
-                    "warmroute_usage_prompt_tokens_total",
-                    "Prompt tokens, cached ones among them.",
-                ),
-                cached_tokens: counters(
-                    "warmroute_usage_cached_prompt_tokens_total",
-                    "Prompt tokens that the engine had cached.",
-                ),
-                generation_tokens: counters(
-                    "warmroute_usage_generation_tokens_total",
-                    "Generated tokens.",
-                ),
-            },
+            families: Families::new(registry),
             log,
             pairs: AtomicUsize::new(0),
         })

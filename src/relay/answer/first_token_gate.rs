@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use memchr::memchr;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -61,8 +60,7 @@ impl FirstTokenGate {
     pub(in crate::relay) fn on_data(&mut self, data: &Bytes) -> Verdict {
         self.bytes += data.len();
         let events = self.aligner.push(data.clone());
-        let seen = self.first_in(&events);
-        match seen {
+        match self.first_in(&events) {
             Verdict::Undecided if self.bytes > BYTES_MAX => Verdict::Token,
             seen => seen,
         }
@@ -89,19 +87,15 @@ impl FirstTokenGate {
             Api::Messages => name == b"error",
             _ => false,
         };
-        match error_of(data) {
-            Some(true) => return Verdict::Refusal,
-            Some(false) => return Verdict::Error,
-            None if is_error => return Verdict::Error,
-            None => {}
+        if let Some(error) = error_of(data).or(is_error.then_some(Verdict::Error)) {
+            return error;
         }
-        let is_done = data == b"[DONE]";
         match engine_answer::last_finish(self.api, event) {
             Some((_, Finish::Abort)) => return Verdict::GivenUp,
             Some((_, finish)) => self.is_unfinished = finish == Finish::None,
             None => {}
         }
-        let is_end = is_done
+        let is_end = data == b"[DONE]"
             || matches!(
                 name,
                 b"response.completed" | b"response.incomplete" | b"message_stop"
@@ -130,11 +124,7 @@ fn has_no_choice(data: &[u8]) -> bool {
 /// An event's name and data; engines write each on one line.
 fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     let (mut name, mut data): (&[u8], &[u8]) = (b"", b"");
-    let mut rest = event;
-    while !rest.is_empty() {
-        let end = memchr(b'\n', rest).unwrap_or(rest.len());
-        let line = &rest[..end];
-        rest = &rest[(end + 1).min(rest.len())..];
+    for line in event.split(|byte| *byte == b'\n') {
         if let Some(text) = line.strip_prefix(b"event:") {
             name = text.trim_ascii();
         } else if let Some(text) = line.strip_prefix(b"data:") {
@@ -151,11 +141,11 @@ pub(in crate::relay) fn has_engine_error(api: Api, events: &[u8]) -> bool {
     }
     let lines = events.split(|byte| *byte == b'\n');
     let mut data = lines.filter_map(|line| line.strip_prefix(b"data:"));
-    data.any(|data| error_of(data.trim_ascii()) == Some(false))
+    data.any(|data| error_of(data.trim_ascii()) == Some(Verdict::Error))
 }
 
-/// Whether the request is at fault, if data is an object with a top-level `error` that is not null.
-fn error_of(data: &[u8]) -> Option<bool> {
+/// An error or a refusal, if data is an object with a top-level `error` that is not null.
+fn error_of(data: &[u8]) -> Option<Verdict> {
     #[derive(Deserialize)]
     struct Wire<'a> {
         #[serde(default, borrow)]
@@ -179,9 +169,14 @@ fn error_of(data: &[u8]) -> Option<bool> {
         let text = text.to_ascii_lowercase().replace('_', "");
         text.contains("invalidrequest") || text.contains("badrequest")
     };
-    Some(match coded {
+    let is_refused = match coded {
         Ok(Coded { code }) => (400..500).contains(&code),
         Err(_) => typed.is_ok_and(|typed| is_refusal(&typed.r#type)),
+    };
+    Some(if is_refused {
+        Verdict::Refusal
+    } else {
+        Verdict::Error
     })
 }
 

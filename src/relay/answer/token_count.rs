@@ -46,7 +46,7 @@ pub(in crate::relay) struct TokenCount {
     /// The last event was cut.
     is_cut: bool,
     /// An event says that the answer ended because it had as many tokens as it may have.
-    is_at_limit: bool,
+    pub(in crate::relay) is_at_limit: bool,
 }
 
 impl TokenCount {
@@ -76,11 +76,6 @@ impl TokenCount {
     pub(in crate::relay) fn only_text(&self) -> Option<u64> {
         let is_only = self.listed == 0 && self.events == 1 && !self.is_cut;
         (is_only && self.text_bytes > 0).then_some(self.text_bytes)
-    }
-
-    /// Whether a choice ended because it had as many tokens as it may have.
-    pub(in crate::relay) fn is_at_limit(&self) -> bool {
-        self.is_at_limit
     }
 
     /// The tokens, at least one for each event. `bytes_per_token`: of a text of the model.
@@ -388,7 +383,7 @@ mod tests {
             let mut count = TokenCount::default();
             let choice = json!({"index": 0, "delta": {"content": "a"}, "finish_reason": reason});
             count.add(Api::Chat, event(&choice).as_bytes());
-            count.is_at_limit()
+            count.is_at_limit
         };
         assert!(is_at_limit("length"));
         assert!(!is_at_limit("stop"));

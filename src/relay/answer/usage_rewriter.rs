@@ -8,17 +8,15 @@ mod json_walk;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use memchr::{memchr, memmem};
+use memchr::memchr;
+use memchr::memmem::Finder;
 
 use self::edits::Edits;
 use self::json_walk::{Counts, JsonWalk};
 
-static CACHED: LazyLock<memmem::Finder<'static>> =
-    LazyLock::new(|| memmem::Finder::new("\"cached_tokens\""));
-static USAGE: LazyLock<memmem::Finder<'static>> =
-    LazyLock::new(|| memmem::Finder::new("\"usage\""));
-static PARAMS: LazyLock<memmem::Finder<'static>> =
-    LazyLock::new(|| memmem::Finder::new("\"kv_transfer_params\""));
+static CACHED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"cached_tokens\""));
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
+static PARAMS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"kv_transfer_params\""));
 
 /// Edits one response while it passes. Its length may change, so `content-length` must be removed.
 #[derive(Debug)]
@@ -94,15 +92,10 @@ impl UsageRewriter {
         }
         match self.line {
             Line::Prefix(matched) => {
-                self.line = match FIELD.get(matched) {
-                    Some(expected) if *expected == byte => {
-                        if matched + 1 == FIELD.len() {
-                            Line::Json
-                        } else {
-                            Line::Prefix(matched + 1)
-                        }
-                    }
-                    _ => Line::Other,
+                self.line = match byte == FIELD[matched] {
+                    false => Line::Other,
+                    true if matched + 1 == FIELD.len() => Line::Json,
+                    true => Line::Prefix(matched + 1),
                 };
                 position + 1
             }

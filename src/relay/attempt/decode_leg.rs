@@ -160,8 +160,8 @@ impl LegContext<'_> {
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);
         }
-        OptimisticInsert::new(relay.caches(), now, (worker, rank), plan).confirm();
-        for coming in plan.expect(relay.caches(), worker, rank) {
+        OptimisticInsert::new(&relay.caches, now, (worker, rank), plan).confirm();
+        for coming in plan.expect(&relay.caches, worker, rank) {
             coming.on_first_token(now);
         }
         if let Some(trace) = self.job.trace() {

@@ -16,6 +16,7 @@ use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part};
 use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
+use crate::relay::request::body_edit;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -48,17 +49,17 @@ impl LegContext<'_> {
         // Before the request counts at the worker.
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
-        let insert = OptimisticInsert::new(relay.caches(), now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let report = plan.asks(&relay.caches().board, worker);
+        let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens)
                 .at_rank(rank)
                 .sent_at(now, true),
-            plan.expect(relay.caches(), worker, rank),
-            plan.check(&relay.caches().tokenizer_check, now, worker),
-            report.map(|_| relay.caches().board.expect_repeat_report(worker.id)),
+            plan.expect(&relay.caches, worker, rank),
+            plan.check(&relay.caches.tokenizer_check, now, worker),
+            report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
         let transfer = Transfer::begin(
             settings.connector,
@@ -92,12 +93,13 @@ impl LegContext<'_> {
             span: span.as_deref(),
         };
         // The answer to a prefill leg is one token.
-        let limit = relay.settings().first_byte_timeout;
+        let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
         let reporting = report.and_then(|report| {
             let whole = plan.body.as_ref().unwrap_or(&job.body);
-            let legs = Legs::of(job.api, &report.put_into(whole)).ok()?;
+            let reporting = body_edit::applied(whole, &mut [report.clone()]);
+            let legs = Legs::of(job.api, &reporting).ok()?;
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.

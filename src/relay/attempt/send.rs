@@ -63,7 +63,7 @@ impl Relay {
 
     fn count_report(&self, plan: &Plan, outcome: &str) {
         let labels = [&*plan.group.model, outcome];
-        self.metrics().reports.with_label_values(&labels).inc();
+        self.metrics.reports.with_label_values(&labels).inc();
     }
 
     /// The engine took a request without what it had refused: it is not asked for that any more.
@@ -103,21 +103,21 @@ impl Relay {
     /// one, too, and nobody sends it again without the rank. Not with two legs: of both, only one would be meant.
     pub(in crate::relay) fn may_pin_carried(&self, plan: &Plan) -> bool {
         let is_alike = |api| plan.group.has_alike_ranks(api);
-        self.prefill_decode().is_none() && plan.pinned.is_some_and(is_alike)
+        self.prefill_decode.is_none() && plan.pinned.is_some_and(is_alike)
     }
 
     /// When an attempt that begins now times out.
     pub(in crate::relay) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
         now + if plan.is_stream {
-            self.settings().first_byte_timeout
+            self.settings.first_byte_timeout
         } else {
-            self.settings().response_timeout
+            self.settings.response_timeout
         }
     }
 
     /// What an answer's status says: whether another worker is to be asked. A Retry-After pauses this one.
     pub(in crate::relay) fn on_status(&self, worker: &Worker, answer: &exchange::Answer) -> Sign {
-        let statuses = &self.settings().advanced.retry_statuses;
+        let statuses = &self.settings.advanced.retry_statuses;
         if !statuses.contains(&answer.head.status.as_u16()) {
             return Sign::Nothing;
         }

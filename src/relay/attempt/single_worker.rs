@@ -21,6 +21,7 @@ use crate::relay::failure::fault::{Fault, Part, Sign};
 use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
+use crate::relay::request::body_edit;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
 use crate::routing::Decision;
@@ -69,7 +70,7 @@ impl Relay {
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
-        let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
@@ -87,19 +88,19 @@ impl Relay {
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
-        let report = plan.asks(&self.caches().board, worker);
+        let report = plan.asks(&self.caches.board, worker);
         let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = Running::new(
             in_flight,
             if is_planned {
-                plan.expect(self.caches(), worker, rank)
+                plan.expect(&self.caches, worker, rank)
             } else {
                 SmallVec::new()
             },
             is_planned
-                .then(|| plan.check(&self.caches().tokenizer_check, now, worker))
+                .then(|| plan.check(&self.caches.tokenizer_check, now, worker))
                 .flatten(),
-            report.map(|_| self.caches().board.expect_repeat_report(worker.id)),
+            report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
         running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
@@ -128,7 +129,10 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let reporting = report.map(|report| report.put_into(asking_ids.unwrap_or(body)));
+        let reporting = report.map(|report| {
+            let body = asking_ids.unwrap_or(body);
+            body_edit::applied(body, &mut [report.clone()])
+        });
         let offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
@@ -196,7 +200,7 @@ impl Relay {
         // An engine may have taken it without its rank only.
         let insert = if other.is_some() || taken_rank != rank {
             drop(insert);
-            OptimisticInsert::new(self.caches(), now, (worker, taken_rank), plan)
+            OptimisticInsert::new(&self.caches, now, (worker, taken_rank), plan)
         } else {
             insert
         };

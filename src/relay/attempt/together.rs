@@ -64,7 +64,7 @@ impl LegContext<'_> {
         };
         let mut running = self.begin(started, room.rank());
         let rank = self.prefill_rank();
-        let insert = OptimisticInsert::new(relay.caches(), started, (&prefill.worker, rank), plan);
+        let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, rank), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let mut counted =
             InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
@@ -74,8 +74,8 @@ impl LegContext<'_> {
         }
         let mut computing = Some(Running::new(
             counted,
-            plan.expect(relay.caches(), &prefill.worker, rank),
-            plan.check(&relay.caches().tokenizer_check, started, &prefill.worker),
+            plan.expect(&relay.caches, &prefill.worker, rank),
+            plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
             None,
         ));
         let mut prefill_span = self.begin_try(started, Leg::Prefill, room.rank());
@@ -155,7 +155,7 @@ impl LegContext<'_> {
         let worker = self.prefill.worker.clone();
         let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
-        let retry_statuses = self.relay.settings().advanced.retry_statuses.clone();
+        let retry_statuses = self.relay.settings.advanced.retry_statuses.clone();
         let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));

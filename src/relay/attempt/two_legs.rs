@@ -32,7 +32,7 @@ impl Relay {
         course: &Course,
     ) -> AttemptOutcome {
         let (Some(settings), Some(Ok(legs)), Some(metrics)) =
-            (self.prefill_decode(), &plan.legs, &plan.model.disaggregated)
+            (&self.prefill_decode, &plan.legs, &plan.model.disaggregated)
         else {
             // A choice has a prefill worker only if all of these exist.
             let fault = Fault::new(

@@ -15,7 +15,7 @@ pub(in crate::relay) struct Choice {
     /// The worker that answers.
     pub(in crate::relay) worker: Arc<Worker>,
     pub(in crate::relay) split: Split<Prefill>,
-    _trial: Option<Trial>,
+    pub(super) _trial: Option<Trial>,
 }
 
 /// The worker of the prefill leg.
@@ -23,7 +23,7 @@ pub(in crate::relay) struct Choice {
 pub(in crate::relay) struct Prefill {
     pub(in crate::relay) decision: Decision,
     pub(in crate::relay) worker: Arc<Worker>,
-    _trial: Option<Trial>,
+    pub(super) _trial: Option<Trial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
 }
@@ -38,36 +38,7 @@ pub(in crate::relay) struct PrefillLeg {
     pub(in crate::relay) tokens: Option<(u64, u64)>,
 }
 
-impl Choice {
-    pub(in crate::relay) fn new(
-        decision: Decision,
-        worker: Arc<Worker>,
-        split: Split<Prefill>,
-        trial: Option<Trial>,
-    ) -> Self {
-        Self {
-            decision,
-            worker,
-            split,
-            _trial: trial,
-        }
-    }
-}
-
 impl Prefill {
-    pub(in crate::relay) fn new(
-        decision: Decision,
-        worker: Arc<Worker>,
-        trial: Option<Trial>,
-    ) -> Self {
-        Self {
-            decision,
-            bootstrap_info: worker.bootstrap_info.load_full(),
-            worker,
-            _trial: trial,
-        }
-    }
-
     /// `tokens`: the prompt's, and those that the worker had cached.
     pub(in crate::relay) fn leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
@@ -82,13 +53,7 @@ impl Prefill {
 /// The trial request of a worker's half-open circuit breaker. If it ends and says nothing about the worker (its client left, or
 /// the request is to blame), the next request is the trial.
 #[derive(Debug)]
-pub(in crate::relay) struct Trial(Arc<Worker>);
-
-impl Trial {
-    pub(in crate::relay) fn new(worker: Arc<Worker>) -> Self {
-        Self(worker)
-    }
-}
+pub(in crate::relay) struct Trial(pub(super) Arc<Worker>);
 
 impl Drop for Trial {
     fn drop(&mut self) {

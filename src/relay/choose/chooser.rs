@@ -116,14 +116,24 @@ impl<'c> Chooser<'c> {
             };
             let split = split.map(|decision| {
                 let worker = plan.group.worker(decision.index).clone();
-                Prefill::new(decision, worker, prefill_trial)
+                Prefill {
+                    decision,
+                    bootstrap_info: worker.bootstrap_info.load_full(),
+                    worker,
+                    _trial: prefill_trial,
+                }
             });
             if plan.group.is_adapter {
                 let prefill = split.prefill().map(|prefill| &prefill.worker);
                 let chosen = prefill.into_iter().chain([worker]);
                 chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
             }
-            return Some(Choice::new(decision, worker.clone(), split, trial));
+            return Some(Choice {
+                decision,
+                worker: worker.clone(),
+                split,
+                _trial: trial,
+            });
         }
     }
 
@@ -224,7 +234,7 @@ impl<'c> Chooser<'c> {
         Some(is_trial.then(|| {
             let families = &plan.model.families;
             families.on_breaker_transition(worker, State::HalfOpen);
-            Trial::new(worker.clone())
+            Trial(worker.clone())
         }))
     }
 

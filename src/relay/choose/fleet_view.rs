@@ -272,7 +272,7 @@ impl View for FleetView<'_> {
     }
 
     fn prefix_owners(&self) -> &[ViewIndex] {
-        self.owners.indices()
+        &self.owners.indices
     }
 
     fn adapter_owners(&self) -> &[ViewIndex] {
@@ -280,7 +280,7 @@ impl View for FleetView<'_> {
     }
 
     fn max_cached_elsewhere(&self) -> u32 {
-        self.owners.others_max()
+        self.owners.others_max
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

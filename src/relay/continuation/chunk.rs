@@ -1,4 +1,4 @@
-//! One chunk of a stream, as slices of its text. What engines leave out or set to null is `None`.
+//! One chunk of a stream, as slices of its text (`'de: 'a`). What engines leave out or set to null is `None`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,20 +8,15 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(super) struct Chunk<'a> {
-    #[serde(borrow, default)]
     pub(super) id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) created: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) model: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub(super) choices: Choices<'a>,
-    #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) error: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
 }
 
@@ -30,38 +25,27 @@ pub(super) struct Chunk<'a> {
 pub(super) struct Choices<'a>(pub(super) Option<Choice<'a>>);
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(super) struct Choice<'a> {
-    #[serde(borrow, default)]
     pub(super) delta: Option<Delta<'a>>,
-    #[serde(borrow, default)]
     pub(super) text: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) logprobs: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) finish_reason: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) token_ids: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) prompt_token_ids: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(super) struct Delta<'a> {
-    #[serde(borrow, default)]
     pub(super) role: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) content: Option<&'a RawValue>,
     /// vLLM's name.
-    #[serde(borrow, default)]
     pub(super) reasoning: Option<&'a RawValue>,
     /// Its older name, and that of others.
-    #[serde(borrow, default)]
     pub(super) reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) refusal: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) tool_calls: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) function_call: Option<&'a RawValue>,
 }
 

@@ -3,10 +3,9 @@
 mod shared;
 
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -17,9 +16,7 @@ use super::request::Request;
 use super::settings::Settings;
 use super::splice::Splice;
 use super::usage::{self, Earlier};
-
-static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
-static BLANK_CRLF: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\r\n"));
+use crate::http::sse;
 
 const NULL: &str = "null";
 /// More than the text of any token.
@@ -108,12 +105,7 @@ impl Reader {
             common: None,
             refusal: None,
             times: 0,
-            earlier: Earlier {
-                prompt: 0,
-                answer: 0,
-                reasoning: 0,
-                cached: 0,
-            },
+            earlier: Earlier::default(),
             is_at_seam: false,
             progress: None,
         }
@@ -145,7 +137,7 @@ impl Reader {
         let mut position = 0;
         while position < events.len() {
             let rest = &events[position..];
-            let end = position + event_end(rest);
+            let end = position + sse::event_end(rest);
             match self.on_event(&events, position..end, &mut splice) {
                 Fate::Pass => splice.apply(),
                 Fate::Drop => splice.drop_event(position..end),
@@ -340,17 +332,6 @@ impl Reader {
             self.settled = 0;
         }
     }
-}
-
-fn event_end(rest: &[u8]) -> usize {
-    let lf = BLANK.find(rest).map(|found| found + 2);
-    // Nearly every event ends in LF.
-    let before = &rest[..lf.unwrap_or(rest.len())];
-    let crlf = match memchr::memchr(b'\r', before) {
-        Some(_) => BLANK_CRLF.find(before).map(|found| found + 3),
-        None => None,
-    };
-    crlf.or(lf).unwrap_or(rest.len())
 }
 
 /// The data of an event of one line.

@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 use super::refusal::Refusal;
 use crate::json_scan::Scan;
 use crate::prompt::Api;
+use crate::relay::request::body_edit::{Edit, applied};
 
-const ASKING: &str = r#""return_token_ids":true"#;
+const ASKING: &str = "return_token_ids";
 const PARAMS: &str = "kv_transfer_params";
 /// How the router's own `kv_transfer_params` begin, where it sends the ids of the prompt.
 const OWN_PARAMS: &str = r#"{"prompt_token_ids":["#;
@@ -39,7 +40,7 @@ struct Count {
 
 impl Request {
     /// Reads the body of a streamed request as one worker gets it.
-    pub(in crate::relay) fn read(api: Api, body: &[u8]) -> Result<Self, Refusal> {
+    pub(in crate::relay) fn read(api: Api, body: &Bytes) -> Result<Self, Refusal> {
         if !matches!(api, Api::Chat | Api::Completions) {
             return Err(Refusal::Api);
         }
@@ -60,9 +61,10 @@ impl Request {
         if api == Api::Completions && prompt.is_none() {
             return Err(Refusal::Body);
         }
+        let asking = Edit::last_field(body, ASKING, "true").ok_or(Refusal::Body)?;
         Ok(Self {
             api,
-            body: with_last_field(body, ASKING).ok_or(Refusal::Body)?,
+            body: applied(body, &mut [asking]),
             counts,
             prompt,
         })
@@ -76,26 +78,27 @@ impl Request {
     /// What the next worker is sent, which goes on after these tokens of the answer.
     pub(super) fn after(&self, prompt: &[u32], answer: &[u32]) -> Result<Bytes, Refusal> {
         let done = answer.len() as u64;
-        let mut edits: SmallVec<[(Range<usize>, String); 3]> = SmallVec::new();
+        let mut edits: SmallVec<[Edit; 3]> = SmallVec::new();
         for count in &self.counts {
             let left = count.tokens.saturating_sub(done);
             if left == 0 && !count.is_minimum {
                 return Err(Refusal::Finished);
             }
-            edits.push((count.range.clone(), left.to_string()));
+            edits.push(Edit {
+                range: count.range.clone(),
+                text: left.to_string(),
+            });
         }
         let ids = listed(prompt, answer);
         let ids = match self.api {
             Api::Chat => format!("{OWN_PARAMS}{ids}]}}"),
             _ => format!("[{ids}]"),
         };
-        let Some(range) = self.prompt.clone() else {
-            let body = spliced(&self.body, &mut edits);
-            let field = format!("\"{PARAMS}\":{ids}");
-            return with_last_field(&body, &field).ok_or(Refusal::Body);
-        };
-        edits.push((range, ids));
-        Ok(spliced(&self.body, &mut edits))
+        edits.push(match self.prompt.clone() {
+            Some(range) => Edit { range, text: ids },
+            None => Edit::last_field(&self.body, PARAMS, &ids).ok_or(Refusal::Body)?,
+        });
+        Ok(applied(&self.body, &mut edits))
     }
 }
 
@@ -108,33 +111,6 @@ fn listed(prompt: &[u32], answer: &[u32]) -> String {
         let _ = write!(text, "{comma}{id}");
     }
     text
-}
-
-fn spliced(body: &[u8], edits: &mut [(Range<usize>, String)]) -> Bytes {
-    edits.sort_unstable_by_key(|(range, _)| range.start);
-    let longer: usize = edits.iter().map(|(_, text)| text.len()).sum();
-    let mut whole = Vec::with_capacity(body.len() + longer);
-    let mut position = 0;
-    for (range, text) in edits {
-        whole.extend_from_slice(&body[position..range.start]);
-        whole.extend_from_slice(text.as_bytes());
-        position = range.end;
-    }
-    whole.extend_from_slice(&body[position..]);
-    whole.into()
-}
-
-fn with_last_field(body: &[u8], field: &str) -> Option<Bytes> {
-    let end = body.iter().rposition(|byte| *byte == b'}')?;
-    let fields = body[..end].trim_ascii_end();
-    let mut whole = Vec::with_capacity(body.len() + field.len() + 1);
-    whole.extend_from_slice(fields);
-    if fields.last() != Some(&b'{') {
-        whole.push(b',');
-    }
-    whole.extend_from_slice(field.as_bytes());
-    whole.extend_from_slice(&body[end..]);
-    Some(whole.into())
 }
 
 /// One pass over a body's members.
@@ -164,7 +140,7 @@ impl<'a> Reader<'a> {
             }
         };
         match name {
-            "return_token_ids" => Err(Refusal::TokenIds),
+            ASKING => Err(Refusal::TokenIds),
             PARAMS if value != "null" && !value.starts_with(OWN_PARAMS) => Err(Refusal::Body),
             PARAMS if is_chat => {
                 self.prompt = Some(self.range(value));

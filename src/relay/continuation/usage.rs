@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::splice::Splice;
 
 /// What the client's stream has beyond what its last engine counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Earlier {
     /// Tokens of the client's prompt.
     pub(super) prompt: u64,
@@ -18,28 +18,24 @@ pub(super) struct Earlier {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 struct Usage<'a> {
-    #[serde(borrow, default)]
     prompt_tokens: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     completion_tokens: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     total_tokens: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     prompt_tokens_details: Option<PromptDetails<'a>>,
-    #[serde(borrow, default)]
     completion_tokens_details: Option<CompletionDetails<'a>>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 struct PromptDetails<'a> {
-    #[serde(borrow, default)]
     cached_tokens: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 struct CompletionDetails<'a> {
-    #[serde(borrow, default)]
     reasoning_tokens: Option<&'a RawValue>,
 }
 

@@ -27,8 +27,8 @@ impl Relay {
             return Err(error);
         };
         let name = Model::from(name);
-        let model = self.models().of(&name);
-        let standing = self.queue().zip(standing);
+        let model = self.models.of(&name);
+        let standing = self.queue.as_ref().zip(standing);
         let queue = standing.map(|(settings, standing)| {
             let class = settings.class_of(standing.priority);
             let queue = self.queues().get(&name);
@@ -44,7 +44,7 @@ impl Relay {
         });
         let explanation = match &queue {
             Some(queue) if queue.would_wait => {
-                let limit = self.queue().map(|settings| settings.no_worker_timeout);
+                let limit = self.queue.as_ref().map(|settings| settings.no_worker_timeout);
                 format!(
                     "no worker serves the model yet: the request would wait for one for up to {} \
                      (queue.no_worker_timeout), and then be refused with 503 no_healthy_worker",
@@ -61,24 +61,12 @@ impl Relay {
         };
         Ok(Explanation {
             model: name.to_string(),
-            name: None,
             policy: model.routing.policy,
             // From the body's length: only a worker's model has a tokenizer.
-            answer_tokens: 0,
             prompt_tokens: (body.len() as f64 / model.bytes_per_token) as u32,
-            prompt_blocks: 0,
-            tokens_known: false,
-            tokens_unknown_reason: None,
-            tokens: None,
-            chosen: None,
-            chosen_rank: None,
-            reason: None,
             explanation: Some(explanation),
-            candidates: 0,
-            workers: Vec::new(),
-            disaggregation: None,
             queue,
-            excluded: Vec::new(),
+            ..Explanation::default()
         })
     }
 }

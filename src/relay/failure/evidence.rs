@@ -214,6 +214,13 @@ mod tests {
     const GUILTY: ClientKey = ClientKey(1);
     const OTHER: ClientKey = ClientKey(2);
 
+    impl Evidence {
+        /// A failure of a healthy worker whose circuit breaker is closed.
+        fn fails(&mut self, now: Instant, worker: WorkerId, client: ClientKey) -> u32 {
+            self.on_failure(now, worker, client, State::Closed, false)
+        }
+    }
+
     #[test]
     fn one_clients_failures_count_against_no_worker() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
@@ -222,34 +229,31 @@ mod tests {
             .cycle()
             .take(40)
         {
-            assert_eq!(
-                evidence.on_failure(now, worker, GUILTY, State::Closed, false),
-                0
-            );
+            assert_eq!(evidence.fails(now, worker, GUILTY), 0);
         }
     }
 
     #[test]
     fn a_second_clients_failure_makes_all_in_the_row_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
-        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 3);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 1);
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
+        assert_eq!(evidence.fails(now, A, OTHER), 3);
+        assert_eq!(evidence.fails(now, A, GUILTY), 1);
     }
 
     #[test]
     fn a_success_between_two_clients_failures_ends_the_row() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
         evidence.on_success(A, OTHER);
-        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 0);
+        assert_eq!(evidence.fails(now, A, OTHER), 0);
     }
 
     #[test]
     fn failures_of_a_worker_whose_health_check_fails_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
         assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, true), 2);
     }
 
@@ -257,14 +261,13 @@ mod tests {
     fn one_clients_failures_count_if_its_requests_succeed_elsewhere() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         for _ in 0..2 {
-            assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+            assert_eq!(evidence.fails(now, A, GUILTY), 0);
             (0..3).for_each(|_| evidence.on_success(B, GUILTY));
         }
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 3);
+        assert_eq!(evidence.fails(now, A, GUILTY), 3);
         // B fails as often as A does: the request is to blame.
-        (0..9)
-            .for_each(|_| assert_eq!(evidence.on_failure(now, B, GUILTY, State::Closed, false), 0));
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        (0..9).for_each(|_| assert_eq!(evidence.fails(now, B, GUILTY), 0));
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
     }
 
     #[test]
@@ -296,12 +299,9 @@ mod tests {
     #[test]
     fn evidence_is_forgotten_after_a_minute() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
         let later = now + WINDOW;
-        assert_eq!(
-            evidence.on_failure(later, A, OTHER, State::Closed, false),
-            0
-        );
+        assert_eq!(evidence.fails(later, A, OTHER), 0);
         assert_eq!((evidence.rows.len(), evidence.suspects.len()), (1, 1));
     }
 
@@ -326,7 +326,7 @@ mod tests {
             for (worker, is_guilty) in steps {
                 let worker = WorkerId(worker);
                 if is_guilty {
-                    prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, State::Closed, false), 0);
+                    prop_assert_eq!(evidence.fails(now, worker, GUILTY), 0);
                 } else {
                     evidence.on_success(worker, OTHER);
                 }

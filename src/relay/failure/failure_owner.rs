@@ -5,47 +5,29 @@ use hyper::StatusCode;
 
 use super::request_outcome::Outcome;
 use super::types::Failure;
+use crate::observe::metrics::words;
 
-/// Who is to blame. Circuit breakers of workers count only [`FailureOwner::Worker`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::relay) enum FailureOwner {
-    /// A worker closed an idle connection just when the router used it, or is busy.
-    Unattributed,
-    /// The router had no file descriptor, port or memory left.
-    Router,
-    /// The request's own time was over: the client uploaded slowly, or the answer takes longer than
-    /// `request_timeout`.
-    Client,
-    /// The request, unless [`super::evidence`] speaks against the worker: what breaks one engine breaks the next.
-    Request,
-    /// The worker where the attempt failed.
-    Worker,
-    /// The KV transfers from the prefill worker, which have a circuit breaker of their own.
-    KvTransfer,
+words! {
+    /// Who is to blame. Circuit breakers of workers count only [`FailureOwner::Worker`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in crate::relay) enum FailureOwner {
+        /// A worker closed an idle connection just when the router used it, or is busy.
+        Unattributed = "none",
+        /// The router had no file descriptor, port or memory left.
+        Router = "router",
+        /// The request's own time was over: the client uploaded slowly, or the answer takes longer than
+        /// `request_timeout`.
+        Client = "client",
+        /// The request, unless [`super::evidence`] speaks against the worker: what breaks one engine breaks the next.
+        Request = "request",
+        /// The worker where the attempt failed.
+        Worker = "worker",
+        /// The KV transfers from the prefill worker, which have a circuit breaker of their own.
+        KvTransfer = "kv_transfer",
+    }
 }
 
 impl FailureOwner {
-    /// Every value of [`FailureOwner::as_str`].
-    pub(in crate::relay) const ALL: [FailureOwner; 6] = [
-        Self::Unattributed,
-        Self::Router,
-        Self::Client,
-        Self::Request,
-        Self::Worker,
-        Self::KvTransfer,
-    ];
-
-    pub(in crate::relay) fn as_str(self) -> &'static str {
-        match self {
-            Self::Unattributed => "none",
-            Self::Router => "router",
-            Self::Client => "client",
-            Self::Request => "request",
-            Self::Worker => "worker",
-            Self::KvTransfer => "kv_transfer",
-        }
-    }
-
     /// The owner of the failure of an attempt without an answer. `is_stale`: the worker closed an idle connection just when
     /// the router used it.
     pub(in crate::relay) fn of_failure(failure: Failure, is_stale: bool) -> Self {

@@ -1,56 +1,33 @@
 //! How and where an attempt fails. Pure.
 
-/// How an attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Failure {
-    /// The router had no file descriptor, port or memory for a connection.
-    Local,
-    /// No connection to the worker.
-    Connect,
-    /// The connection broke after the request was sent and before its answer.
-    Broken,
-    /// No answer within the attempt's time limit.
-    TimedOut,
-    /// The time of the whole request, all attempts together, is over.
-    Deadline,
-    /// The engine answered with a retryable status (503, ...).
-    Refused,
-    /// The engine refused the request, and its context may be too short for it, unlike another one's.
-    TooLong,
-    /// The KV transfer from the prefill to the decode worker failed.
-    KvTransfer,
-    /// The worker was taken out before it answered.
-    TakenOut,
+use crate::observe::metrics::words;
+
+words! {
+    /// How an attempt failed.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Failure {
+        /// The router had no file descriptor, port or memory for a connection.
+        Local = "router_resources",
+        /// No connection to the worker.
+        Connect = "connect",
+        /// The connection broke after the request was sent and before its answer.
+        Broken = "connection_lost",
+        /// No answer within the attempt's time limit.
+        TimedOut = "timeout",
+        /// The time of the whole request, all attempts together, is over.
+        Deadline = "request_timeout",
+        /// The engine answered with a retryable status (503, ...).
+        Refused = "refused",
+        /// The engine refused the request, and its context may be too short for it, unlike another one's.
+        TooLong = "context_too_short",
+        /// The KV transfer from the prefill to the decode worker failed.
+        KvTransfer = "kv_transfer",
+        /// The worker was taken out before it answered.
+        TakenOut = "worker_taken_out",
+    }
 }
 
 impl Failure {
-    /// Every value of [`Failure::as_str`].
-    pub const REASONS: [&'static str; 9] = [
-        "router_resources",
-        "connect",
-        "connection_lost",
-        "timeout",
-        "request_timeout",
-        "refused",
-        "context_too_short",
-        "kv_transfer",
-        "worker_taken_out",
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Failure::Local => "router_resources",
-            Failure::Connect => "connect",
-            Failure::Broken => "connection_lost",
-            Failure::TimedOut => "timeout",
-            Failure::Deadline => "request_timeout",
-            Failure::Refused => "refused",
-            Failure::TooLong => "context_too_short",
-            Failure::KvTransfer => "kv_transfer",
-            Failure::TakenOut => "worker_taken_out",
-        }
-    }
-
     /// True if its retry takes nothing more from the retry budget: what was not sent costs the fleet nothing, and a request that is
     /// released has paid before.
     pub fn is_free(self) -> bool {

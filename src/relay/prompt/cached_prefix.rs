@@ -67,19 +67,9 @@ pub struct CachedPrefixes<'a> {
 /// The candidates of a view with the longest cached prefixes.
 #[derive(Debug)]
 pub struct TopOwners {
-    indices: SmallVec<[ViewIndex; 8]>,
-    others_max: u32,
-}
-
-impl TopOwners {
-    pub fn indices(&self) -> &[ViewIndex] {
-        &self.indices
-    }
-
+    pub indices: SmallVec<[ViewIndex; 8]>,
     /// No other place has more, in tokens in the GPU.
-    pub fn others_max(&self) -> u32 {
-        self.others_max
-    }
+    pub others_max: u32,
 }
 
 impl<'a> CachedPrefixes<'a> {

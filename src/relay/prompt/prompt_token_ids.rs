@@ -46,28 +46,15 @@ fn with_ids(body: &[u8], before: &[u8], ids: &[u32], after: &[u8]) -> Option<Byt
         whole.push(b',');
     }
     whole.extend_from_slice(before);
+    let mut digits = itoa::Buffer::new();
     for (index, id) in ids.iter().enumerate() {
         if index > 0 {
             whole.push(b',');
         }
-        push_number(&mut whole, *id);
+        whole.extend_from_slice(digits.format(*id).as_bytes());
     }
     whole.extend_from_slice(after);
     Some(Bytes::from(whole))
-}
-
-fn push_number(text: &mut Vec<u8>, mut number: u32) {
-    let mut digits = [0; 10];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    text.extend_from_slice(&digits[at..]);
 }
 
 #[cfg(test)]

@@ -165,15 +165,6 @@ impl PromptTokens {
     }
 }
 
-/// The request whose prompt an engine tokenizes.
-#[derive(Clone, Copy)]
-struct EngineCall<'a> {
-    model: &'a str,
-    api: Api,
-    headers: &'a HeaderMap,
-    body: &'a Bytes,
-}
-
 impl Tokens {
     /// `seed` must be random for each process, so that no client can prepare texts with the same hash.
     pub fn new(
@@ -264,13 +255,7 @@ impl Tokens {
         let found = match tokenizer {
             ModelTokenizer::Local(tokenizer) => self.tokenize(tokenizer, api, body).await,
             ModelTokenizer::Engine(breaker) => {
-                let call = EngineCall {
-                    model: name,
-                    api,
-                    headers,
-                    body,
-                };
-                self.fetch(call, breaker, group, started).await
+                self.fetch(name, breaker, group, api, headers, body).await
             }
         };
         match found {
@@ -390,17 +375,14 @@ impl Tokens {
 
     async fn fetch(
         &self,
-        call: EngineCall<'_>,
+        model: &str,
         breaker: &SharedBreaker,
         group: &Group,
-        now: Instant,
+        api: Api,
+        headers: &HeaderMap,
+        body: &Bytes,
     ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
-        let EngineCall {
-            model,
-            api,
-            headers,
-            body,
-        } = call;
+        let now = observe::now();
         let complete = |ids| PromptTokens {
             ids: Ids::Shared(ids),
             untokenized_bytes: 0,
@@ -409,16 +391,10 @@ impl Tokens {
         if let Some(ids) = self.shared.engine.cached(now, model, api, body) {
             return Ok((complete(ids), TokenSource::Cache));
         }
-        let mut available = group
-            .workers
-            .iter()
-            .filter(|worker| worker.breaker.may_admit(now));
-        let count = available.clone().count();
-        let worker = match count {
-            0 => None,
-            count => available.nth(fastrand::usize(..count)),
-        };
-        let worker = worker.ok_or(FallbackReason::NoWorker)?;
+        let workers = group.workers.iter();
+        let available = workers.filter(|worker| worker.breaker.may_admit(now));
+        let available: Vec<_> = available.collect();
+        let worker = fastrand::choice(available).ok_or(FallbackReason::NoWorker)?;
         // Before the circuit breaker, which expects a result for each call that it admits.
         let permit = self
             .shared

@@ -10,8 +10,8 @@ use crate::prompt::{self, Api, PeekedBody};
 /// Bytes in place of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::relay) struct Edit {
-    range: Range<usize>,
-    text: String,
+    pub(in crate::relay) range: Range<usize>,
+    pub(in crate::relay) text: String,
 }
 
 impl Edit {

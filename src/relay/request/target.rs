@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::session_key::KeySource;
 use crate::fleet::Snapshot;
 use crate::ids::Model;
+use crate::observe::metrics::words;
 
 /// Fallbacks of one name. Each costs a failed request its time.
 pub const MAX_FALLBACKS: usize = 8;
@@ -59,31 +60,21 @@ impl NameSettings {
     }
 }
 
-/// Why a model was chosen for a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TargetReason {
-    /// The model has this name.
-    Name,
-    /// The name is an alias of the model.
-    Alias,
-    /// By the weights of the name's targets.
-    Weight,
-    /// As `Weight`, the same for all requests of a session.
-    Session,
-    /// The models before it have no worker that can take requests.
-    Fallback,
-}
-
-impl TargetReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Name => "name",
-            Self::Alias => "alias",
-            Self::Weight => "weight",
-            Self::Session => "session",
-            Self::Fallback => "fallback",
-        }
+words! {
+    /// Why a model was chosen for a name.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum TargetReason {
+        /// The model has this name.
+        Name = "name",
+        /// The name is an alias of the model.
+        Alias = "alias",
+        /// By the weights of the name's targets.
+        Weight = "weight",
+        /// As `Weight`, the same for all requests of a session.
+        Session = "session",
+        /// The models before it have no worker that can take requests.
+        Fallback = "fallback",
     }
 }
 

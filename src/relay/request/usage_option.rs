@@ -10,6 +10,7 @@ use memchr::memmem::{self, Finder};
 use serde_json::{Map, Value};
 
 use super::body_edit::Edit;
+use crate::http::sse;
 use crate::json_scan::Scan;
 use crate::prompt::{Api, PeekedBody};
 
@@ -71,8 +72,6 @@ pub(in crate::relay) fn asking(
     Some((edit, unasked))
 }
 
-static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
-static BLANK_CRLF: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\r\n"));
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 
 /// Whole events of a stream without usage that the client has not asked for.
@@ -84,9 +83,7 @@ pub(in crate::relay) fn without_usage(events: Bytes, unasked: UnaskedUsage) -> B
     let (mut position, mut is_changed) = (0, false);
     while position < events.len() {
         let rest = &events[position..];
-        let ends = [(&BLANK, 2), (&BLANK_CRLF, 3)];
-        let ends = ends.map(|(blank, length)| blank.find(rest).map(|found| found + length));
-        let end = ends.into_iter().flatten().min().unwrap_or(rest.len());
+        let end = sse::event_end(rest);
         let event = &rest[..end];
         match usage_of(event) {
             Some(Found::Alone) if unasked.event => is_changed = true,

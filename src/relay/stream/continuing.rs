@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use prometheus::IntCounterVec;
@@ -131,9 +131,7 @@ impl Continuing {
         let State::Waiting { answer, .. } = &mut self.state else {
             return Poll::Pending;
         };
-        let Poll::Ready((next, answer)) = answer.as_mut().poll(cx) else {
-            return Poll::Pending;
-        };
+        let (next, answer) = ready!(answer.as_mut().poll(cx));
         let State::Waiting { reader, broken, .. } = std::mem::replace(&mut self.state, State::Over)
         else {
             return Poll::Pending;

@@ -30,8 +30,8 @@ pub(super) struct StreamTerminator {
     has_end: bool,
     /// The engine reported an error.
     has_error: bool,
-    /// Whether the last choice had a reason for its end: then only `[DONE]` may be missing. `None` before any choice.
-    is_finished: Option<bool>,
+    /// Of the last choice: if it has ended with a reason, only `[DONE]` may be missing. `None` before any choice.
+    finish: Option<Finish>,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
@@ -44,7 +44,7 @@ impl StreamTerminator {
             // Nothing is known of how streams of other endpoints end.
             has_end: api == Api::Other,
             has_error: false,
-            is_finished: None,
+            finish: None,
             first: None,
             events: 0,
         }
@@ -57,7 +57,7 @@ impl StreamTerminator {
     /// Takes events that have nothing but a token: their choice goes on.
     pub(super) fn on_plain(&mut self) {
         if self.api.has_choices() {
-            self.is_finished = Some(false);
+            self.finish = Some(Finish::None);
         }
     }
 
@@ -67,14 +67,12 @@ impl StreamTerminator {
         if self.has_end || self.has_error {
             return None;
         }
-        let finish = last_finish(self.api, events);
-        if let Some((at, Finish::Abort)) = finish {
-            return Some(event_start(events, at));
+        match last_finish(self.api, events) {
+            Some((at, Finish::Abort)) => return Some(event_start(events, at)),
+            Some((_, finish)) => self.finish = Some(finish),
+            None => {}
         }
-        if let Some((_, finish)) = finish {
-            self.is_finished = Some(finish == Finish::Reason);
-        }
-        let lacks_end = self.is_finished == Some(false)
+        let lacks_end = self.finish == Some(Finish::None)
             && is_terminal(self.api, events)
             && !first_token_gate::has_engine_error(self.api, events);
         lacks_end.then(|| event_start(events, events.trim_ascii_end().len()))
@@ -114,7 +112,9 @@ impl StreamTerminator {
         if self.has_end || is_terminal(self.api, held) {
             return Missing::Nothing;
         }
-        if self.api.has_choices() && self.is_finished == Some(true) && held.trim_ascii().is_empty()
+        if self.api.has_choices()
+            && self.finish == Some(Finish::Reason)
+            && held.trim_ascii().is_empty()
         {
             Missing::Done(Bytes::from_static(b"data: [DONE]\n\n"))
         } else {

@@ -1,5 +1,6 @@
 //! The steps of a run, and why it stops: outputs and inputs of [`RunState`](super::run_state::RunState). Pure.
 
+use crate::observe::metrics::words;
 use crate::responses::fail_reason::FailReason;
 use crate::store::EventBatch;
 
@@ -7,30 +8,20 @@ use crate::store::EventBatch;
 /// response again writes the same ones.
 pub const FIRST_EVENTS: u64 = 3;
 
-/// Why a run stops before its engine has finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopReason {
-    /// The response was cancelled or deleted.
-    Cancelled,
-    /// Another replica has taken the response over.
-    LeaseLost,
-    /// This replica is stopping.
-    Draining,
-    /// The run exceeded its time limit.
-    TimeLimit,
-    /// The store rejects its events for good.
-    StoreRefused,
-}
-
-impl StopReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cancelled => "cancelled",
-            Self::LeaseLost => "lease_lost",
-            Self::Draining => "draining",
-            Self::TimeLimit => "time_limit",
-            Self::StoreRefused => "store_refused",
-        }
+words! {
+    /// Why a run stops before its engine has finished.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum StopReason {
+        /// The response was cancelled or deleted.
+        Cancelled = "cancelled",
+        /// Another replica has taken the response over.
+        LeaseLost = "lease_lost",
+        /// This replica is stopping.
+        Draining = "draining",
+        /// The run exceeded its time limit.
+        TimeLimit = "time_limit",
+        /// The store rejects its events for good.
+        StoreRefused = "store_refused",
     }
 }
 

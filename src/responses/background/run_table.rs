@@ -8,28 +8,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::run_step::StopReason;
+use crate::observe::metrics::words;
 use crate::store::lease::{self, Lease, Step};
 use crate::store::{self, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Takeover};
 
-/// Why a response is not admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunRefusal {
-    /// Its fencing token belongs to another owner id, or the lease is not held.
-    NotOwner,
-    /// It runs here already.
-    AlreadyRunning,
-    ReplicaFull,
-    TenantFull,
-}
-
-impl RunRefusal {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotOwner => "not_owner",
-            Self::AlreadyRunning => "already_running",
-            Self::ReplicaFull => "replica_full",
-            Self::TenantFull => "tenant_full",
-        }
+words! {
+    /// Why a response is not admitted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RunRefusal {
+        /// Its fencing token belongs to another owner id, or the lease is not held.
+        NotOwner = "not_owner",
+        /// It runs here already.
+        AlreadyRunning = "already_running",
+        ReplicaFull = "replica_full",
+        TenantFull = "tenant_full",
     }
 }
 

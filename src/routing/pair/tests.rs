@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::routing::Settings as Routing;
-use crate::routing::policy::tests::{ALL, Table};
+use crate::routing::policy::tests::Table;
 
 const SETTINGS: Settings = Settings {
     min_remote_tokens: 256,
@@ -257,7 +257,7 @@ proptest! {
     ) {
         let may_pair = |from: ViewIndex, to: ViewIndex| apart.rotate_left((from.get() * 6 + to.get()) as u32) & 1 == 0;
         let request = Request { prompt_tokens, seed, ticket, affinity, ..Request::default() };
-        let routing = Routing { policy: ALL[policy], ..Routing::default() };
+        let routing = Routing { policy: Policy::ALL[policy], ..Routing::default() };
         let (prefillers, decoders) = (table(&prefill, false), table(&decode, false));
         let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
         prop_assert_eq!(found.is_some(), decode.iter().any(|row| row.0));

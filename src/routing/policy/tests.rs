@@ -80,15 +80,6 @@ impl View for Table {
     }
 }
 
-pub(in crate::routing) const ALL: [Policy; 6] = [
-    Policy::CacheAware,
-    Policy::RoundRobin,
-    Policy::Random,
-    Policy::LeastLoad,
-    Policy::PowerOfTwo,
-    Policy::ConsistentHash,
-];
-
 fn with(policy: Policy) -> Settings {
     Settings {
         policy,
@@ -429,8 +420,8 @@ proptest! {
         let request = Request {
             prompt_tokens: 1_000, answer_tokens: 100.0, affinity, prefix_key: affinity, is_alone: seed % 2 == 0, ticket, seed,
         };
-        let decision = decide(&with(ALL[policy]), &request, &table);
-        prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
+        let decision = decide(&with(Policy::ALL[policy]), &request, &table);
+        prop_assert_eq!(decision, decide(&with(Policy::ALL[policy]), &request, &table));
         prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
         if let Some(decision) = decision {
             prop_assert!(rows[decision.index.get()].0);

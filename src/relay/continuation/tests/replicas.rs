@@ -20,7 +20,7 @@ fn play(
     deaths: &[usize],
     piece: usize,
 ) -> Result<String, &'static str> {
-    let read = || Request::read(Api::Chat, body.to_string().as_bytes()).unwrap();
+    let read = || Request::read(Api::Chat, &body.to_string().into()).unwrap();
     let request = read();
     let (mut text, mut parts) = (Vec::new(), Vec::new());
     let mut sent = request.body().clone();

@@ -3,22 +3,20 @@
 use prometheus::{Histogram, IntCounter};
 
 use super::fallback::FallbackReason;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, words};
 
-/// Where token ids came from.
-#[derive(Clone, Copy)]
-pub(super) enum TokenSource {
-    /// The router's tokenizer, on the I/O thread.
-    Inline,
-    /// The router's tokenizer, on a thread of the pool.
-    Pool,
-    Engine,
-    /// The cache of token ids from engines.
-    Cache,
-}
-
-impl TokenSource {
-    const LABELS: [&'static str; 4] = ["inline", "pool", "engine", "cache"];
+words! {
+    /// Where token ids came from.
+    #[derive(Clone, Copy)]
+    pub(super) enum TokenSource {
+        /// The router's tokenizer, on the I/O thread.
+        Inline = "inline",
+        /// The router's tokenizer, on a thread of the pool.
+        Pool = "pool",
+        Engine = "engine",
+        /// The cache of token ids from engines.
+        Cache = "cache",
+    }
 }
 
 /// From a cached prompt to a text of megabytes.
@@ -30,7 +28,7 @@ const BUCKETS_SECONDS: &[f64] = &[
 #[derive(Debug)]
 pub(super) struct Metrics {
     /// By `TokenSource`.
-    duration: [Histogram; TokenSource::LABELS.len()],
+    duration: [Histogram; TokenSource::ALL.len()],
     fallbacks: Vec<(&'static str, IntCounter)>,
 }
 
@@ -48,7 +46,7 @@ impl Metrics {
             &["reason"],
         );
         Self {
-            duration: TokenSource::LABELS.map(|source| duration.with_label_values(&[source])),
+            duration: TokenSource::ALL.map(|source| duration.with_label_values(&[source.as_str()])),
             fallbacks: FallbackReason::labels()
                 .map(|reason| (reason, fallbacks.with_label_values(&[reason])))
                 .collect(),
