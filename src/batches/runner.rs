@@ -34,7 +34,7 @@ use super::records::record_of;
 use super::room_gate::RoomGate;
 use super::send::SendLine;
 use super::service::Batches;
-use super::turns::Turn;
+use super::turns::{Turn, TurnClass};
 use super::works::{StopWork, WorkGuard};
 use crate::observe;
 use crate::store;
@@ -178,7 +178,7 @@ impl Runner {
             let with_turn = |document: Document| (self.turn(&document, now_ms), document);
             due.extend(page.into_iter().map(with_turn));
             // Works other than shards are due before all shards. All are seen, so that no tenant's hide those of another.
-            let may_hide = due.last().is_some_and(|(turn, _)| !turn.is_shard);
+            let may_hide = due.last().is_some_and(|(turn, _)| turn.class != TurnClass::Shard);
             if due.len() >= if may_hide { MAX_TURNS } else { max } {
                 break;
             }
