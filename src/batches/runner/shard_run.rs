@@ -210,13 +210,6 @@ impl ShardRun<'_> {
     /// Only here a line has a result: until then it is given up when the work is stopped, and sent again.
     fn on_finished(&mut self, finished: FinishedLine) {
         let FinishedLine { line, text, held } = finished;
-        let outcome = match &held {
-            None => "invalid",
-            Some(_) if line.is_ok => "completed",
-            Some(_) => "failed",
-        };
-        let metrics = &self.work.batches.metrics;
-        metrics.lines.with_label_values(&[outcome]).inc();
         self.lines.tries.lock().remove(&line.line);
         self.part.push(Instant::now(), line, &text, held);
     }
@@ -255,7 +248,13 @@ impl ShardRun<'_> {
             failed => failed,
         };
         match written {
-            Ok(()) => self.part.on_written(),
+            // Those of a shard that was lost before are run again elsewhere, and count there.
+            Ok(()) => {
+                for outcome in self.part.on_written() {
+                    let lines = &batches.metrics.lines;
+                    lines.with_label_values(&[outcome]).inc();
+                }
+            }
             Err(error) => {
                 batches.failed("results of a batch not written", &error);
                 self.part.on_failed(Instant::now());
