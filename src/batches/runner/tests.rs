@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
-use super::Runner;
+use super::{Runner, Taken};
 use super::assembling::file_ids;
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
@@ -388,53 +388,71 @@ async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
     assert_eq!(last["status"], "expired");
 }
 
+/// What looks for work on a replica, where nothing else does any more.
+async fn runner_of(replica: &Replica) -> Runner {
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let batches = replica.batches.clone();
+    Runner {
+        gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
+        sender: replica.engines.clone(),
+        batches,
+    }
+}
+
+/// Inserts a batch in progress with so many shards.
+async fn insert(shared: &Shared, tenant: Tenant, due_ms: u64, shard_count: u32) -> DocumentKey {
+    let record = BatchRecord {
+        id: new_batch_id(Flavor::OpenAi, u128::from(due_ms)),
+        status: BatchStatus::InProgress,
+        is_validated: true,
+        shard_count,
+        expires_ms: u64::MAX,
+        delete_ms: u64::MAX,
+        ..BatchRecord::default()
+    };
+    let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
+    let new = NewDocument {
+        value: record.to_json(),
+        created_ms: 1,
+        weight: 0,
+        due_ms: Some(due_ms),
+    };
+    let bounds = DocumentBounds {
+        documents: 1_000,
+        weight: 0,
+    };
+    let store = &shared.store.responses;
+    let inserted = store.insert_document(key.clone(), new, bounds).await;
+    assert_eq!(inserted, Ok(InsertOutcome::Done));
+    key
+}
+
 #[tokio::test]
 async fn a_tenant_with_many_batches_hides_none_of_another_tenant() {
     const MANY: u64 = 1_000;
     let shared = Shared::new();
-    let replica = shared.replica();
-    // Nothing but this test looks for work.
-    replica.tasks.drain(Duration::from_secs(10)).await;
-    let batches = replica.batches.clone();
-    let runner = Runner {
-        gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
-        sender: replica.engines.clone(),
-        batches,
-    };
-    let insert = async |tenant: Tenant, due_ms: u64| {
-        let record = BatchRecord {
-            id: new_batch_id(Flavor::OpenAi, u128::from(due_ms)),
-            status: BatchStatus::InProgress,
-            is_validated: true,
-            shard_count: 1,
-            expires_ms: u64::MAX,
-            delete_ms: u64::MAX,
-            ..BatchRecord::default()
-        };
-        let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
-        let new = NewDocument {
-            value: record.to_json(),
-            created_ms: 1,
-            weight: 0,
-            due_ms: Some(due_ms),
-        };
-        let bounds = DocumentBounds {
-            documents: MANY,
-            weight: 0,
-        };
-        let store = &shared.store.responses;
-        let inserted = store.insert_document(key.clone(), new, bounds).await;
-        assert_eq!(inserted, Ok(InsertOutcome::Done));
-        key
-    };
-    let first = insert(Tenant::of("a"), 1).await;
+    let runner = runner_of(&shared.replica()).await;
+    let first = insert(&shared, Tenant::of("a"), 1, 1).await;
     for due_ms in 2..=MANY {
-        insert(Tenant::of("a"), due_ms).await;
+        insert(&shared, Tenant::of("a"), due_ms, 1).await;
     }
-    let other = insert(Tenant::of("b"), MANY + 1).await;
+    let other = insert(&shared, Tenant::of("b"), MANY + 1, 1).await;
     let _runs = runner.batches.works.begin(&first, Work::Shard(0)).unwrap();
     let due = runner.first_due().await.unwrap();
     assert_eq!(due[0].key, other);
+}
+
+#[tokio::test]
+async fn a_batch_of_which_a_work_was_started_is_looked_at_again_at_once_if_it_has_more_to_do() {
+    let shared = Shared::new();
+    let runner = runner_of(&shared.replica()).await;
+    for (shard_count, is_due) in [(1, false), (2, true)] {
+        let due_ms = u64::from(shard_count);
+        let key = insert(&shared, Tenant::default(), due_ms, shard_count).await;
+        let document = shared.store.responses.document(key).await.unwrap();
+        let taken = runner.take(document.unwrap()).await;
+        assert_eq!(taken, Ok(Taken::Started { is_due }), "{shard_count}");
+    }
 }
 
 #[tokio::test]
