@@ -49,6 +49,11 @@ impl Clock {
         }
     }
 
+    /// Unix seconds.
+    pub(super) fn now_s(&self) -> i64 {
+        (self.now_ms() / 1_000) as i64
+    }
+
     /// Whether the clock was right when it was compared last.
     pub(super) fn is_right(&self) -> bool {
         self.compared.is_right.load(Relaxed)

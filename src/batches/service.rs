@@ -94,7 +94,7 @@ impl Batches {
         registry: &Registry,
     ) -> Self {
         let metrics = Metrics::new(registry);
-        let clock = Clock::new(observe::unix_ms);
+        let clock = files.clock.clone();
         Self {
             settings,
             records: Records::new(store.responses.clone(), clock.clone()),
@@ -127,13 +127,12 @@ impl Batches {
 
     /// On a host with another clock.
     #[cfg(test)]
-    pub(super) fn with_clock(self, host_ms: fn() -> u64) -> Self {
+    pub(super) fn with_clock(mut self, host_ms: fn() -> u64) -> Self {
         let clock = Clock::new(host_ms);
-        Self {
-            records: Records::new(self.store.clone(), clock.clone()),
-            clock,
-            ..self
-        }
+        self.records = Records::new(self.store.clone(), clock.clone());
+        self.files.clock = clock.clone();
+        self.clock = clock;
+        self
     }
 
     /// Unix milliseconds.

@@ -19,7 +19,6 @@ use crate::batches::paths;
 use crate::batches::shards;
 use crate::batches::storage::{Storage, StorageError, StorageWriter};
 use crate::batches::works::StopWork;
-use crate::observe;
 
 /// The kinds of files of results, as their ids and names have them.
 const OUTPUT: &str = "output";
@@ -193,7 +192,7 @@ async fn register(
     let retention = work.batches.settings.retention;
     let lasts = record.output_expires_after_s.map(Duration::from_secs);
     let lasts = lasts.unwrap_or(retention).min(retention);
-    let created_at = observe::unix_s();
+    let created_at = work.batches.clock.now_s();
     let record = FileRecord {
         id: id.clone(),
         bytes: *bytes,
