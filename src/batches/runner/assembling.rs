@@ -31,20 +31,36 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let assembled = match work.unless_stopped(assemble(work, &record)).await {
-        Ok(assembled) => Ok(assembled),
-        Err(Halt::Storage(StorageError::TooLarge(max))) => Err(too_large(max)),
+    let assembled = async {
+        match assemble(work, &record).await {
+            Ok(assembled) => Ok::<_, Halt>(Ok(assembled)),
+            Err(Halt::Storage(StorageError::TooLarge(max))) => {
+                let error = too_large(max);
+                let results = write_failed(work, &record, Some(&error)).await?;
+                Ok(Err((error, results)))
+            }
+            Err(halt) => Err(halt),
+        }
+    };
+    let assembled = match work.unless_stopped(assembled).await {
+        Ok(assembled) => assembled,
         Err(halt) => return work.on_halt(halt).await,
     };
     let owner = work.batches.owner;
     let written = work.write_end(|record, now_ms| match &assembled {
         Ok(assembled) => record.end_assembly(owner, assembled.clone(), now_ms),
-        Err(error) => record.fail_assembly(owner, error.clone(), now_ms),
+        Err((error, results)) => {
+            let is_ended = record.fail_assembly(owner, error.clone(), now_ms);
+            if is_ended {
+                record.output_file_id.clone_from(results);
+            }
+            is_ended
+        }
     });
     let Some(record) = written.await else {
         return WorkOutcome::Lost;
     };
-    let error = assembled.err().map(|error| error.message);
+    let error = assembled.err().map(|(error, _)| error.message);
     info!(
         batch = record.id,
         tenant = record.tenant_name,
@@ -317,6 +333,46 @@ async fn write_missing(
         }
     }
     Ok(())
+}
+
+/// Gives each request of a batch of Messages that fails as a whole the reason as its result, because the object of such
+/// a batch has no place for it. Returns what the record names as the results. `None`: there are none, because the batch
+/// has files, has no error, or has lost its requests.
+pub(super) async fn write_failed(
+    work: &WorkContext,
+    record: &BatchRecord,
+    error: Option<&LineError>,
+) -> Result<Option<String>, Halt> {
+    let Some(error) = error.filter(|_| record.flavor == Flavor::Messages) else {
+        return Ok(None);
+    };
+    let _room = work.batches.memory.whole_file().await;
+    let storage = &work.batches.storage;
+    let mut file = ResultFile {
+        id: paths::OWN_ERRORS.to_owned(),
+        path: paths::own_errors(&record.id),
+        filename: String::new(),
+        writer: None,
+    };
+    match ObjectLines::open(storage, &paths::own_input(&record.id)).await {
+        Ok(mut lines) => {
+            let mut number = 0_u32;
+            while let Some(line) = lines.next().await? {
+                let custom_id = custom_id(&line);
+                let text = result_of(record, number, &custom_id).batch_failed(error);
+                file.write(storage, text.into()).await?;
+                number += 1;
+                if number.is_multiple_of(LINES_AT_A_TIME) {
+                    yield_now().await;
+                }
+            }
+        }
+        Err(StorageError::NotFound) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let written = file.finish().await?;
+    work.check_storage().await?;
+    Ok(written.map(|(id, _)| id))
 }
 
 fn result_of<'a>(record: &'a BatchRecord, line: u32, custom_id: &'a str) -> ResultOf<'a> {

@@ -230,6 +230,51 @@ async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
     assert!(replica.registry.text().contains(bound));
 }
 
+/// A batch of Messages that fails as a whole: each of its requests has the reason.
+async fn assert_errored(replica: &Replica, count: usize, reason: &str) {
+    let id = replica.create_of_messages(count).await;
+    let batch = replica
+        .until(&id, |batch| batch["processing_status"] == "ended")
+        .await;
+    assert_eq!(batch["request_counts"]["errored"], count, "{batch}");
+    let results = BatchEndpoint::ResultsOfMessages(id.clone());
+    let path = format!("/v1/messages/batches/{id}/results");
+    assert_eq!(batch["results_url"], path);
+    let results = replica.json_lines(&results).await;
+    assert_eq!(results.len(), count);
+    for (number, line) in results.iter().enumerate() {
+        assert_eq!(line["custom_id"], number.to_string(), "{line}");
+        assert_eq!(line["result"]["type"], "errored", "{line}");
+        let error = &line["result"]["error"]["error"];
+        assert_eq!(error["type"], "api_error", "{line}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn requests_of_a_batch_of_messages_beyond_the_tenants_tokens_have_the_limit_as_their_error() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        tokens_max: Some(17),
+        ..Engines::default()
+    });
+    assert_errored(&replica, 2, "Limit 17, Used 0, Needed 18").await;
+    assert_eq!(replica.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn requests_of_a_batch_of_messages_whose_results_are_too_large_have_that_as_their_error() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the results have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    assert_errored(&replica, LINES, "larger than 8388608 bytes").await;
+}
+
 #[tokio::test]
 async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
