@@ -177,7 +177,14 @@ impl<'a> ResultFiles<'a> {
         } = self;
         let of_output = output.finish().await?;
         let of_error = match &mut error {
-            Some(error) => error.finish().await?,
+            Some(error) => match error.finish().await {
+                Err(too_large @ StorageError::TooLarge(_)) => {
+                    // The batch fails, and no record will name the other file.
+                    work.batches.storage.delete(&output.path).await?;
+                    return Err(too_large.into());
+                }
+                finished => finished?,
+            },
             None => None,
         };
         // Some time after the end of the batch its parts are deleted.

@@ -230,6 +230,29 @@ async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
     assert!(replica.registry.text().contains(bound));
 }
 
+#[tokio::test]
+async fn no_file_stays_of_a_batch_whose_errors_are_too_large_for_the_storage() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the errors have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    let mut input = lines_of("m", 1);
+    let refused = &lines("m")[7];
+    let others = 1..LINES;
+    input.extend(others.map(|number| refused.replace("id-7", &format!("id-{number}"))));
+    let file = shared.file(&replica, &input).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["errors"]["data"][0]["code"], "results_too_large");
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let input = file::storage_path(Tenant::default(), &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
+}
+
 /// A batch of Messages that fails as a whole: each of its requests has the reason.
 async fn assert_errored(replica: &Replica, count: usize, reason: &str) {
     let id = replica.create_of_messages(count).await;
