@@ -13,7 +13,6 @@ use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
 use super::clock::Clock;
-use super::file::FileRecord;
 use super::files::{FileUpload, Files};
 use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
@@ -317,15 +316,6 @@ impl Batches {
     pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
         self.failed("storage of batches failed", error);
         ApiError::storage_failed()
-    }
-
-    /// The file of a tenant.
-    pub(super) async fn file(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Option<FileRecord>, ApiError> {
-        self.files.record(tenant, id).await
     }
 }
 
