@@ -310,15 +310,31 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     right.tasks.drain(Duration::from_secs(10)).await;
     shared.host_ms = Some(|| observe::unix_ms() + YEAR_MS);
     let ahead = shared.replica();
-    // Its first look for work and its first look for expired files.
+    // Its first request, its first look for work and its first look for expired files.
     ahead
-        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 2)
+        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 3)
         .await;
     ahead.assert_whole(&batch).await;
     assert_eq!(ahead.batch(id).await, batch);
     let refused = ahead.try_create(&file).await.unwrap_err();
     let found = (refused.status.as_u16(), refused.code);
     assert_eq!(found, (503, "batch_clock_differs"));
+}
+
+#[tokio::test]
+async fn a_replica_whose_clock_is_far_ahead_knows_files_and_creates_nothing_from_the_start() {
+    let mut shared = Shared::new();
+    shared.is_idle = true;
+    let right = shared.replica();
+    let until = observe::unix_s() + 48 * 3_600;
+    let file = shared.file_until(&right, &lines("m"), Some(until)).await;
+    shared.host_ms = Some(|| observe::unix_ms() + 365 * 24 * 3_600_000);
+    let ahead = shared.replica();
+    // By its own clock the file has expired.
+    let found = BatchEndpoint::File(file.clone());
+    ahead.answer(&found, String::new()).await;
+    let refused = ahead.try_create(&file).await.unwrap_err();
+    assert_eq!(refused.code, "batch_clock_differs");
 }
 
 #[tokio::test]

@@ -115,6 +115,8 @@ pub(super) struct Shared {
     pub(super) max_batches: Option<u64>,
     /// The clock of the next replicas, if it is not this host's.
     pub(super) host_ms: Option<fn() -> u64>,
+    /// The next replicas do not look for work.
+    pub(super) is_idle: bool,
 }
 
 /// One replica.
@@ -141,6 +143,7 @@ impl Shared {
             lease: Duration::from_secs(30),
             max_batches: None,
             host_ms: None,
+            is_idle: false,
         }
     }
 
@@ -178,7 +181,9 @@ impl Shared {
         }
         let batches = Arc::new(batches);
         let engines = Arc::new(engines);
-        batches.start(engines.clone());
+        if !self.is_idle {
+            batches.start(engines.clone());
+        }
         Replica {
             batches,
             engines,
