@@ -339,7 +339,7 @@ impl Runner {
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
         // The works of a replica that may begin none are left to others.
-        let may_renew = self.batches.is_storage_usable() && self.batches.clock.is_right();
+        let may_renew = self.batches.is_storage_usable() && self.batches.files.clock.is_right();
         if renews && may_renew {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {

@@ -94,16 +94,32 @@ struct ResultFile {
     filename: String,
     /// None until it has a line.
     writer: Option<StorageWriter>,
+    lines: u32,
 }
 
 impl ResultFile {
+    fn new(id: String, path: String, filename: String) -> Self {
+        Self {
+            id,
+            path,
+            filename,
+            writer: None,
+            lines: 0,
+        }
+    }
+
     async fn write(&mut self, storage: &Storage, line: Bytes) -> Result<(), StorageError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             none => none.insert(storage.writer(&self.path).await?),
         };
         writer.write(line).await?;
-        writer.write(Bytes::from_static(b"\n")).await
+        writer.write(Bytes::from_static(b"\n")).await?;
+        self.lines = self.lines.saturating_add(1);
+        if self.lines.is_multiple_of(LINES_AT_A_TIME) {
+            yield_now().await;
+        }
+        Ok(())
     }
 
     /// The id and the size of the file, if it has a line.
@@ -123,7 +139,6 @@ struct ResultFiles<'a> {
     output: ResultFile,
     /// `None`: a batch of Messages has all results in one.
     error: Option<ResultFile>,
-    lines: u32,
 }
 
 impl<'a> ResultFiles<'a> {
@@ -134,12 +149,8 @@ impl<'a> ResultFiles<'a> {
                 Some(openai_file(work, record, ERROR)?),
             ),
             Flavor::Messages => {
-                let own = ResultFile {
-                    id: paths::OWN_RESULTS.to_owned(),
-                    path: paths::own_results(&record.id),
-                    filename: String::new(),
-                    writer: None,
-                };
+                let (id, path) = (paths::OWN_RESULTS, paths::own_results(&record.id));
+                let own = ResultFile::new(id.to_owned(), path, String::new());
                 (own, None)
             }
         };
@@ -148,7 +159,6 @@ impl<'a> ResultFiles<'a> {
             record,
             output,
             error,
-            lines: 0,
         })
     }
 
@@ -158,12 +168,7 @@ impl<'a> ResultFiles<'a> {
             Some(error) if !is_ok => error,
             _ => &mut self.output,
         };
-        file.write(storage, line).await?;
-        self.lines = self.lines.wrapping_add(1);
-        if self.lines.is_multiple_of(LINES_AT_A_TIME) {
-            yield_now().await;
-        }
-        Ok(())
+        file.write(storage, line).await
     }
 
     /// Completes the files, and registers those that clients find among theirs.
@@ -173,7 +178,6 @@ impl<'a> ResultFiles<'a> {
             record,
             mut output,
             mut error,
-            ..
         } = self;
         let of_output = output.finish().await?;
         let of_error = match &mut error {
@@ -215,7 +219,7 @@ async fn register(
     let retention = work.batches.settings.retention;
     let lasts = record.output_expires_after_s.map(Duration::from_secs);
     let lasts = lasts.unwrap_or(retention).min(retention);
-    let created_at = work.batches.clock.now_s();
+    let created_at = work.batches.files.clock.now_s();
     let record = FileRecord {
         id: id.clone(),
         bytes: *bytes,
@@ -239,12 +243,8 @@ fn openai_file(
 ) -> Result<ResultFile, StorageError> {
     let id = file_id(&record.id, kind);
     let path = file::storage_path(work.key().tenant, &id).ok_or(StorageError::NotFound)?;
-    Ok(ResultFile {
-        path,
-        filename: format!("{}_{kind}.jsonl", record.id),
-        id,
-        writer: None,
-    })
+    let filename = format!("{}_{kind}.jsonl", record.id);
+    Ok(ResultFile::new(id, path, filename))
 }
 
 /// The ids of the files of results that a batch may have.
@@ -355,23 +355,14 @@ pub(super) async fn write_failed(
     };
     let _room = work.batches.memory.whole_file().await;
     let storage = &work.batches.storage;
-    let mut file = ResultFile {
-        id: paths::OWN_ERRORS.to_owned(),
-        path: paths::own_errors(&record.id),
-        filename: String::new(),
-        writer: None,
-    };
+    let (id, path) = (paths::OWN_ERRORS, paths::own_errors(&record.id));
+    let mut file = ResultFile::new(id.to_owned(), path, String::new());
     match ObjectLines::open(storage, &paths::own_input(&record.id)).await {
         Ok(mut lines) => {
-            let mut number = 0_u32;
             while let Some(line) = lines.next().await? {
                 let custom_id = custom_id(&line);
-                let text = result_of(record, number, &custom_id).batch_failed(error);
+                let text = result_of(record, file.lines, &custom_id).batch_failed(error);
                 file.write(storage, text.into()).await?;
-                number += 1;
-                if number.is_multiple_of(LINES_AT_A_TIME) {
-                    yield_now().await;
-                }
             }
         }
         Err(StorageError::NotFound) => {}
