@@ -99,6 +99,11 @@ impl PartBuffer {
         std::mem::take(&mut self.outcomes)
     }
 
+    /// Whether the last try to write it has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.retry_at.is_some()
+    }
+
     pub(super) fn on_failed(&mut self, now: Instant) {
         self.retry_at = Some(now + RETRY_PAUSE);
     }
@@ -144,12 +149,14 @@ mod tests {
             part.push(later, line(true), "{}", None);
         }
         assert_eq!(part.due(later, false), Some(later));
+        assert!(!part.has_failed());
         part.on_failed(later);
+        assert!(part.has_failed());
         for is_last in [false, true] {
             assert_eq!(part.due(later, is_last), Some(later + RETRY_PAUSE));
         }
         assert_eq!(part.on_written(), ["invalid"; MAX_LINES]);
-        assert!(part.is_empty() && part.due(later, true).is_none());
+        assert!(part.is_empty() && part.due(later, true).is_none() && !part.has_failed());
         let (counts, usage) = part.progress();
         assert_eq!((counts.completed, counts.failed), (63, 1));
         assert_eq!(usage.output_tokens, 128);

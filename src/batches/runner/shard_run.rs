@@ -237,17 +237,22 @@ impl ShardRun<'_> {
         if self.part.is_empty() {
             return;
         }
-        let batches = &self.work.batches;
-        let batch = &self.work.key().id;
-        let path = paths::part(batch, self.number, self.writer, self.next_part);
+        let work = self.work;
+        let batches = &work.batches;
+        let path = paths::part(&work.key().id, self.number, self.writer, self.next_part);
         // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
         self.next_part = self.next_part.saturating_add(1);
         let bytes = Bytes::copy_from_slice(self.part.bytes());
-        let written = match batches.storage.put(&path, bytes).await {
-            Ok(()) => self.work.check_storage().await,
-            failed => failed,
+        let has_failed = self.part.has_failed();
+        let written = async {
+            if has_failed {
+                // Else each try would leave an object in the mount point of a lost mount, until its disk is full.
+                work.check_storage().await?;
+            }
+            batches.storage.put(&path, bytes).await?;
+            work.check_storage().await
         };
-        match written {
+        match written.await {
             // Those of a shard that was lost before are run again elsewhere, and count there.
             Ok(()) => {
                 for outcome in self.part.on_written() {
