@@ -49,6 +49,16 @@ impl Clock {
         }
     }
 
+    /// Unix seconds.
+    pub(super) fn now_s(&self) -> i64 {
+        (self.now_ms() / 1_000) as i64
+    }
+
+    /// Whether it was compared at all: before, the time is this host's.
+    pub(super) fn is_compared(&self) -> bool {
+        self.compared.since_ms.load(Relaxed) != 0
+    }
+
     /// Whether the clock was right when it was compared last.
     pub(super) fn is_right(&self) -> bool {
         self.compared.is_right.load(Relaxed)
@@ -85,11 +95,11 @@ mod tests {
         HOST_MS.store(start_ms, Relaxed);
         let clock = Clock::new(|| HOST_MS.load(Relaxed));
         let is_about = |expected_ms: u64| clock.now_ms().abs_diff(expected_ms) < HOUR_MS / 2;
-        assert!(is_about(start_ms) && clock.is_right());
+        assert!(is_about(start_ms) && clock.is_right() && !clock.is_compared());
         // It starts with a wrong clock.
         let store_ms = start_ms - 5 * HOUR_MS;
         assert!(clock.compare(store_ms).is_err() && !clock.is_right());
-        assert!(is_about(store_ms));
+        assert!(is_about(store_ms) && clock.is_compared());
         HOST_MS.store(store_ms + 60_000, Relaxed);
         assert_eq!(clock.compare(store_ms), Ok(()));
         assert!(clock.is_right() && clock.now_ms() < store_ms + 60_000);

@@ -32,7 +32,7 @@ impl Batches {
         // The input is kept for as long as the batch, and was uploaded before it.
         let create = CreateBatch::read(body, self.settings.retention / 2)?;
         let id = &create.input_file_id;
-        let file = self.file(caller.tenant, id).await?;
+        let file = self.files.record(caller.tenant, id).await?;
         let file = file.ok_or_else(|| ApiError::unknown_input_file(id))?;
         if file.purpose != FilePurpose::Batch {
             let purpose = file.purpose.as_str();
@@ -73,7 +73,7 @@ impl Batches {
         tenant: Tenant,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let file = self.file(tenant, id).await?;
+        let file = self.files.record(tenant, id).await?;
         if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
             let reads =
                 |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;

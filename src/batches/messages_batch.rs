@@ -85,6 +85,8 @@ fn request_counts(record: &BatchRecord) -> Value {
     let if_ended_as = |ending| if record.ending == ending { not_run } else { 0 };
     let (processing, succeeded, errored) = match record.status {
         BatchStatus::Failed => (0, 0, total),
+        // It failed while it was being cancelled.
+        BatchStatus::Cancelled if !record.errors.is_empty() => (0, 0, total),
         status if status.is_terminal() => (0, completed, failed),
         _ => (total, 0, 0),
     };
@@ -107,7 +109,7 @@ fn time_text(millis: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batches::line::{Flavor, LineEndpoint};
+    use crate::batches::line::{Flavor, LineEndpoint, LineError};
 
     fn record(status: BatchStatus) -> BatchRecord {
         BatchRecord {
@@ -167,9 +169,12 @@ mod tests {
         };
         check(BatchStatus::Cancelled, Ending::Cancelled, 3, "canceled");
         check(BatchStatus::Expired, Ending::Expired, 2, "expired");
-        let all = record(BatchStatus::Failed);
-        assert_eq!(object(&all)["request_counts"]["errored"], 9);
-        assert_eq!(object(&all)["results_url"], Value::Null);
+        for status in [BatchStatus::Failed, BatchStatus::Cancelled] {
+            let mut all = record(status);
+            all.errors = vec![LineError::new("file_not_found", "gone", None)];
+            assert_eq!(object(&all)["request_counts"]["errored"], 9);
+            assert_eq!(object(&all)["results_url"], Value::Null);
+        }
     }
 
     #[test]

@@ -127,11 +127,13 @@ impl Batches {
         if !record.status.is_terminal() {
             return Err(ApiError::batch_not_ended("it has no results"));
         }
-        if record.output_file_id.is_none() {
-            return Err(ApiError::no_batch_results(id));
-        }
+        let path = match record.output_file_id.as_deref() {
+            None => return Err(ApiError::no_batch_results(id)),
+            Some(paths::OWN_ERRORS) => paths::own_errors(id),
+            Some(_) => paths::own_results(id),
+        };
         let gone = ApiError::unknown_batch(id);
-        let mut answer = self.files.stored(&paths::own_results(id), gone).await?;
+        let mut answer = self.files.stored(&path, gone).await?;
         let kind = HeaderValue::from_static("application/x-jsonl");
         answer.headers_mut().insert(CONTENT_TYPE, kind);
         Ok(answer)

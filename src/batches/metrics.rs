@@ -20,8 +20,8 @@ metric_table! {
         pub(super) ended: counters "warmroute_batches_ended_total" ["status"]
             "Batches that this replica has ended, by status: completed, failed, expired, cancelled.",
         pub(super) lines: counters "warmroute_batch_lines_total" ["outcome"]
-            "Lines of batches with a result, by outcome: completed, failed (an engine's or the router's error, after all tries) \
-             or invalid (not sent).",
+            "Lines of batches whose result was written, by outcome: completed, failed (an engine's or the router's error, after \
+             all tries) or invalid (not sent).",
         pub(super) retries: counters "warmroute_batch_line_retries_total" ["status"]
             "Tries of lines after the first, by the status of the answer before.",
         pub(super) gave_way: counter "warmroute_batch_lines_gave_way_total"

@@ -66,6 +66,11 @@ impl ResultOf<'_> {
         self.failure("invalid_request_error", &error.code, &error.message)
     }
 
+    /// The result of a line whose batch has failed as a whole. The line itself may be sent again as it is.
+    pub fn batch_failed(&self, error: &LineError) -> String {
+        self.failure("api_error", &error.code, &error.message)
+    }
+
     /// The result of a line that has none when the batch ends, which is ending like this.
     pub fn not_run(&self, ending: Ending) -> String {
         let (code, message) = match (ending, self.flavor) {

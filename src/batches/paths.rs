@@ -9,6 +9,8 @@ use crate::ids::Tenant;
 /// results lie among what goes with it.
 pub(super) const OWN_INPUT: &str = "input.jsonl";
 pub(super) const OWN_RESULTS: &str = "results.jsonl";
+/// In place of the results of such a batch that has failed as a whole.
+pub(super) const OWN_ERRORS: &str = "errors.jsonl";
 
 const SHARDS: &str = "shards.json";
 const PARTS: &str = "parts";
@@ -48,6 +50,11 @@ pub(super) fn own_results(batch: &str) -> String {
     format!("batches/{batch}/{OWN_RESULTS}")
 }
 
+/// The same, if it has failed as a whole. Another object: a replica that has lost the batch may write it at any time.
+pub(super) fn own_errors(batch: &str) -> String {
+    format!("batches/{batch}/{OWN_ERRORS}")
+}
+
 /// The input of a batch. `None` if its record names no file.
 pub(super) fn input(tenant: Tenant, record: &BatchRecord) -> Option<String> {
     match record.flavor {
@@ -67,7 +74,7 @@ pub(super) fn is_object(path: &str) -> bool {
         }
         (Some("batches"), Some(id), Some(name)) => {
             let is_batch = |flavor| is_batch_id(flavor, id);
-            let is_own = [SHARDS, PARTS, OWN_INPUT, OWN_RESULTS].contains(&name);
+            let is_own = [SHARDS, PARTS, OWN_INPUT, OWN_RESULTS, OWN_ERRORS].contains(&name);
             is_own && (is_batch(Flavor::OpenAi) || is_batch(Flavor::Messages))
         }
         _ => false,
@@ -117,6 +124,7 @@ mod tests {
             part(&id, 1, 2, 3),
             own_input(&id),
             own_results(&id),
+            own_errors(&id),
         ];
         for path in paths {
             assert!(is_object(&path), "{path}");

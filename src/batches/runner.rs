@@ -34,7 +34,7 @@ use super::records::record_of;
 use super::room_gate::RoomGate;
 use super::send::SendLine;
 use super::service::Batches;
-use super::turns::Turn;
+use super::turns::{Turn, TurnClass};
 use super::works::{StopWork, WorkGuard};
 use crate::observe;
 use crate::store;
@@ -131,8 +131,11 @@ impl Runner {
         while self.batches.works.has_any_room() {
             let due = self.first_due().await?;
             let first = due.len();
-            if self.take_one(due).await? {
-                continue;
+            match self.take_one(due).await? {
+                // That was all there was.
+                Taken::Started { is_due: false } if first == 1 => {}
+                Taken::Started { .. } => continue,
+                Taken::Nothing => {}
             }
             if first < MAX_DUE {
                 // These were all.
@@ -178,7 +181,7 @@ impl Runner {
             let with_turn = |document: Document| (self.turn(&document, now_ms), document);
             due.extend(page.into_iter().map(with_turn));
             // Works other than shards are due before all shards. All are seen, so that no tenant's hide those of another.
-            let may_hide = due.last().is_some_and(|(turn, _)| !turn.is_shard);
+            let may_hide = due.last().is_some_and(|(turn, _)| turn.class != TurnClass::Shard);
             if due.len() >= if may_hide { MAX_TURNS } else { max } {
                 break;
             }
@@ -195,18 +198,19 @@ impl Runner {
         works.turn(observe::now(), &document.key, work)
     }
 
-    /// Starts the first work that there is room for. Whose turn is next depends on what runs. False if there is none.
-    async fn take_one(&self, due: Vec<Document>) -> Result<bool, store::Error> {
+    /// Starts the first work that there is room for. Whose turn is next depends on what runs.
+    async fn take_one(&self, due: Vec<Document>) -> Result<Taken, store::Error> {
         for document in due {
-            if self.take(document).await? {
-                return Ok(true);
+            let taken = self.take(document).await?;
+            if taken != Taken::Nothing {
+                return Ok(taken);
             }
         }
-        Ok(false)
+        Ok(Taken::Nothing)
     }
 
-    /// Does what a batch needs next, if this replica can. True if a work was started.
-    async fn take(&self, mut document: Document) -> Result<bool, store::Error> {
+    /// Does what a batch needs next, if this replica can.
+    async fn take(&self, mut document: Document) -> Result<Taken, store::Error> {
         let Batches { store, works, .. } = &*self.batches;
         let owner = self.batches.owner;
         for _ in 0..MAX_CLAIM_ROUNDS {
@@ -216,46 +220,48 @@ impl Runner {
                     // A newer release knows what to do with it.
                     self.batches
                         .failed("a batch is left to other replicas", &error);
-                    return Ok(false);
+                    return Ok(Taken::Nothing);
                 }
             };
             let key = document.key.clone();
             let now_ms = self.batches.now_ms();
             if record.is_webhook_due(now_ms) {
                 self.batches.settle_end(&key, &record).await;
-                return Ok(false);
+                return Ok(Taken::Nothing);
             }
             if record.are_parts_due(now_ms) {
                 self.batches.delete_parts(key);
-                return Ok(false);
+                return Ok(Taken::Nothing);
             }
             // A claim whose write was not confirmed.
             if let Some(work) = self.unknown_claim(&key, &record) {
-                return Ok(works.has_room(work) && self.begin(&key, work));
+                let is_started = works.has_room(work) && self.begin(&key, work);
+                return Ok(Taken::of(is_started, &record, now_ms));
             }
             let mut claimed = record.clone();
             let work = claimed.claim(now_ms, owner, self.lease_ms());
             match work {
-                Some(work) if !works.has_room(work) => return Ok(false),
+                Some(work) if !works.has_room(work) => return Ok(Taken::Nothing),
                 Some(_) => {}
                 // It is due for nothing: by when it was written, something else would have happened by now.
-                None if record.due_ms(now_ms).is_some_and(|at| at <= now_ms) => return Ok(false),
+                None if is_due(&record, now_ms) => return Ok(Taken::Nothing),
                 None => {}
             }
             let records = &self.batches.records;
             let written = records.write(&key, document.version, &claimed, now_ms);
             match written.await? {
                 ReplaceOutcome::Done(_) => {
-                    return Ok(work.is_some_and(|work| self.begin(&key, work)));
+                    let is_started = work.is_some_and(|work| self.begin(&key, work));
+                    return Ok(Taken::of(is_started, &claimed, now_ms));
                 }
-                ReplaceOutcome::Gone => return Ok(false),
+                ReplaceOutcome::Gone => return Ok(Taken::Nothing),
                 ReplaceOutcome::Changed => match store.document(key).await? {
                     Some(changed) => document = changed,
-                    None => return Ok(false),
+                    None => return Ok(Taken::Nothing),
                 },
             }
         }
-        Ok(false)
+        Ok(Taken::Nothing)
     }
 
     /// A work that the record says is this replica's, and that nothing here does.
@@ -333,7 +339,7 @@ impl Runner {
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
         // The works of a replica that may begin none are left to others.
-        let may_renew = self.batches.is_storage_usable() && self.batches.clock.is_right();
+        let may_renew = self.batches.is_storage_usable() && self.batches.files.clock.is_right();
         if renews && may_renew {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {
@@ -379,6 +385,31 @@ impl Runner {
             sleep(interval).await;
         }
     }
+}
+
+/// What came of a look at a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// No work was started.
+    Nothing,
+    /// A work was started. `is_due`: the batch has more to do now.
+    Started { is_due: bool },
+}
+
+impl Taken {
+    fn of(is_started: bool, record: &BatchRecord, now_ms: u64) -> Self {
+        if is_started {
+            let is_due = is_due(record, now_ms);
+            Self::Started { is_due }
+        } else {
+            Self::Nothing
+        }
+    }
+}
+
+/// Whether some replica has something to do for a batch now.
+fn is_due(record: &BatchRecord, now_ms: u64) -> bool {
+    record.due_ms(now_ms).is_some_and(|at| at <= now_ms)
 }
 
 async fn run_work(context: WorkContext) {

@@ -12,8 +12,6 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
-use super::clock::Clock;
-use super::file::FileRecord;
 use super::files::{FileUpload, Files};
 use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
@@ -68,7 +66,6 @@ pub struct Batches {
     pub(super) is_storage_working: AtomicBool,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
-    pub(super) clock: Clock,
     /// For the one batch at a time whose parts are deleted here after its end.
     parts_deletion: Arc<Semaphore>,
     outbox: Arc<dyn Outbox>,
@@ -94,10 +91,9 @@ impl Batches {
         registry: &Registry,
     ) -> Self {
         let metrics = Metrics::new(registry);
-        let clock = Clock::new(observe::unix_ms);
         Self {
             settings,
-            records: Records::new(store.responses.clone(), clock.clone()),
+            records: Records::new(store.responses.clone(), files.clock.clone()),
             store: store.responses,
             outbox: store.outbox,
             storage,
@@ -113,7 +109,6 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             identity: Mutex::default(),
-            clock,
             parts_deletion: Arc::new(Semaphore::new(1)),
             failures: Mutex::default(),
         }
@@ -127,24 +122,21 @@ impl Batches {
 
     /// On a host with another clock.
     #[cfg(test)]
-    pub(super) fn with_clock(self, host_ms: fn() -> u64) -> Self {
-        let clock = Clock::new(host_ms);
-        Self {
-            records: Records::new(self.store.clone(), clock.clone()),
-            clock,
-            ..self
-        }
+    pub(super) fn with_clock(mut self, host_ms: fn() -> u64) -> Self {
+        self.files.clock = super::clock::Clock::new(host_ms);
+        self.records = Records::new(self.store.clone(), self.files.clock.clone());
+        self
     }
 
     /// Unix milliseconds.
     pub(super) fn now_ms(&self) -> u64 {
-        self.clock.now_ms()
+        self.files.clock.now_ms()
     }
 
     /// The time, if this host's clock is that of the store. `None`: this replica may begin and delete nothing.
     pub(super) async fn checked_ms(&self) -> Result<Option<u64>, store::Error> {
         let of_store_ms = self.store.clock_ms().await?;
-        let Err(difference) = self.clock.compare(of_store_ms) else {
+        let Err(difference) = self.files.clock.compare(of_store_ms) else {
             return Ok(Some(self.now_ms()));
         };
         self.metrics.clock_refusals.inc();
@@ -318,15 +310,6 @@ impl Batches {
     pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
         self.failed("storage of batches failed", error);
         ApiError::storage_failed()
-    }
-
-    /// The file of a tenant.
-    pub(super) async fn file(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Option<FileRecord>, ApiError> {
-        self.files.record(tenant, id).await
     }
 }
 

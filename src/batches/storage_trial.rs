@@ -139,11 +139,16 @@ impl Batches {
     /// Refuses a request that needs the storage, if it is not the one that all replicas share, and a creation, if the
     /// clock of this host was wrong when it was compared last.
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
+        if !self.files.clock.is_compared() {
+            // A request has come before the first look for work, which compares it as well.
+            let compared = self.checked_ms().await;
+            compared.map_err(|error| ApiError::of_store(&error))?;
+        }
         let is_creation = matches!(
             endpoint,
             BatchEndpoint::Create | BatchEndpoint::CreateFile | BatchEndpoint::CreateOfMessages
         );
-        if is_creation && !self.clock.is_right() {
+        if is_creation && !self.files.clock.is_right() {
             return Err(ApiError::batch_clock_differs());
         }
         let asked = match endpoint {

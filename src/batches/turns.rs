@@ -15,9 +15,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 pub(super) struct Turn {
     /// A work of the batch has stalled here: it gets one if no other batch has a work for its room.
     pub(super) is_paused: bool,
-    /// Shards have room of their own.
-    pub(super) is_shard: bool,
-    /// Works of the same kind, shards or others, that run here for the batch's tenant.
+    /// Works of the same kind that run here for the batch's tenant. Shards are one kind, and all other works another.
+    /// Each kind has room of its own, so that neither takes the other's, whichever comes first.
     pub(super) of_tenant: usize,
     pub(super) class: TurnClass,
     /// The same for the batch itself.

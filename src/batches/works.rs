@@ -122,7 +122,6 @@ impl Works {
         }
         Turn {
             is_paused,
-            is_shard: is_shard(work),
             of_tenant,
             class,
             of_batch,

@@ -15,11 +15,11 @@ use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord, UNCONFIRMED_LIMIT};
 use crate::batches::http_answer::json;
 use crate::batches::storage::StorageWriter;
+use crate::http;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store::documents::{DocumentBounds, InsertOutcome};
-use crate::{http, observe};
 
 /// RFC 2046 has 70 characters.
 const MAX_BOUNDARY_BYTES: usize = 200;
@@ -207,7 +207,7 @@ impl Files {
             _slot,
         } = received;
         let key = file::document_key(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
-        let created_ms = observe::unix_ms();
+        let created_ms = self.clock.now_ms();
         let created_at = (created_ms / 1_000) as i64;
         let lasts = self.lasts(&request);
         let record = FileRecord {

@@ -7,10 +7,10 @@ use crate::batches::file;
 use crate::batches::http_answer::json;
 use crate::batches::list_page::{MAX_FETCHES, list_page};
 use crate::batches::list_query::{ListOf, ListQuery};
+use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store::documents::{Collection, Document};
-use crate::{http, observe};
 
 impl Files {
     /// `GET /v1/files`. `query`: what stands behind the path's `?`.
@@ -24,7 +24,7 @@ impl Files {
         if from.is_some_and(|from| !file::is_file_id(from)) {
             return Err(query.unknown());
         }
-        let now = observe::unix_s();
+        let now = self.clock.now_s();
         let shown = |document: &Document| {
             // One of a newer release hides no others.
             let record = self.readable(document)?;

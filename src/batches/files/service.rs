@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 
 use super::metrics::Metrics;
 use super::slots::UploadSlots;
+use crate::batches::clock::Clock;
 use crate::batches::file::{self, FileRecord};
 use crate::batches::http_answer::json;
 use crate::batches::repeat::{repeat, until_known};
@@ -53,6 +54,8 @@ pub struct Files {
     pub(super) slots: Arc<UploadSlots>,
     /// Of one tenant.
     pub(super) max_files: u64,
+    /// By which files are created and expire: that of all batches.
+    pub(in crate::batches) clock: Clock,
     failures: Arc<Mutex<LogOnce>>,
 }
 
@@ -72,6 +75,7 @@ impl Files {
             metrics: Metrics::new(registry),
             slots: Arc::default(),
             max_files: MAX_TENANT_FILES,
+            clock: Clock::new(observe::unix_ms),
             failures: Arc::default(),
         }
     }
@@ -105,7 +109,7 @@ impl Files {
             return Ok(None);
         };
         let record = read_record(&document.value)?;
-        let now = observe::unix_s();
+        let now = self.clock.now_s();
         Ok(Some(record).filter(|record| !record.is_expired(now)))
     }
 

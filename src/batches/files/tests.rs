@@ -11,6 +11,7 @@ use self::world::{
     FILE, PATIENCE, PURPOSE, TYPE, World, bytes, files_below, form, headers, object, with_file,
 };
 use super::FileUpload;
+use crate::batches::clock::Clock;
 use crate::batches::file::{FilePurpose, FileRecord, UNCONFIRMED_LIMIT, new_file_id, storage_path};
 use crate::batches::settings::Settings;
 use crate::http::piped::pipe;
@@ -295,6 +296,32 @@ async fn a_file_that_has_expired_is_not_found_and_goes() {
     assert_eq!(delete(now).await, 1);
     assert_eq!(delete(now).await, 0);
     world.assert_empty("expired").await;
+}
+
+#[tokio::test]
+async fn a_file_is_created_and_expires_by_the_clock_of_the_store() {
+    let mut world = World::new(Settings::default());
+    // This host's clock is three minutes ahead.
+    world.files.clock = Clock::new(|| observe::unix_ms() + 180_000);
+    let compared = world.files.clock.compare(observe::unix_ms());
+    assert_eq!(compared, Ok(()));
+    let created = world.upload(&with_file(b"x"), 64).await.unwrap();
+    let created_at = created["created_at"].as_i64().unwrap();
+    let now = observe::unix_s();
+    assert!((now - created_at).abs() < 60, "{created_at}, {now}");
+    let tenant = Tenant::default();
+    let record = FileRecord {
+        id: new_file_id(1 << 64),
+        bytes: 1,
+        created_at: now,
+        expires_at: Some(now + 120),
+        filename: "a".to_owned(),
+        purpose: FilePurpose::BatchOutput,
+    };
+    world.files.register(tenant, record.clone()).await.unwrap();
+    let found = world.files.record(tenant, &record.id).await;
+    assert_eq!(found.unwrap(), Some(record));
+    assert_eq!(world.list("").await["data"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]

@@ -100,8 +100,12 @@ fn an_answer_of_messages_succeeds_or_has_anthropics_error() {
     );
     check(of.not_run(Ending::Expired), json!({"type": "expired"}));
     check(of.not_run(Ending::Cancelled), json!({"type": "canceled"}));
-    let lost = parsed(&of.not_run(Ending::Completed));
-    assert_eq!(lost["result"]["error"]["error"]["type"], "api_error");
+    let too_large = LineError::new("results_too_large", "large", None);
+    for again in [of.not_run(Ending::Completed), of.batch_failed(&too_large)] {
+        let value = parsed(&again);
+        let kind = &value["result"]["error"]["error"]["type"];
+        assert_eq!(kind, "api_error", "{again}");
+    }
 }
 
 #[test]

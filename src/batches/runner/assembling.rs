@@ -19,7 +19,6 @@ use crate::batches::paths;
 use crate::batches::shards;
 use crate::batches::storage::{Storage, StorageError, StorageWriter};
 use crate::batches::works::StopWork;
-use crate::observe;
 
 /// The kinds of files of results, as their ids and names have them.
 const OUTPUT: &str = "output";
@@ -32,20 +31,36 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let assembled = match work.unless_stopped(assemble(work, &record)).await {
-        Ok(assembled) => Ok(assembled),
-        Err(Halt::Storage(StorageError::TooLarge(max))) => Err(too_large(max)),
+    let assembled = async {
+        match assemble(work, &record).await {
+            Ok(assembled) => Ok::<_, Halt>(Ok(assembled)),
+            Err(Halt::Storage(StorageError::TooLarge(max))) => {
+                let error = too_large(max);
+                let results = write_failed(work, &record, Some(&error)).await?;
+                Ok(Err((error, results)))
+            }
+            Err(halt) => Err(halt),
+        }
+    };
+    let assembled = match work.unless_stopped(assembled).await {
+        Ok(assembled) => assembled,
         Err(halt) => return work.on_halt(halt).await,
     };
     let owner = work.batches.owner;
     let written = work.write_end(|record, now_ms| match &assembled {
         Ok(assembled) => record.end_assembly(owner, assembled.clone(), now_ms),
-        Err(error) => record.fail_assembly(owner, error.clone(), now_ms),
+        Err((error, results)) => {
+            let is_ended = record.fail_assembly(owner, error.clone(), now_ms);
+            if is_ended {
+                record.output_file_id.clone_from(results);
+            }
+            is_ended
+        }
     });
     let Some(record) = written.await else {
         return WorkOutcome::Lost;
     };
-    let error = assembled.err().map(|error| error.message);
+    let error = assembled.err().map(|(error, _)| error.message);
     info!(
         batch = record.id,
         tenant = record.tenant_name,
@@ -79,16 +94,32 @@ struct ResultFile {
     filename: String,
     /// None until it has a line.
     writer: Option<StorageWriter>,
+    lines: u32,
 }
 
 impl ResultFile {
+    fn new(id: String, path: String, filename: String) -> Self {
+        Self {
+            id,
+            path,
+            filename,
+            writer: None,
+            lines: 0,
+        }
+    }
+
     async fn write(&mut self, storage: &Storage, line: Bytes) -> Result<(), StorageError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             none => none.insert(storage.writer(&self.path).await?),
         };
         writer.write(line).await?;
-        writer.write(Bytes::from_static(b"\n")).await
+        writer.write(Bytes::from_static(b"\n")).await?;
+        self.lines = self.lines.saturating_add(1);
+        if self.lines.is_multiple_of(LINES_AT_A_TIME) {
+            yield_now().await;
+        }
+        Ok(())
     }
 
     /// The id and the size of the file, if it has a line.
@@ -108,7 +139,6 @@ struct ResultFiles<'a> {
     output: ResultFile,
     /// `None`: a batch of Messages has all results in one.
     error: Option<ResultFile>,
-    lines: u32,
 }
 
 impl<'a> ResultFiles<'a> {
@@ -119,12 +149,8 @@ impl<'a> ResultFiles<'a> {
                 Some(openai_file(work, record, ERROR)?),
             ),
             Flavor::Messages => {
-                let own = ResultFile {
-                    id: paths::OWN_RESULTS.to_owned(),
-                    path: paths::own_results(&record.id),
-                    filename: String::new(),
-                    writer: None,
-                };
+                let (id, path) = (paths::OWN_RESULTS, paths::own_results(&record.id));
+                let own = ResultFile::new(id.to_owned(), path, String::new());
                 (own, None)
             }
         };
@@ -133,7 +159,6 @@ impl<'a> ResultFiles<'a> {
             record,
             output,
             error,
-            lines: 0,
         })
     }
 
@@ -143,12 +168,7 @@ impl<'a> ResultFiles<'a> {
             Some(error) if !is_ok => error,
             _ => &mut self.output,
         };
-        file.write(storage, line).await?;
-        self.lines = self.lines.wrapping_add(1);
-        if self.lines.is_multiple_of(LINES_AT_A_TIME) {
-            yield_now().await;
-        }
-        Ok(())
+        file.write(storage, line).await
     }
 
     /// Completes the files, and registers those that clients find among theirs.
@@ -158,11 +178,17 @@ impl<'a> ResultFiles<'a> {
             record,
             mut output,
             mut error,
-            ..
         } = self;
         let of_output = output.finish().await?;
         let of_error = match &mut error {
-            Some(error) => error.finish().await?,
+            Some(error) => match error.finish().await {
+                Err(too_large @ StorageError::TooLarge(_)) => {
+                    // The batch fails, and no record will name the other file.
+                    work.batches.storage.delete(&output.path).await?;
+                    return Err(too_large.into());
+                }
+                finished => finished?,
+            },
             None => None,
         };
         // Some time after the end of the batch its parts are deleted.
@@ -193,7 +219,7 @@ async fn register(
     let retention = work.batches.settings.retention;
     let lasts = record.output_expires_after_s.map(Duration::from_secs);
     let lasts = lasts.unwrap_or(retention).min(retention);
-    let created_at = observe::unix_s();
+    let created_at = work.batches.files.clock.now_s();
     let record = FileRecord {
         id: id.clone(),
         bytes: *bytes,
@@ -217,12 +243,8 @@ fn openai_file(
 ) -> Result<ResultFile, StorageError> {
     let id = file_id(&record.id, kind);
     let path = file::storage_path(work.key().tenant, &id).ok_or(StorageError::NotFound)?;
-    Ok(ResultFile {
-        path,
-        filename: format!("{}_{kind}.jsonl", record.id),
-        id,
-        writer: None,
-    })
+    let filename = format!("{}_{kind}.jsonl", record.id);
+    Ok(ResultFile::new(id, path, filename))
 }
 
 /// The ids of the files of results that a batch may have.
@@ -318,6 +340,37 @@ async fn write_missing(
         }
     }
     Ok(())
+}
+
+/// Gives each request of a batch of Messages that fails as a whole the reason as its result, because the object of such
+/// a batch has no place for it. Returns what the record names as the results. `None`: there are none, because the batch
+/// has files, has no error, or has lost its requests.
+pub(super) async fn write_failed(
+    work: &WorkContext,
+    record: &BatchRecord,
+    error: Option<&LineError>,
+) -> Result<Option<String>, Halt> {
+    let Some(error) = error.filter(|_| record.flavor == Flavor::Messages) else {
+        return Ok(None);
+    };
+    let _room = work.batches.memory.whole_file().await;
+    let storage = &work.batches.storage;
+    let (id, path) = (paths::OWN_ERRORS, paths::own_errors(&record.id));
+    let mut file = ResultFile::new(id.to_owned(), path, String::new());
+    match ObjectLines::open(storage, &paths::own_input(&record.id)).await {
+        Ok(mut lines) => {
+            while let Some(line) = lines.next().await? {
+                let custom_id = custom_id(&line);
+                let text = result_of(record, file.lines, &custom_id).batch_failed(error);
+                file.write(storage, text.into()).await?;
+            }
+        }
+        Err(StorageError::NotFound) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let written = file.finish().await?;
+    work.check_storage().await?;
+    Ok(written.map(|(id, _)| id))
 }
 
 fn result_of<'a>(record: &'a BatchRecord, line: u32, custom_id: &'a str) -> ResultOf<'a> {

@@ -55,7 +55,7 @@ impl ObjectLines {
     }
 
     /// The next line without its line break.
-    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
         loop {
             if let Some(line) = self.lines.next_line() {
                 return Ok(Some(line));

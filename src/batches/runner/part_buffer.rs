@@ -11,7 +11,7 @@ use crate::batches::output::{LineTries, PartLine};
 
 /// A part is written when it has so many lines, so many bytes, or is so old: what a replica that is killed has not
 /// written is run again. Bytes count, too, in what all answers may take.
-const MAX_LINES: u32 = 64;
+const MAX_LINES: usize = 64;
 const MAX_BYTES: usize = 1 << 20;
 const MAX_AGE: Duration = Duration::from_secs(5);
 
@@ -25,7 +25,8 @@ const HELD_BYTES: usize = 2 * MAX_BYTES;
 #[derive(Debug, Default)]
 pub(super) struct PartBuffer {
     bytes: Vec<u8>,
-    lines: u32,
+    /// How each of its lines has ended, as the metric names it.
+    outcomes: Vec<&'static str>,
     /// When it must be written; `None` while it is empty.
     due: Option<Instant>,
     /// When it may be written again, after that has failed.
@@ -46,7 +47,11 @@ impl PartBuffer {
         held: Option<Arc<HeldAnswer>>,
     ) {
         line.write(text, &mut self.bytes);
-        self.lines += 1;
+        self.outcomes.push(match &held {
+            None => "invalid",
+            Some(_) if line.is_ok => "completed",
+            Some(_) => "failed",
+        });
         self.counts += LineCounts {
             completed: u32::from(line.is_ok),
             failed: u32::from(!line.is_ok),
@@ -54,7 +59,8 @@ impl PartBuffer {
         self.usage += line.usage;
         let is_awaited = held.as_ref().is_some_and(|held| held.is_large());
         self.held.extend(held);
-        let is_full = is_awaited || self.lines >= MAX_LINES || self.bytes.len() >= MAX_BYTES;
+        let is_full =
+            is_awaited || self.outcomes.len() >= MAX_LINES || self.bytes.len() >= MAX_BYTES;
         let due = if is_full { now } else { now + MAX_AGE };
         self.due = Some(self.due.map_or(due, |at| at.min(due)));
     }
@@ -83,14 +89,19 @@ impl PartBuffer {
         &self.bytes
     }
 
-    /// Its lines are in a part object.
-    pub(super) fn on_written(&mut self) {
+    /// Its lines are in a part object. Returns how each has ended.
+    pub(super) fn on_written(&mut self) -> Vec<&'static str> {
         self.bytes.clear();
         self.bytes.shrink_to(MAX_BYTES);
         self.held.clear();
-        self.lines = 0;
         self.due = None;
         self.retry_at = None;
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// Whether the last try to write it has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.retry_at.is_some()
     }
 
     pub(super) fn on_failed(&mut self, now: Instant) {
@@ -138,12 +149,14 @@ mod tests {
             part.push(later, line(true), "{}", None);
         }
         assert_eq!(part.due(later, false), Some(later));
+        assert!(!part.has_failed());
         part.on_failed(later);
+        assert!(part.has_failed());
         for is_last in [false, true] {
             assert_eq!(part.due(later, is_last), Some(later + RETRY_PAUSE));
         }
-        part.on_written();
-        assert!(part.is_empty() && part.due(later, true).is_none());
+        assert_eq!(part.on_written(), ["invalid"; MAX_LINES]);
+        assert!(part.is_empty() && part.due(later, true).is_none() && !part.has_failed());
         let (counts, usage) = part.progress();
         assert_eq!((counts.completed, counts.failed), (63, 1));
         assert_eq!(usage.output_tokens, 128);

@@ -210,13 +210,6 @@ impl ShardRun<'_> {
     /// Only here a line has a result: until then it is given up when the work is stopped, and sent again.
     fn on_finished(&mut self, finished: FinishedLine) {
         let FinishedLine { line, text, held } = finished;
-        let outcome = match &held {
-            None => "invalid",
-            Some(_) if line.is_ok => "completed",
-            Some(_) => "failed",
-        };
-        let metrics = &self.work.batches.metrics;
-        metrics.lines.with_label_values(&[outcome]).inc();
         self.lines.tries.lock().remove(&line.line);
         self.part.push(Instant::now(), line, &text, held);
     }
@@ -244,18 +237,29 @@ impl ShardRun<'_> {
         if self.part.is_empty() {
             return;
         }
-        let batches = &self.work.batches;
-        let batch = &self.work.key().id;
-        let path = paths::part(batch, self.number, self.writer, self.next_part);
+        let work = self.work;
+        let batches = &work.batches;
+        let path = paths::part(&work.key().id, self.number, self.writer, self.next_part);
         // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
         self.next_part = self.next_part.saturating_add(1);
         let bytes = Bytes::copy_from_slice(self.part.bytes());
-        let written = match batches.storage.put(&path, bytes).await {
-            Ok(()) => self.work.check_storage().await,
-            failed => failed,
+        let has_failed = self.part.has_failed();
+        let written = async {
+            if has_failed {
+                // Else each try would leave an object in the mount point of a lost mount, until its disk is full.
+                work.check_storage().await?;
+            }
+            batches.storage.put(&path, bytes).await?;
+            work.check_storage().await
         };
-        match written {
-            Ok(()) => self.part.on_written(),
+        match written.await {
+            // Those of a shard that was lost before are run again elsewhere, and count there.
+            Ok(()) => {
+                for outcome in self.part.on_written() {
+                    let lines = &batches.metrics.lines;
+                    lines.with_label_values(&[outcome]).inc();
+                }
+            }
             Err(error) => {
                 batches.failed("results of a batch not written", &error);
                 self.part.on_failed(Instant::now());

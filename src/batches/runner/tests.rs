@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
-use super::Runner;
+use super::{Runner, Taken};
 use super::assembling::file_ids;
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
@@ -231,6 +231,74 @@ async fn a_batch_whose_results_are_too_large_for_the_storage_fails() {
 }
 
 #[tokio::test]
+async fn no_file_stays_of_a_batch_whose_errors_are_too_large_for_the_storage() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the errors have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    let mut input = lines_of("m", 1);
+    let refused = &lines("m")[7];
+    let others = 1..LINES;
+    input.extend(others.map(|number| refused.replace("id-7", &format!("id-{number}"))));
+    let file = shared.file(&replica, &input).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["errors"]["data"][0]["code"], "results_too_large");
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let input = file::storage_path(Tenant::default(), &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
+}
+
+/// A batch of Messages that fails as a whole: each of its requests has the reason.
+async fn assert_errored(replica: &Replica, count: usize, reason: &str) {
+    let id = replica.create_of_messages(count).await;
+    let batch = replica
+        .until(&id, |batch| batch["processing_status"] == "ended")
+        .await;
+    assert_eq!(batch["request_counts"]["errored"], count, "{batch}");
+    let results = BatchEndpoint::ResultsOfMessages(id.clone());
+    let path = format!("/v1/messages/batches/{id}/results");
+    assert_eq!(batch["results_url"], path);
+    let results = replica.json_lines(&results).await;
+    assert_eq!(results.len(), count);
+    for (number, line) in results.iter().enumerate() {
+        assert_eq!(line["custom_id"], number.to_string(), "{line}");
+        assert_eq!(line["result"]["type"], "errored", "{line}");
+        let error = &line["result"]["error"]["error"];
+        assert_eq!(error["type"], "api_error", "{line}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn requests_of_a_batch_of_messages_beyond_the_tenants_tokens_have_the_limit_as_their_error() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        tokens_max: Some(17),
+        ..Engines::default()
+    });
+    assert_errored(&replica, 2, "Limit 17, Used 0, Needed 18").await;
+    assert_eq!(replica.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn requests_of_a_batch_of_messages_whose_results_are_too_large_have_that_as_their_error() {
+    let mut shared = Shared::new();
+    // 8 MiB, and the results have 12 MB.
+    shared.storage.max_parts = 1;
+    let replica = shared.replica_with(Engines {
+        padding: 20_000,
+        ..Engines::default()
+    });
+    assert_errored(&replica, LINES, "larger than 8388608 bytes").await;
+}
+
+#[tokio::test]
 async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     const YEAR_MS: u64 = 365 * 24 * 3_600_000;
     let mut shared = Shared::new();
@@ -242,15 +310,31 @@ async fn a_replica_whose_clock_is_far_ahead_deletes_and_creates_nothing() {
     right.tasks.drain(Duration::from_secs(10)).await;
     shared.host_ms = Some(|| observe::unix_ms() + YEAR_MS);
     let ahead = shared.replica();
-    // Its first look for work and its first look for expired files.
+    // Its first request, its first look for work and its first look for expired files.
     ahead
-        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 2)
+        .until(id, |_| ahead.batches.metrics.clock_refusals.get() >= 3)
         .await;
     ahead.assert_whole(&batch).await;
     assert_eq!(ahead.batch(id).await, batch);
     let refused = ahead.try_create(&file).await.unwrap_err();
     let found = (refused.status.as_u16(), refused.code);
     assert_eq!(found, (503, "batch_clock_differs"));
+}
+
+#[tokio::test]
+async fn a_replica_whose_clock_is_far_ahead_knows_files_and_creates_nothing_from_the_start() {
+    let mut shared = Shared::new();
+    shared.is_idle = true;
+    let right = shared.replica();
+    let until = observe::unix_s() + 48 * 3_600;
+    let file = shared.file_until(&right, &lines("m"), Some(until)).await;
+    shared.host_ms = Some(|| observe::unix_ms() + 365 * 24 * 3_600_000);
+    let ahead = shared.replica();
+    // By its own clock the file has expired.
+    let found = BatchEndpoint::File(file.clone());
+    ahead.answer(&found, String::new()).await;
+    let refused = ahead.try_create(&file).await.unwrap_err();
+    assert_eq!(refused.code, "batch_clock_differs");
 }
 
 #[tokio::test]
@@ -388,53 +472,71 @@ async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
     assert_eq!(last["status"], "expired");
 }
 
+/// What looks for work on a replica, where nothing else does any more.
+async fn runner_of(replica: &Replica) -> Runner {
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let batches = replica.batches.clone();
+    Runner {
+        gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
+        sender: replica.engines.clone(),
+        batches,
+    }
+}
+
+/// Inserts a batch in progress with so many shards.
+async fn insert(shared: &Shared, tenant: Tenant, due_ms: u64, shard_count: u32) -> DocumentKey {
+    let record = BatchRecord {
+        id: new_batch_id(Flavor::OpenAi, u128::from(due_ms)),
+        status: BatchStatus::InProgress,
+        is_validated: true,
+        shard_count,
+        expires_ms: u64::MAX,
+        delete_ms: u64::MAX,
+        ..BatchRecord::default()
+    };
+    let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
+    let new = NewDocument {
+        value: record.to_json(),
+        created_ms: 1,
+        weight: 0,
+        due_ms: Some(due_ms),
+    };
+    let bounds = DocumentBounds {
+        documents: 1_000,
+        weight: 0,
+    };
+    let store = &shared.store.responses;
+    let inserted = store.insert_document(key.clone(), new, bounds).await;
+    assert_eq!(inserted, Ok(InsertOutcome::Done));
+    key
+}
+
 #[tokio::test]
 async fn a_tenant_with_many_batches_hides_none_of_another_tenant() {
     const MANY: u64 = 1_000;
     let shared = Shared::new();
-    let replica = shared.replica();
-    // Nothing but this test looks for work.
-    replica.tasks.drain(Duration::from_secs(10)).await;
-    let batches = replica.batches.clone();
-    let runner = Runner {
-        gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
-        sender: replica.engines.clone(),
-        batches,
-    };
-    let insert = async |tenant: Tenant, due_ms: u64| {
-        let record = BatchRecord {
-            id: new_batch_id(Flavor::OpenAi, u128::from(due_ms)),
-            status: BatchStatus::InProgress,
-            is_validated: true,
-            shard_count: 1,
-            expires_ms: u64::MAX,
-            delete_ms: u64::MAX,
-            ..BatchRecord::default()
-        };
-        let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
-        let new = NewDocument {
-            value: record.to_json(),
-            created_ms: 1,
-            weight: 0,
-            due_ms: Some(due_ms),
-        };
-        let bounds = DocumentBounds {
-            documents: MANY,
-            weight: 0,
-        };
-        let store = &shared.store.responses;
-        let inserted = store.insert_document(key.clone(), new, bounds).await;
-        assert_eq!(inserted, Ok(InsertOutcome::Done));
-        key
-    };
-    let first = insert(Tenant::of("a"), 1).await;
+    let runner = runner_of(&shared.replica()).await;
+    let first = insert(&shared, Tenant::of("a"), 1, 1).await;
     for due_ms in 2..=MANY {
-        insert(Tenant::of("a"), due_ms).await;
+        insert(&shared, Tenant::of("a"), due_ms, 1).await;
     }
-    let other = insert(Tenant::of("b"), MANY + 1).await;
+    let other = insert(&shared, Tenant::of("b"), MANY + 1, 1).await;
     let _runs = runner.batches.works.begin(&first, Work::Shard(0)).unwrap();
     let due = runner.first_due().await.unwrap();
     assert_eq!(due[0].key, other);
+}
+
+#[tokio::test]
+async fn a_batch_of_which_a_work_was_started_is_looked_at_again_at_once_if_it_has_more_to_do() {
+    let shared = Shared::new();
+    let runner = runner_of(&shared.replica()).await;
+    for (shard_count, is_due) in [(1, false), (2, true)] {
+        let due_ms = u64::from(shard_count);
+        let key = insert(&shared, Tenant::default(), due_ms, shard_count).await;
+        let document = shared.store.responses.document(key).await.unwrap();
+        let taken = runner.take(document.unwrap()).await;
+        assert_eq!(taken, Ok(Taken::Started { is_due }), "{shard_count}");
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use tokio::task::yield_now;
 use tracing::info;
 
+use super::assembling::write_failed;
 use super::work_context::{Halt, WorkContext};
 use crate::batches::batch::{BatchRecord, Validated};
 use crate::batches::line::LineError;
@@ -23,13 +24,25 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let found = match work.unless_stopped(check(work, &record)).await {
-        Ok(found) => found,
+    let checked = async {
+        let found = check(work, &record).await?;
+        let errors = found.as_ref().err();
+        let error = errors.and_then(|errors| errors.first());
+        let results = write_failed(work, &record, error).await?;
+        Ok::<_, Halt>((found, results))
+    };
+    let (found, results) = match work.unless_stopped(checked).await {
+        Ok(checked) => checked,
         Err(halt) => return work.on_halt(halt).await,
     };
     let owner = work.batches.owner;
-    let written =
-        work.write_end(|record, now_ms| record.end_validation(owner, found.clone(), now_ms));
+    let written = work.write_end(|record, now_ms| {
+        let is_ended = record.end_validation(owner, found.clone(), now_ms);
+        if is_ended {
+            record.output_file_id.clone_from(&results);
+        }
+        is_ended
+    });
     let Some(record) = written.await else {
         return WorkOutcome::Lost;
     };

@@ -18,6 +18,7 @@ use crate::batches::storage_identity::StorageId;
 use crate::http::drain::Tasks;
 use crate::http::tls;
 use crate::ids::Tenant;
+use crate::store::documents::DocumentKey;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -110,10 +111,11 @@ async fn a_replica_whose_mount_is_lost_leaves_its_shards_to_others() {
     assert_left_to_others(|folder| fs::create_dir(folder).unwrap()).await;
 }
 
-#[tokio::test]
-async fn a_cancelled_shard_whose_results_are_not_written_has_not_ended() {
+/// A replica whose three lines were answered after it has lost its folder, with what removes that, and the batch. `lose`
+/// says what is there instead of the folder.
+async fn unwritten_results(lose: impl FnOnce(&Path)) -> (Replica, TempDir, DocumentKey) {
     let mut shared = Shared::new();
-    let (storage, folder, _temporary) = storage_in_a_folder();
+    let (storage, folder, temporary) = storage_in_a_folder();
     shared.storage = storage;
     let replica = shared.replica();
     let file = shared.file(&replica, &lines(FULL_MODEL)[..3]).await;
@@ -123,16 +125,62 @@ async fn a_cancelled_shard_whose_results_are_not_written_has_not_ended() {
     until_shown(&replica, "warmroute_batch_lines_waiting 3").await;
     until_usable(&replica, "delete", 1).await;
     fs::remove_dir_all(&folder).unwrap();
-    fs::write(&folder, "no folder").unwrap();
+    lose(&folder);
     replica.engines.is_open.store(true, Relaxed);
-    let answered = "warmroute_batch_lines_total{outcome=\"completed\"} 3";
-    until_shown(&replica, answered).await;
-    let cancel = BatchEndpoint::Cancel(id.to_owned());
+    let answered = async {
+        while replica.engines.answered.load(Relaxed) < 3 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, answered).await.expect("all are answered");
+    until_shown(&replica, "warmroute_batch_lines_in_flight 0").await;
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    (replica, temporary, key)
+}
+
+#[tokio::test]
+async fn a_cancelled_shard_whose_results_are_not_written_has_not_ended() {
+    let lose = |folder: &Path| fs::write(folder, "no folder").unwrap();
+    let (replica, _temporary, key) = unwritten_results(lose).await;
+    let cancel = BatchEndpoint::Cancel(key.id.clone());
     replica.answer(&cancel, String::new()).await;
     replica.tasks.drain(Duration::from_secs(10)).await;
-    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
     assert_eq!(record.returned, [0]);
+}
+
+#[tokio::test]
+async fn lines_of_a_shard_that_is_lost_before_their_results_are_written_are_not_counted() {
+    let lose = |folder: &Path| fs::write(folder, "no folder").unwrap();
+    let (replica, _temporary, key) = unwritten_results(lose).await;
+    let lost = replica.batches.records.change(&key, |record, _| {
+        let claim = record.claims.first_mut()?;
+        claim.owner = claim.owner.wrapping_add(1);
+        Some(())
+    });
+    lost.await.unwrap();
+    until_shown(&replica, "warmroute_batch_shards_running 0").await;
+    let counted = "warmroute_batch_lines_total{";
+    assert!(!replica.registry.text().contains(counted));
+}
+
+#[tokio::test]
+async fn the_mount_point_of_a_lost_mount_is_not_filled_with_results() {
+    let lose = |folder: &Path| fs::create_dir(folder).unwrap();
+    let (replica, _temporary, _) = unwritten_results(lose).await;
+    let parts = async || {
+        let listed = replica.batches.storage.list("batches/").await;
+        listed.unwrap().len()
+    };
+    let is_tried = async {
+        while parts().await == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, is_tried).await.expect("it is tried");
+    // By then it was tried once more.
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(parts().await, 1);
 }
 
 #[tokio::test]

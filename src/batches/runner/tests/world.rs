@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::HeaderMap;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::batches::file::{self, FilePurpose, FileRecord};
-use crate::batches::files::Files;
+use crate::batches::files::{FileUpload, Files};
 use crate::batches::line::LineEndpoint;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::send::{LineAnswer, LineRequest, SendFuture, SendLine};
@@ -21,6 +22,8 @@ use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
+use crate::http::piped::pipe;
+use crate::http::server::RequestBody;
 use crate::ids::{Tenant, WorkerId};
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -112,6 +115,8 @@ pub(super) struct Shared {
     pub(super) max_batches: Option<u64>,
     /// The clock of the next replicas, if it is not this host's.
     pub(super) host_ms: Option<fn() -> u64>,
+    /// The next replicas do not look for work.
+    pub(super) is_idle: bool,
 }
 
 /// One replica.
@@ -138,6 +143,7 @@ impl Shared {
             lease: Duration::from_secs(30),
             max_batches: None,
             host_ms: None,
+            is_idle: false,
         }
     }
 
@@ -175,7 +181,9 @@ impl Shared {
         }
         let batches = Arc::new(batches);
         let engines = Arc::new(engines);
-        batches.start(engines.clone());
+        if !self.is_idle {
+            batches.start(engines.clone());
+        }
         Replica {
             batches,
             engines,
@@ -281,8 +289,40 @@ impl Replica {
         Ok(serde_json::from_slice(&created.await?).unwrap())
     }
 
+    /// Creates a batch of Messages with so many requests, and returns its id.
+    pub(super) async fn create_of_messages(&self, count: usize) -> String {
+        let request = |number: usize| {
+            let params = json!({"model": "m", "max_tokens": 9});
+            json!({"custom_id": number.to_string(), "params": params})
+        };
+        let requests: Vec<Value> = (0..count).map(request).collect();
+        let body = json!({"requests": requests}).to_string();
+        let (sender, piped) = pipe(1);
+        sender.try_send(Bytes::from(body)).unwrap();
+        drop(sender);
+        let headers = HeaderMap::new();
+        let upload = FileUpload {
+            headers: &headers,
+            body: RequestBody::from(piped),
+            timeout: Duration::from_secs(60),
+        };
+        let caller = BatchCaller {
+            tenant: Tenant::default(),
+            name: CALLER,
+        };
+        let endpoint = BatchEndpoint::CreateOfMessages;
+        let created = self.batches.upload(&endpoint, caller, upload).await;
+        let body = created.unwrap().into_body().collect().await.unwrap();
+        let batch: Value = serde_json::from_slice(&body.to_bytes()).unwrap();
+        batch["id"].as_str().unwrap().to_owned()
+    }
+
     pub(super) async fn batch(&self, id: &str) -> Value {
-        let endpoint = BatchEndpoint::Batch(id.to_owned());
+        let endpoint = if id.starts_with("msgbatch_") {
+            BatchEndpoint::BatchOfMessages(id.to_owned())
+        } else {
+            BatchEndpoint::Batch(id.to_owned())
+        };
         serde_json::from_slice(&self.answer(&endpoint, String::new()).await).unwrap()
     }
 
@@ -304,7 +344,11 @@ impl Replica {
     /// The lines of a file of results.
     pub(super) async fn results(&self, file: &Value) -> Vec<Value> {
         let endpoint = BatchEndpoint::FileContent(file.as_str().unwrap().to_owned());
-        let content = self.answer(&endpoint, String::new()).await;
+        self.json_lines(&endpoint).await
+    }
+
+    pub(super) async fn json_lines(&self, endpoint: &BatchEndpoint) -> Vec<Value> {
+        let content = self.answer(endpoint, String::new()).await;
         let lines = content.split(|byte| *byte == b'\n');
         let lines = lines.filter(|line| !line.is_empty());
         lines
