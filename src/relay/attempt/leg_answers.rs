@@ -26,23 +26,14 @@ pub(in crate::relay) enum DecodeFailure {
 pub(in crate::relay) async fn read_whole(
     answer: &mut exchange::Answer,
 ) -> Result<Bytes, exchange::Error> {
-    let mut whole = answer.first.take().unwrap_or_default();
-    let mut more = BytesMut::new();
-    loop {
-        match answer.next_piece().await? {
-            None if more.is_empty() => return Ok(whole),
-            None => return Ok(more.freeze()),
-            Some(piece) => {
-                if more.is_empty() {
-                    more.extend_from_slice(&std::mem::take(&mut whole));
-                }
-                more.extend_from_slice(&piece);
-                if more.len() > ANSWER_BYTES_MAX {
-                    return Err(exchange::ErrorKind::TooLong.into());
-                }
-            }
+    let mut whole = BytesMut::from(answer.first.take().unwrap_or_default());
+    while let Some(piece) = answer.next_piece().await? {
+        whole.extend_from_slice(&piece);
+        if whole.len() > ANSWER_BYTES_MAX {
+            return Err(exchange::Error::TooLong);
         }
     }
+    Ok(whole.freeze())
 }
 
 /// Waits for a stream's first token. What came before it stays in `answer.first`, for the client.
