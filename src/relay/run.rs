@@ -85,11 +85,11 @@ impl Relay {
                     // Pinned where it is made, so that it is not moved.
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
-                        AttemptOutcome::Answered(answer) => {
+                        Ok(answer) => {
                             self.on_answer(job, plan, &answer);
                             return Ok(answer);
                         }
-                        AttemptOutcome::Failed(attempt) => {
+                        Err(attempt) => {
                             self.on_failed(job, plan, (&choice, at), attempt, course, last)
                         }
                     }

@@ -5,6 +5,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::exchange;
 use super::first_token::{self, Beginning};
+use super::outcome::FailedAttempt;
 use crate::prompt::Api;
 use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
 
@@ -12,6 +13,8 @@ const ENDED: &str = "the stream ended before its first token";
 
 /// Why a decode leg has no first token.
 pub(in crate::relay) enum DecodeFailure {
+    /// The prefill leg, which runs at the same time, has failed.
+    Prefill(FailedAttempt),
     /// The worker did not answer, or its answer broke off.
     Exchange(exchange::Error),
     /// The engine reports a failure before its first token, or ends its stream as engines do then.

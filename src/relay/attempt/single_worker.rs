@@ -1,7 +1,6 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
 use hyper::StatusCode;
-use smallvec::SmallVec;
 use std::pin::pin;
 use tracing::debug;
 
@@ -9,7 +8,7 @@ use super::exchange::Sending;
 use super::first_token::{self, Beginning};
 use super::offers::{Extra, Offers};
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
-use super::running::{OptimisticInsert, Running};
+use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
@@ -23,7 +22,6 @@ use crate::relay::job::Job;
 use crate::relay::plan::Plan;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
-use crate::routing::Decision;
 
 /// An engine that refuses a prompt whose tokens are estimated may have too short a context for it; another one may not.
 fn is_too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> bool {
@@ -73,41 +71,24 @@ impl Relay {
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
-        let cached_tokens =
-            |decision: &Decision| request.prompt_tokens.saturating_sub(decision.new_tokens);
         let in_flight = match prefill {
-            None => InFlight::new(
-                worker.clone(),
-                request.prompt_tokens,
-                cached_tokens(&decision),
-            )
-            .at_rank(rank)
-            .sent_at(now, plan.is_stream),
+            None => count_prompt(plan, worker, &decision)
+                .at_rank(rank)
+                .sent_at(now, plan.is_stream),
             Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
         let report = plan.asks(&self.caches().board, worker);
         let report = report.filter(|_| is_planned && carried.is_none());
-        let mut running = Running::new(
-            in_flight,
-            if is_planned {
-                plan.expect(self.caches(), worker, rank)
-            } else {
-                SmallVec::new()
-            },
-            is_planned
-                .then(|| plan.check(&self.caches().tokenizer_check, now, worker))
-                .flatten(),
-            report.map(|_| self.caches().board.expect_repeat_report(worker.id)),
-        );
+        let mut running = if is_planned {
+            Running::computing(self.caches(), plan, now, in_flight, report.is_some())
+        } else {
+            Running::new(in_flight)
+        };
         running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
-            running.set_prefill(InFlight::new(
-                prefill.worker.clone(),
-                request.prompt_tokens,
-                cached_tokens(&prefill.decision),
-            ));
+            running.set_prefill(count_prompt(plan, &prefill.worker, &prefill.decision));
         }
         let limit = self.attempt_deadline(plan, now).min(course.deadline());
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
@@ -169,7 +150,7 @@ impl Relay {
                     course.deadline(),
                 );
                 failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(failed);
+                return Err(failed);
             }
         };
         if let Some(span) = &mut span {
@@ -221,13 +202,13 @@ impl Relay {
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
         };
         match Fault::of_answer(Part::Whole, status, sign) {
-            None => AttemptOutcome::Answered(answer),
+            None => Ok(answer),
             Some(fault) => {
                 let mut failed = FailedAttempt::answered(fault, answer);
                 if sign == Sign::ErrorEvent {
                     failed.error = format!("{}: an error in place of the first token", worker.name);
                 }
-                AttemptOutcome::Failed(failed)
+                Err(failed)
             }
         }
     }
