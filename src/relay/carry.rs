@@ -16,7 +16,7 @@ use super::failure::types::Failure;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
 use super::planner::NO_WORKER_RETRY_AFTER;
-use super::request::kv_report_request::KvReportRequest;
+use super::request::kv_report_request;
 use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
 use crate::fleet::Worker;
@@ -55,7 +55,7 @@ impl Relay {
         }
         own.request.ticket = own.model.take_ticket();
         if own.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
-            own.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
+            own.report = kv_report_request::asking(&job.body, peek.vllm_xargs);
         }
         own.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;

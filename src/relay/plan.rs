@@ -12,7 +12,7 @@ use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt::cached_prefix::Caches;
 use super::prompt::prompt_blocks::Prompt;
-use super::request::kv_report_request::KvReportRequest;
+use super::request::body_edit::Edit;
 use crate::fleet::{Group, PinnedApi, Worker};
 use crate::ids::WorkerId;
 use crate::kv::subscriber::StatusBoard;
@@ -44,7 +44,7 @@ pub(super) struct Plan {
     /// Reads the rest of a stream that another process began.
     pub(super) resumed: Option<Box<continuation::Reader>>,
     /// Asks the engine to report cached blocks, if that is configured.
-    pub(super) report: Option<KvReportRequest>,
+    pub(super) report: Option<Edit>,
     /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
     /// disaggregated.
     pub(super) legs: Option<Result<Legs, SingleWorkerReason>>,
@@ -101,7 +101,7 @@ impl Plan {
 
     /// The request for a report of cached blocks, if the worker's tree is partial and the report could add to what is
     /// known of this prompt.
-    pub(super) fn asks(&self, board: &StatusBoard, worker: &Worker) -> Option<&KvReportRequest> {
+    pub(super) fn asks(&self, board: &StatusBoard, worker: &Worker) -> Option<&Edit> {
         let report = self.report.as_ref()?;
         let exact = self.prompt.exact.as_ref()?;
         let asks = board.is_partial(worker.id)

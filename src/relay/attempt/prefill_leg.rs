@@ -15,6 +15,7 @@ use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part};
 use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
+use crate::relay::request::body_edit::applied;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -76,9 +77,10 @@ impl LegContext<'_> {
         let limit = relay.settings().first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
-        let reporting = report.and_then(|report| {
+        let reporting = report.and_then(|edit| {
             let whole = plan.body.as_ref().unwrap_or(&job.body);
-            let legs = Legs::of(job.api, &report.put_into(whole)).ok()?;
+            let asking = applied(whole, &mut [edit.clone()]);
+            let legs = Legs::of(job.api, &asking).ok()?;
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.

@@ -20,6 +20,7 @@ use crate::relay::failure::fault::{Fault, Part, Sign};
 use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
+use crate::relay::request::body_edit::applied;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
 
@@ -109,7 +110,7 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let reporting = report.map(|report| report.put_into(asking_ids.unwrap_or(body)));
+        let reporting = report.map(|edit| applied(asking_ids.unwrap_or(body), &mut [edit.clone()]));
         let offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
