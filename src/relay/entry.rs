@@ -11,7 +11,7 @@ use super::failure::request_outcome::Outcome;
 use super::job::{Error, FailedRequest, Job};
 use super::request::body_edit::{self, Edit};
 use super::request::output_cap;
-use super::request::usage_option;
+use super::request::usage_option::{self, UnaskedUsage};
 use crate::http::Body;
 use crate::prompt::PeekedBody;
 
@@ -66,30 +66,37 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.redirect(job, std::mem::take(peek), name, asking)).await;
         }
-        let capped = self.capped(job, peek, None);
-        let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
-        let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
-        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().map(|(edit, _)| edit).collect();
-        edits.extend(capped.map(|(_, edit)| edit));
+        let edited = self.edited(job, peek, asking);
+        if let Some(job) = edited.as_deref().filter(|_| peek.vllm_xargs.is_some()) {
+            // These point into the body.
+            let model = peek.model.as_deref().unwrap_or_default();
+            let again = body_edit::read_again(job.api, &job.body, self.block_bytes(), model);
+            let mut again = Box::new(again);
+            return Box::pin(self.carry(job, &mut again)).await;
+        }
+        self.carry(edited.as_deref().unwrap_or(job), peek).await
+    }
+
+    /// The request with what engines are asked for beside what the client asks for, if that is anything.
+    fn edited<'a>(
+        &self,
+        job: &Job<'a>,
+        peek: &mut PeekedBody<'_>,
+        asking: Option<(Edit, UnaskedUsage)>,
+    ) -> Option<Box<Job<'a>>> {
+        let (asking, unasked_usage) = asking.unzip();
+        let (max_tokens, cap) = self.capped(job, peek, None).unzip();
+        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().chain(cap).collect();
         if edits.is_empty() {
-            return self.carry(job, peek).await;
+            return None;
         }
-        let asking = Job {
+        peek.max_tokens = peek.max_tokens.or(max_tokens);
+        // Boxed, so that other requests do not carry the place of a second job.
+        Some(Box::new(Job {
             body: body_edit::applied(&job.body, &mut edits),
-            target: job.target.clone(),
-            requested: None,
             unasked_usage: unasked_usage.unwrap_or_default(),
-            context: job.context.clone(),
-            ..*job
-        };
-        if peek.vllm_xargs.is_none() {
-            peek.max_tokens = peek.max_tokens.or(max_tokens);
-            return self.carry(&asking, peek).await;
-        }
-        // These point into the body.
-        let model = peek.model.as_deref().unwrap_or_default();
-        let mut own = body_edit::read_again(job.api, &asking.body, self.block_bytes(), model);
-        Box::pin(self.carry(&asking, &mut own)).await
+            ..job.clone()
+        }))
     }
 
     /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the
