@@ -95,10 +95,10 @@ impl NextAnswer {
         let failed = std::mem::take(&mut self.failed);
         let mut course = Course::new(self.relay.settings(), rules, failed, Cuts::default());
         let mut last = LastFailure::default();
-        let attempts = self
+        let answer = self
             .relay
-            .attempts(&job, &mut self.plan, &mut course, &mut last, None);
-        let answer = attempts.await;
+            .attempts(&job, &mut self.plan, &mut course, &mut last, None)
+            .await;
         Plan::own(&mut self.plan).request.prompt_tokens = prompt_tokens;
         let is_unsent = course.count() == 0;
         self.failed = course.failed;

@@ -84,10 +84,12 @@ impl LegContext<'_> {
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.
-        let offers = Offers::new(&body, sending.rank)
+        let mut offers = Offers::new(&body, sending.rank)
             .asking(reporting.as_ref(), Extra::Report)
             .keeping_rank(!may_resend);
-        let sent = relay.send(job, offers, sending, plan, worker, timer).await;
+        let sent = relay
+            .send(job, &mut offers, sending, plan, worker, timer)
+            .await;
         let mut answer = match sent {
             Ok(answer) => answer,
             Err(error) => return Err(self.exchange_failed(&error, span.as_deref_mut())),

@@ -48,8 +48,8 @@ impl Relay {
     ) -> AttemptOutcome {
         let now = observe::now();
         let request = &plan.request;
-        let (decision, worker) = (choice.decision, &choice.worker);
-        plan.model.on_decision(request.prompt_tokens, &decision);
+        let (decision, worker) = (&choice.decision, &choice.worker);
+        plan.model.on_decision(request.prompt_tokens, decision);
         if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, choice.split.why_whole())
         {
             metrics.count_local(reason.as_str());
@@ -64,7 +64,7 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "worker chosen"
         );
-        let chosen = (worker, &decision);
+        let chosen = (worker, decision);
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
@@ -73,7 +73,7 @@ impl Relay {
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
         let in_flight = match prefill {
-            None => count_prompt(plan, worker, &decision)
+            None => count_prompt(plan, worker, decision)
                 .at_rank(rank)
                 .sent_at(now, plan.is_stream),
             Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
@@ -111,7 +111,7 @@ impl Relay {
             span: span.as_deref(),
         };
         let reporting = report.map(|edit| applied(asking_ids.unwrap_or(body), &mut [edit.clone()]));
-        let offers = Offers::new(body, sending.rank)
+        let mut offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
             .keeping_rank(carried.is_some());
@@ -123,7 +123,8 @@ impl Relay {
         let sent = {
             // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
-                let mut answer = pin!(self.send(job, offers, sending, plan, worker, timer)).await?;
+                let mut answer =
+                    pin!(self.send(job, &mut offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
                     beginning = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
@@ -197,7 +198,7 @@ impl Relay {
         let answer = AttemptAnswer {
             answer,
             running,
-            decision,
+            decision: choice.decision,
             is_converted: job.is_converted,
             attempts: course.count(),
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),

@@ -125,12 +125,12 @@ impl LegContext<'_> {
         let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-            let read = async {
+            let read = pin!(async {
                 // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
                 let mut answer = exchange::attempt_anew(&worker, request, timer).await?;
                 read_whole(&mut answer).await?;
                 Ok::<_, exchange::Error>(answer.head.status)
-            };
+            });
             let status = match read.await {
                 Ok(status) => status,
                 Err(error) => {
