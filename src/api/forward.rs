@@ -71,7 +71,7 @@ impl ApiServer {
             return Err(ApiError::salted_already());
         }
         let job = job(api, head, body.clone(), &original, caller);
-        let answer = self.relay.run(&job, peek).await;
+        let answer = self.relay.run(&job, Box::new(peek)).await;
         let answer = answer.map_err(ApiError::of_run)?;
         Ok(match api {
             Api::Messages => with_shaped_error(answer).await,

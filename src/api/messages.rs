@@ -27,7 +27,7 @@ impl ApiServer {
         let original = body.clone();
         let body = prompt::without_billing_header(&body).unwrap_or(body);
         let api = Api::CountTokens;
-        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let peek = Box::new(prompt::peek(api, &body, self.relay.block_bytes())?);
         let model = peek.model.as_deref();
         let tenant = caller.context.tenant;
         let counted = self

@@ -30,7 +30,7 @@ impl Relay {
     pub(super) async fn carry(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: &mut PeekedBody<'_>,
+        mut peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, FailedRequest> {
         if job.chat.is_some()
             && let Some(chat) = self.chat_for_all(job, peek.model.as_deref())?
@@ -38,10 +38,10 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.carry_chat(&chat)).await;
         }
-        let mut waits = self.waits(job, peek)?;
+        let mut waits = self.waits(job, &peek)?;
         let planning = job.trace().map(|trace| (trace, observe::now()));
         // On the heap once, so that no future has a copy.
-        let mut plan = Arc::new(self.plan_or_wait(job, peek, waits.as_mut()).await?);
+        let mut plan = Arc::new(self.plan_or_wait(job, &mut peek, waits.as_mut()).await?);
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
@@ -66,7 +66,7 @@ impl Relay {
             ..Known::default()
         };
         // Its blocks are not needed any more.
-        *peek = PeekedBody::default();
+        drop(peek);
         let earlier_cuts = self.quarantine().cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
             self.quarantine().on_refused();

@@ -16,15 +16,15 @@ use crate::http::Body;
 use crate::prompt::PeekedBody;
 
 impl Relay {
-    /// Sends a request to an engine and returns the engine's answer, whatever its status.
+    /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is boxed, so that no future on the
+    /// way has a place for it.
     pub async fn run(
         self: &Arc<Self>,
         job: &Job<'_>,
-        mut peek: PeekedBody<'_>,
+        peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, Error> {
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
-            // Lent, so that not every future on the way has a copy.
-            Ok(()) => self.run_permitted(job, &mut peek).await,
+            Ok(()) => self.run_permitted(job, peek).await,
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
@@ -51,28 +51,27 @@ impl Relay {
     async fn run_permitted(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: &mut PeekedBody<'_>,
+        mut peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, FailedRequest> {
         let name = peek
             .model
             .as_deref()
             .and_then(|model| self.names().get(model));
         let asking = if self.needs_usage() {
-            usage_option::asking(job.api, &job.body, peek)
+            usage_option::asking(job.api, &job.body, &peek)
         } else {
             None
         };
         if let Some(name) = name {
             // Boxed, so that other requests do not carry its state.
-            return Box::pin(self.redirect(job, std::mem::take(peek), name, asking)).await;
+            return Box::pin(self.redirect(job, *peek, name, asking)).await;
         }
-        let edited = self.edited(job, peek, asking);
+        let edited = self.edited(job, &mut peek, asking);
         if let Some(job) = edited.as_deref().filter(|_| peek.vllm_xargs.is_some()) {
             // These point into the body.
             let model = peek.model.as_deref().unwrap_or_default();
             let again = body_edit::read_again(job.api, &job.body, self.block_bytes(), model);
-            let mut again = Box::new(again);
-            return Box::pin(self.carry(job, &mut again)).await;
+            return Box::pin(self.carry(job, Box::new(again))).await;
         }
         self.carry(edited.as_deref().unwrap_or(job), peek).await
     }

@@ -122,7 +122,7 @@ impl Responses {
             resume: call.resumed.map(|resumed| &resumed.tokens),
             ..relay::Job::new(context, api, target, &headers, body.clone(), call.original)
         };
-        let answer = self.relay.run(&job, peek).await;
+        let answer = self.relay.run(&job, Box::new(peek)).await;
         let answer = answer.map_err(ApiError::of_run)?;
         let status = answer.status();
         if status.is_success() {
