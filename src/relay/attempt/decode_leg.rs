@@ -7,12 +7,13 @@ use bytes::Bytes;
 use tracing::{info, warn};
 
 use super::exchange::{self, Sending};
-use super::leg_answers::{DecodeFailure, wait_for_first_token};
+use super::first_token::{self, Beginning};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
+use crate::prompt::Api;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -22,9 +23,25 @@ use crate::traces::{Event, TrySpan};
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 
+const ENDED: &str = "the stream ended before its first token";
+
+/// Why a decode leg has no first token.
+pub(super) enum DecodeFailure {
+    /// The prefill leg, which runs at the same time, has failed.
+    Prefill(FailedAttempt),
+    /// The worker did not answer, or its answer broke off.
+    Exchange(exchange::Error),
+    /// The engine reports a failure before its first token, or ends its stream as engines do then.
+    BeforeFirstToken(&'static str),
+    /// No token for `transfer_timeout`: it may wait for KV blocks that never come, or in the engine's queue.
+    Silent,
+    /// The prefill worker's engine process is gone, and the KV blocks with it.
+    PrefillGone,
+}
+
 impl LegContext<'_> {
     /// Sends the decode leg at `now`, and waits for its first token; for an answer that is not streamed, for its first byte.
-    pub(in crate::relay) async fn decode_leg(
+    pub(super) async fn decode_leg(
         &self,
         body: &Bytes,
         now: Instant,
@@ -41,12 +58,22 @@ impl LegContext<'_> {
         let mut answer = exchange::attempt(self.job, body, sending, &self.choice.worker, timer)
             .await
             .map_err(DecodeFailure::Exchange)?;
-        wait_for_first_token(self.job.api, &mut answer).await?;
-        Ok(answer)
+        // What comes before the first token stays in the answer, for the client.
+        let why = match first_token::wait(self.job.api, &mut answer).await {
+            Ok(Beginning::Token) => return Ok(answer),
+            Ok(Beginning::Refusal | Beginning::Error) => {
+                "the engine reported an error before its first token"
+            }
+            Ok(Beginning::Nothing) => ENDED,
+            // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
+            Err(error) if self.job.api == Api::Responses && error.is_cut() => ENDED,
+            Err(error) => return Err(DecodeFailure::Exchange(error)),
+        };
+        Err(DecodeFailure::BeforeFirstToken(why))
     }
 
     /// Sends the decode leg after a prefill leg, and watches the prefill worker meanwhile.
-    pub(in crate::relay) async fn run_decode_leg(
+    pub(super) async fn run_decode_leg(
         &self,
         body: Bytes,
         now: Instant,
@@ -89,7 +116,7 @@ impl LegContext<'_> {
 
     /// What the decode leg's end means for the attempt. An answer with a status of success: the decode worker has the prompt's
     /// blocks. `tokens`: the prompt's, and those that the prefill worker had cached, if it says so.
-    pub(in crate::relay) fn decode_ended(
+    pub(super) fn decode_ended(
         &self,
         answer: Result<exchange::Answer, DecodeFailure>,
         mut running: Running,

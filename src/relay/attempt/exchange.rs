@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use http_body_util::Full;
 use hyper::http::response;
@@ -20,6 +20,7 @@ use crate::relay::failure::fault::Fault;
 use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::headers;
 use crate::relay::job::Job;
+use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
 use crate::relay::request::gateway::{CarriedTo, Handover};
 use crate::traces::TrySpan;
 
@@ -49,6 +50,18 @@ impl Answer {
             piece = next_data(&mut self.body) => piece.map_err(Error::BrokeOff),
             () = &mut self.timer => Err(Error::TimedOut),
         }
+    }
+
+    /// All of a prefill leg's answer, within the attempt's time limit and [`ANSWER_BYTES_MAX`].
+    pub(in crate::relay) async fn read_whole(&mut self) -> Result<Bytes, Error> {
+        let mut whole = BytesMut::from(self.first.take().unwrap_or_default());
+        while let Some(piece) = self.next_piece().await? {
+            whole.extend_from_slice(&piece);
+            if whole.len() > ANSWER_BYTES_MAX {
+                return Err(Error::TooLong);
+            }
+        }
+        Ok(whole.freeze())
     }
 
     /// True for a status that means a defect of the worker or of the request.

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::exchange::{self, Sending};
-use super::leg_answers::read_whole;
 use super::leg_context::LegContext;
 use super::offers::{Extra, Offers};
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
@@ -117,7 +116,7 @@ impl LegContext<'_> {
             self.metrics.count_transfer("prefill_failed");
             return Err(Box::new(Err(FailedAttempt::answered(fault, answer))));
         }
-        let whole = match read_whole(&mut answer).await {
+        let whole = match answer.read_whole().await {
             Ok(whole) => whole,
             Err(error) => return Err(self.exchange_failed(&error, span.as_deref_mut())),
         };

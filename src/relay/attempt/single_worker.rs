@@ -138,23 +138,17 @@ impl Relay {
             }
         };
         let answer = match sent {
-            Ok(answer) => {
-                if let Some(abort) = abort {
-                    abort.disarm();
-                }
-                answer
-            }
+            Ok(answer) => answer,
             Err(error) => {
-                let failed = FailedAttempt::unanswered(
-                    Stage::Worker,
-                    &worker.name,
-                    &error,
-                    course.deadline(),
-                );
+                let (name, deadline) = (&worker.name, course.deadline());
+                let failed = FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
                 failed.end_try(span.as_deref_mut());
                 return Err(failed);
             }
         };
+        if let Some(abort) = abort {
+            abort.disarm();
+        }
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = worker.pinned_to(rank));
         }

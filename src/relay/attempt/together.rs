@@ -7,9 +7,8 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use super::decode_leg::CHECK_EVERY;
+use super::decode_leg::{CHECK_EVERY, DecodeFailure};
 use super::exchange::{self, Sending};
-use super::leg_answers::{DecodeFailure, read_whole};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running, count_prompt};
@@ -128,7 +127,7 @@ impl LegContext<'_> {
             let read = pin!(async {
                 // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
                 let mut answer = exchange::attempt_anew(&worker, request, timer).await?;
-                read_whole(&mut answer).await?;
+                answer.read_whole().await?;
                 Ok::<_, exchange::Error>(answer.head.status)
             });
             let status = match read.await {
