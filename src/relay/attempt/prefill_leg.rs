@@ -62,7 +62,6 @@ impl LegContext<'_> {
         } else {
             self.course.reuse()
         };
-        let may_resend = reuse == Reuse::Replaced;
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = transfer.rank());
         }
@@ -85,7 +84,7 @@ impl LegContext<'_> {
         // The decode leg need not name the rank.
         let mut offers = Offers::new(&body, sending.rank)
             .asking(reporting.as_ref(), Extra::Report)
-            .keeping_rank(!may_resend);
+            .keeping_rank(reuse != Reuse::Replaced);
         let sent = relay
             .send(job, &mut offers, sending, plan, worker, timer)
             .await;
