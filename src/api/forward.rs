@@ -63,7 +63,7 @@ impl ApiServer {
             None => body,
         };
         // The body as engines get it: the relay may move parts of it.
-        let mut peek = match form {
+        let peek = match form {
             Some(content_type) => prompt::peek_form(content_type, &body)?,
             None => prompt::peek(api, &body, self.relay.block_bytes())?,
         };
@@ -71,7 +71,7 @@ impl ApiServer {
             return Err(ApiError::salted_already());
         }
         let job = job(api, head, body.clone(), &original, caller);
-        let answer = self.relay.run(&job, &mut peek).await;
+        let answer = self.relay.run(&job, Box::new(peek)).await;
         let answer = answer.map_err(ApiError::of_run)?;
         Ok(match api {
             Api::Messages => with_shaped_error(answer).await,

@@ -27,7 +27,7 @@ impl ApiServer {
         let original = body.clone();
         let body = prompt::without_billing_header(&body).unwrap_or(body);
         let api = Api::CountTokens;
-        let mut peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let peek = Box::new(prompt::peek(api, &body, self.relay.block_bytes())?);
         let model = peek.model.as_deref();
         let tenant = caller.context.tenant;
         let counted = self
@@ -42,7 +42,7 @@ impl ApiServer {
         }
         let name = model.unwrap_or_default().to_owned();
         let job = job(api, &head, body.clone(), &original, caller);
-        match self.relay.run(&job, &mut peek).await {
+        match self.relay.run(&job, peek).await {
             Err(relay::Error::NotServed { .. }) => {
                 let mut error = ApiError::cannot_count(&name);
                 error.is_counted = true;

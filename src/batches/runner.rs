@@ -181,7 +181,9 @@ impl Runner {
             let with_turn = |document: Document| (self.turn(&document, now_ms), document);
             due.extend(page.into_iter().map(with_turn));
             // Works other than shards are due before all shards. All are seen, so that no tenant's hide those of another.
-            let may_hide = due.last().is_some_and(|(turn, _)| turn.class != TurnClass::Shard);
+            let may_hide = due
+                .last()
+                .is_some_and(|(turn, _)| turn.class != TurnClass::Shard);
             if due.len() >= if may_hide { MAX_TURNS } else { max } {
                 break;
             }

@@ -59,8 +59,8 @@ impl Relay {
         self: &Arc<Self>,
         job: &Job<'_>,
     ) -> Result<Response<Body>, FailedRequest> {
-        let mut peek = body_edit::read_again(Api::Chat, &job.body, self.block_bytes(), "");
-        self.carry(job, &mut peek).await
+        let peek = body_edit::read_again(Api::Chat, &job.body, self.block_bytes(), "");
+        self.carry(job, Box::new(peek)).await
     }
 
     /// The request in the form of the chosen worker; `None` if that is the job's own form. Of a model with workers of both

@@ -3,7 +3,6 @@
 pub(super) mod decode_leg;
 pub(super) mod exchange;
 pub(super) mod first_token;
-pub(super) mod leg_answers;
 pub(super) mod leg_context;
 pub(super) mod offers;
 pub(super) mod outcome;

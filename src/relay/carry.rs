@@ -7,7 +7,6 @@ use std::time::Instant;
 use hyper::Response;
 use tracing::{field, warn};
 
-use super::charge::WantedOutput;
 use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::course::{Course, Rules, Unanswered};
@@ -21,6 +20,7 @@ use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
 use crate::fleet::Worker;
 use crate::http::Body;
+use crate::limits::Known;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
 use crate::traces::{Event, RequestTrace};
@@ -30,7 +30,7 @@ impl Relay {
     pub(super) async fn carry(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: &mut PeekedBody<'_>,
+        mut peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, FailedRequest> {
         if job.chat.is_some()
             && let Some(chat) = self.chat_for_all(job, peek.model.as_deref())?
@@ -38,10 +38,10 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.carry_chat(&chat)).await;
         }
-        let mut waits = self.waits(job, peek)?;
+        let mut waits = self.waits(job, &peek)?;
         let planning = job.trace().map(|trace| (trace, observe::now()));
         // On the heap once, so that no future has a copy.
-        let mut plan = Arc::new(self.plan_or_wait(job, peek, waits.as_mut()).await?);
+        let mut plan = Arc::new(self.plan_or_wait(job, &mut peek, waits.as_mut()).await?);
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
@@ -59,9 +59,14 @@ impl Relay {
         }
         own.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
-        let wanted = WantedOutput::of(peek);
+        let wanted = Known {
+            max_tokens: peek.max_tokens,
+            choices: peek.choices.unwrap_or(1),
+            odd_value: peek.odd_value,
+            ..Known::default()
+        };
         // Its blocks are not needed any more.
-        *peek = PeekedBody::default();
+        drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
             self.quarantine.on_refused();
@@ -83,7 +88,7 @@ impl Relay {
             job.context.started,
             charge,
         );
-        count.max_tokens = wanted.of_only_choice();
+        count.max_tokens = wanted.max_tokens.filter(|_| wanted.choices == 1);
         self.budget.on_request();
         let mut last = LastFailure::default();
         let first = Some(First {
@@ -143,7 +148,7 @@ impl Relay {
     ) -> Error {
         let model = || plan.group.model.to_string();
         let (attempts, retry_after) = (course.count(), NO_WORKER_RETRY_AFTER);
-        let is_late = why == Unanswered::Late;
+        let is_late = why == Unanswered::Late || course.last() == Some(Failure::Deadline);
         let lacks_prefill = why == Unanswered::LacksPrefill;
         if attempts == 0 {
             if let Unanswered::NotConvertible(what) = why {
@@ -154,7 +159,7 @@ impl Relay {
                 return Error::NotSplit { model, reason };
             }
         }
-        if is_late || course.last() == Some(Failure::Deadline) {
+        if is_late {
             let limit = self.settings.request_timeout;
             return Error::Deadline { attempts, limit };
         }
@@ -171,14 +176,14 @@ impl Relay {
                 worker: shown.map(|worker| worker.client_name.clone()),
                 may_have_computed: course.may_have_computed(),
             },
-            None => {
-                let model = model();
-                if lacks_prefill {
-                    Error::NoPrefill { model, retry_after }
-                } else {
-                    Error::NoWorker { model, retry_after }
-                }
-            }
+            None if lacks_prefill => Error::NoPrefill {
+                model: model(),
+                retry_after,
+            },
+            None => Error::NoWorker {
+                model: model(),
+                retry_after,
+            },
         }
     }
 

@@ -5,42 +5,18 @@ use super::job::{Error, Job};
 use super::plan::Plan;
 use super::prompt::cached_prefix::ViewRange;
 use crate::limits::{Charge, Known, Request};
-use crate::prompt::PeekedBody;
 
 /// Workers whose caches are looked at for the longest cached prefix.
 const OWNERS_MAX: usize = 4;
 
-/// What the body says of the answer's length.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct WantedOutput {
-    max_tokens: Option<u64>,
-    choices: u64,
-    odd_value: Option<&'static str>,
-}
-
-impl WantedOutput {
-    pub(super) fn of(peek: &PeekedBody<'_>) -> Self {
-        Self {
-            max_tokens: peek.max_tokens,
-            choices: peek.choices.unwrap_or(1),
-            odd_value: peek.odd_value,
-        }
-    }
-
-    /// The most tokens of the answer, if it has one choice.
-    pub(super) fn of_only_choice(&self) -> Option<u64> {
-        self.max_tokens.filter(|_| self.choices == 1)
-    }
-}
-
 impl Relay {
-    /// Reserves what a request may use, if its tenant has limits. Dropping the charge before an engine was sent the
-    /// request gives everything back.
+    /// Reserves what a request may use, if its tenant has limits. `wanted`: what its body says of the answer's length. Dropping
+    /// the charge before an engine was sent the request gives everything back.
     pub(super) async fn reserve(
         &self,
         job: &Job<'_>,
         plan: &Plan,
-        wanted: WantedOutput,
+        wanted: Known,
     ) -> Result<Option<Charge>, Error> {
         let Some(limits) = &self.tenants().of(job.context.tenant).limits else {
             return Ok(None);
@@ -62,10 +38,8 @@ impl Relay {
                 Known {
                     prompt_tokens: plan.request.prompt_tokens.into(),
                     cached_tokens,
-                    max_tokens: wanted.max_tokens,
-                    choices: wanted.choices,
-                    odd_value: wanted.odd_value,
                     generates: job.api.generates(),
+                    ..wanted
                 }
             } else {
                 Known::default()

@@ -225,22 +225,16 @@ impl Course {
 
     /// Whoever was cut in the same moment has said so by now.
     pub(super) fn on_others(&mut self, now: Instant, random: f64) -> Step {
-        let Some(Ended {
-            fault,
-            is_answered,
-            name,
-            ..
-        }) = &self.last
-        else {
+        let Some(last) = &self.last else {
             return self.next(now);
         };
-        let (fault, is_answered) = (*fault, *is_answered);
+        let fault = last.fault;
         let may_give_up = self.rules.may_give_up_transfers
             && !self.failed.gave_up_transfers
             && !self.is_late(now)
             && !self.has_cut_enough();
         // The decode engine had the KV blocks or tried to fetch them, so another prefill leg would most likely end the same.
-        let is_transfer_refused = fault.stage == Stage::Transfer && is_answered;
+        let is_transfer_refused = fault.stage == Stage::Transfer && last.is_answered;
         let pause = self.pause(fault.failure, random);
         let pause = pause.filter(|pause| !self.is_late(now + *pause));
         if let Some(pause) = pause
@@ -249,7 +243,7 @@ impl Course {
             // What was sent over a connection that was closed already costs the fleet nothing.
             let is_counted = !fault.failure.is_free() && !fault.is_stale();
             self.owed = is_counted.then(|| Retry {
-                worker: name.clone(),
+                worker: last.name.clone(),
                 failure: fault.failure,
                 is_off_budget: self.is_acquitted() || fault.failure == Failure::TooLong,
             });

@@ -16,12 +16,12 @@ use crate::http::Body;
 use crate::prompt::PeekedBody;
 
 impl Relay {
-    /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is lent, so that not every
-    /// future on the way has a copy, and emptied once its blocks are not needed any more.
+    /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is boxed, so that no future on the
+    /// way has a place for it.
     pub async fn run(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: &mut PeekedBody<'_>,
+        peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, Error> {
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
             Ok(()) => self.run_permitted(job, peek).await,
@@ -51,58 +51,51 @@ impl Relay {
     async fn run_permitted(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: &mut PeekedBody<'_>,
+        mut peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, FailedRequest> {
         let name = peek
             .model
             .as_deref()
             .and_then(|model| self.names().get(model));
         let asking = if self.needs_usage() {
-            usage_option::asking(job.api, &job.body, peek)
+            usage_option::asking(job.api, &job.body, &peek)
         } else {
             None
         };
         if let Some(name) = name {
             // Boxed, so that other requests do not carry its state.
-            return Box::pin(self.redirect(job, std::mem::take(peek), name, asking)).await;
+            return Box::pin(self.redirect(job, *peek, name, asking)).await;
         }
-        let Some((asking, max_tokens)) = self.edited(job, peek, asking) else {
-            return self.carry(job, peek).await;
-        };
-        if peek.vllm_xargs.is_none() {
-            peek.max_tokens = peek.max_tokens.or(max_tokens);
-            return self.carry(&asking, peek).await;
+        let edited = self.edited(job, &mut peek, asking);
+        if let Some(job) = edited.as_deref().filter(|_| peek.vllm_xargs.is_some()) {
+            // These point into the body.
+            let model = peek.model.as_deref().unwrap_or_default();
+            let again = body_edit::read_again(job.api, &job.body, self.block_bytes(), model);
+            return Box::pin(self.carry(job, Box::new(again))).await;
         }
-        // These point into the body.
-        let model = peek.model.as_deref().unwrap_or_default();
-        let mut own = body_edit::read_again(job.api, &asking.body, self.block_bytes(), model);
-        Box::pin(self.carry(&asking, &mut own)).await
+        self.carry(edited.as_deref().unwrap_or(job), peek).await
     }
 
-    /// The request with what engines are asked for beside what the client asks for, and the output tokens that it gets then.
-    /// `None` if that is nothing.
+    /// The request with what engines are asked for beside what the client asks for, if that is anything.
     fn edited<'a>(
         &self,
         job: &Job<'a>,
-        peek: &PeekedBody<'_>,
+        peek: &mut PeekedBody<'_>,
         asking: Option<(Edit, UnaskedUsage)>,
-    ) -> Option<(Box<Job<'a>>, Option<u64>)> {
+    ) -> Option<Box<Job<'a>>> {
         let (asking, unasked_usage) = asking.unzip();
         let (max_tokens, cap) = self.capped(job, peek, None).unzip();
         let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().chain(cap).collect();
         if edits.is_empty() {
             return None;
         }
-        // On the heap, so that no future has a copy.
-        let edited = Box::new(Job {
+        peek.max_tokens = peek.max_tokens.or(max_tokens);
+        // Boxed, so that other requests do not carry the place of a second job.
+        Some(Box::new(Job {
             body: body_edit::applied(&job.body, &mut edits),
-            target: job.target.clone(),
-            requested: None,
             unasked_usage: unasked_usage.unwrap_or_default(),
-            context: job.context.clone(),
-            ..*job
-        });
-        Some((edited, max_tokens))
+            ..job.clone()
+        }))
     }
 
     /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the

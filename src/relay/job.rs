@@ -73,7 +73,7 @@ impl NotConvertible {
 }
 
 /// One request to send to an engine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job<'a> {
     pub context: RequestContext,
     pub api: Api,
@@ -155,9 +155,7 @@ impl<'a> Job<'a> {
             body,
             chat: None,
             is_converted: true,
-            requested: self.requested.clone(),
-            context: self.context.clone(),
-            ..*self
+            ..self.clone()
         }
     }
 

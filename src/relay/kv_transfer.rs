@@ -1,7 +1,7 @@
 //! A request as a prefill leg and a decode leg, and the KV transfer between them. Pure.
 //!
 //! A connector's own fields are in a file of its own. Another connector is another such file, an arm of
-//! [`crate::fleet::kv_transfer::Connector`] and an arm of `transfer::dialect`.
+//! [`crate::fleet::kv_transfer::Connector`] and the arms in `transfer`.
 
 mod legs;
 mod mooncake;

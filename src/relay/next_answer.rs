@@ -70,39 +70,21 @@ impl NextAnswer {
         lost: Arc<Worker>,
         answer_tokens: u32,
     ) -> Result<AttemptAnswer, NotContinued> {
-        let relay = self.relay.clone();
         self.failed.exclude_all(std::iter::once(lost.id));
         let plan = Plan::own(&mut self.plan);
         plan.body = Some(body.clone());
         let prompt_tokens = plan.request.prompt_tokens;
         plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
-        let answer = self.answer(&relay, body, (&lost, answer_tokens)).await;
-        Plan::own(&mut self.plan).request.prompt_tokens = prompt_tokens;
-        answer
-    }
-
-    async fn answer(
-        &mut self,
-        relay: &Arc<Relay>,
-        body: Bytes,
-        (lost, answer_tokens): (&Worker, u32),
-    ) -> Result<AttemptAnswer, NotContinued> {
         let original = body.clone();
         // What a new request would begin with, its response and its wait, is not looked at again.
         let (context, target) = (self.context.clone(), self.target.clone());
+        let api = self.plan.api;
         let job = Job {
             is_converted: self.is_converted,
-            ..Job::new(
-                context,
-                self.plan.api,
-                target,
-                &self.headers,
-                body,
-                &original,
-            )
+            ..Job::new(context, api, target, &self.headers, body, &original)
         };
-        traced::continued(&job, observe::now(), lost, answer_tokens);
-        relay.renew(&mut self.plan);
+        traced::continued(&job, observe::now(), &lost, answer_tokens);
+        self.relay.renew(&mut self.plan);
         let rules = Rules {
             deadline: self.deadline,
             looks_for_room: false,
@@ -111,11 +93,13 @@ impl NextAnswer {
             may_give_up_transfers: false,
         };
         let failed = std::mem::take(&mut self.failed);
-        let mut course = Course::new(&relay.settings, rules, failed, Cuts::default());
+        let mut course = Course::new(&self.relay.settings, rules, failed, Cuts::default());
         let mut last = LastFailure::default();
-        let answer = relay
+        let answer = self
+            .relay
             .attempts(&job, &mut self.plan, &mut course, &mut last, None)
             .await;
+        Plan::own(&mut self.plan).request.prompt_tokens = prompt_tokens;
         let is_unsent = course.count() == 0;
         self.failed = course.failed;
         let answer = answer.map_err(|why| {

@@ -66,7 +66,7 @@ impl Relay {
                 summary.update(|summary| summary.requested_model = Some(name.requested.clone()));
             }
             // Read once more only after a failure, or if it points into the body.
-            let mut own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
+            let own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
                 Some(peek) => PeekedBody {
                     model: Some(Cow::Borrowed(&**model)),
                     max_tokens: peek.max_tokens.or(max_tokens),
@@ -74,7 +74,7 @@ impl Relay {
                 },
                 None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
             };
-            match self.carry(&named, &mut own).await {
+            match self.carry(&named, Box::new(own)).await {
                 Err(FailedRequest { error, .. }) if index < last && error.is_lack_of_workers() => {
                     info!(id = %job.context.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
                 }

@@ -85,11 +85,11 @@ impl Relay {
                     // Pinned where it is made, so that it is not moved.
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
-                        AttemptOutcome::Answered(answer) => {
+                        Ok(answer) => {
                             self.on_answer(job, plan, &answer);
                             return Ok(answer);
                         }
-                        AttemptOutcome::Failed(attempt) => {
+                        Err(attempt) => {
                             self.on_failed(job, plan, (&choice, at), attempt, course, last)
                         }
                     }
@@ -203,11 +203,11 @@ impl Relay {
         now: Instant,
     ) -> AttemptOutcome {
         let carried = job.gateway.map(|gateway| {
-            let failed = &course.failed;
-            self.chooser()
-                .carried_to(gateway, plan, choice, now, failed)
+            let (chooser, failed) = (self.chooser(), &course.failed);
+            // Boxed, so that other requests do not carry its place.
+            Box::new(chooser.carried_to(gateway, plan, choice, now, failed))
         });
-        let carried = carried.as_ref();
+        let carried = carried.as_deref();
         let attempt = pin!(async {
             // A gateway gets both workers at once.
             match choice.split.prefill().filter(|_| carried.is_none()) {

@@ -6,11 +6,10 @@ use std::time::Instant;
 
 use super::core::Relay;
 use super::request::batch_line::LinesByWorker;
-use super::request::target::Name;
 use crate::fleet::load::TriedRequests;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};
-use crate::ids::{Model, WorkerId};
+use crate::ids::WorkerId;
 use crate::observe;
 
 /// Of the slots that others leave free, batches leave one in so many, for requests that come meanwhile.
@@ -180,14 +179,6 @@ impl WorkerNumbers {
         self.slots.or(shown).unwrap_or_else(|| self.tried.most())
     }
 
-    /// Without foreign requests. A line that has just ended is one until the engine's next report.
-    fn without_foreign(&self) -> Self {
-        Self {
-            requests: self.requests.saturating_sub(self.foreign),
-            ..*self
-        }
-    }
-
     /// Whether another line would take what people's requests have or want. Where there are lines alone, the choice knows
     /// better whether a line waits there or computes its prompt elsewhere.
     fn is_full_beside_people(&self) -> bool {
@@ -219,7 +210,11 @@ impl WorkerNumbers {
         let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
             return 0;
         };
-        let own = self.without_foreign();
+        // Without foreign requests: a line that has just ended is one until the engine's next report.
+        let own = Self {
+            requests: self.requests.saturating_sub(self.foreign),
+            ..*self
+        };
         if own.others() == 0 && self.waiting_outside == 0 {
             return 0;
         }
@@ -246,10 +241,16 @@ impl Relay {
     pub fn spare_room(&self, model: &str, lines: &LinesByWorker) -> SpareRoom {
         let snapshot = self.fleet().snapshot();
         let now = observe::now();
+        let room = |model: &str| self.room_of_model(&snapshot, model, lines, now);
         let Some(name) = self.names().get(model) else {
-            return self.room_of_model(&snapshot, model, lines, now);
+            return room(model);
         };
-        self.room_of_name(&snapshot, name, lines, now)
+        // A request may go to any of the targets, so each must have room.
+        let targets = name.targets().filter(|(_, weight)| *weight > 0.0);
+        let rooms = targets.map(|(model, _)| room(model));
+        rooms
+            .min_by_key(|room| (room.requests, room.prompt_tokens))
+            .unwrap_or_default()
     }
 
     /// Workers that others want more of than lines leave them, and how many lines of this router are to give way
@@ -278,21 +279,6 @@ impl Relay {
         wanted.collect()
     }
 
-    /// A request may go to any of the targets, so each must have room.
-    fn room_of_name(
-        &self,
-        snapshot: &Snapshot,
-        name: &Name,
-        lines: &LinesByWorker,
-        now: Instant,
-    ) -> SpareRoom {
-        let targets = name.targets().filter(|(_, weight)| *weight > 0.0);
-        let rooms = targets.map(|(model, _)| self.room_of_model(snapshot, model, lines, now));
-        rooms
-            .min_by_key(|room| (room.requests, room.prompt_tokens))
-            .unwrap_or_default()
-    }
-
     fn room_of_model(
         &self,
         snapshot: &Snapshot,
@@ -303,13 +289,13 @@ impl Relay {
         let Some(group) = snapshot.models.get(model) else {
             return SpareRoom::default();
         };
-        if self.has_waiting(&group.model) {
+        let queue = self.queues().get(&group.model);
+        if queue.is_some_and(|queue| queue.waiting() > 0) {
             return SpareRoom::default();
         }
-        let usable = |part| {
+        let usable = |part| -> Vec<WorkerNumbers> {
             let usable = self.usable_for_lines(group, part, lines, now);
-            let numbers: Vec<WorkerNumbers> = usable.map(|(_, numbers)| numbers).collect();
-            numbers
+            usable.map(|(_, numbers)| numbers).collect()
         };
         let decode = usable(self.decode_part(group));
         let has_people = decode.iter().any(WorkerNumbers::has_people);
@@ -393,12 +379,6 @@ impl Relay {
         self.peers.connected().saturating_add(1)
     }
 
-    /// Whether requests wait in the queue of a model.
-    fn has_waiting(&self, model: &Model) -> bool {
-        let queue = self.queues().get(model);
-        queue.is_some_and(|queue| queue.waiting() > 0)
-    }
-
     /// Without what waits for it in routers.
     fn numbers_of(&self, worker: &Worker, part: WorkerPart, lines: u32) -> WorkerNumbers {
         let load = &worker.load;
@@ -465,54 +445,47 @@ mod tests {
 
     type Change = fn(&mut WorkerNumbers);
 
+    impl WorkerNumbers {
+        /// So many requests run there, with so many lines among them.
+        fn run(&mut self, requests: u32, lines: u32) {
+            (self.requests, self.lines) = (requests, lines);
+        }
+    }
+
     #[test]
     fn lines_get_seven_of_eight_slots_that_others_leave_free_while_none_waits() {
-        let none = SpareRoom::default();
-        let table: [(&str, Change, SpareRoom); 16] = [
-            ("idle", |_| {}, room(87, 200, 1)),
-            ("some run", |of| of.requests = 60, room(35, 200, 1)),
-            (
-                "lines run beside them",
-                |of| (of.requests, of.lines) = (70, 10),
-                room(25, 200, 1),
-            ),
-            (
-                "lines have their share",
-                |of| (of.requests, of.lines) = (95, 35),
-                none,
-            ),
-            ("one slot is free", |of| of.requests = 99, room(1, 200, 1)),
-            ("all slots are used", |of| of.requests = 120, none),
+        let none = (0, 0);
+        let table: [(&str, Change, (u32, u64)); 16] = [
+            ("idle", |_| {}, (87, 200)),
+            ("some run", |of| of.run(60, 0), (35, 200)),
+            ("lines run beside them", |of| of.run(70, 10), (25, 200)),
+            ("lines have their share", |of| of.run(95, 35), none),
+            ("one slot is free", |of| of.run(99, 0), (1, 200)),
+            ("all slots are used", |of| of.run(120, 0), none),
             ("some wait inside", |of| of.waiting_inside = 1, none),
             ("some wait for it", |of| of.waiting_outside = 1, none),
-            (
-                "a short prompt is queued",
-                |of| of.queued_tokens = 50,
-                room(87, 150, 1),
-            ),
-            ("a long one is", |of| of.queued_tokens = 200, none),
-            ("it is fast", |of| of.rate = 47_000.0, room(87, 940, 1)),
-            ("it is very slow", |of| of.rate = 1.0, room(87, 1, 1)),
+            ("few tokens wait", |of| of.queued_tokens = 50, (87, 150)),
+            ("many do", |of| of.queued_tokens = 200, none),
+            ("it is fast", |of| of.rate = 47_000.0, (87, 940)),
+            ("it is very slow", |of| of.rate = 1.0, (87, 1)),
             (
                 "the queue has less",
                 |of| of.max_queued_tokens = Some(100),
-                room(87, 50, 1),
+                (87, 50),
             ),
-            ("one slot", |of| of.slots = Some(1), room(1, 200, 1)),
-            (
-                "it has shown no slots",
-                |of| of.slots = None,
-                room(7, 200, 1),
-            ),
+            ("one slot", |of| of.slots = Some(1), (1, 200)),
+            ("it has shown no slots", |of| of.slots = None, (7, 200)),
             (
                 "and others have more than it was tried with",
                 |of| (of.slots, of.requests) = (None, 9),
                 none,
             ),
         ];
-        for (what, change, expected) in table {
+        for (what, change, (requests, prompt_tokens)) in table {
             let mut numbers = IDLE;
             change(&mut numbers);
+            let workers = requests.min(1);
+            let expected = room(requests, prompt_tokens, workers);
             assert_eq!(numbers.room(), expected, "{what}");
         }
     }
@@ -541,54 +514,30 @@ mod tests {
 
     #[test]
     fn lines_give_way_until_one_slot_is_free() {
-        let table: [(&str, Change, u32); 11] = [
-            ("idle", |_| {}, 0),
-            (
-                "there are lines alone",
-                |of| (of.requests, of.lines) = (100, 100),
-                0,
-            ),
-            (
-                "lines that ended are in the engine's last report",
-                |of| (of.requests, of.foreign, of.lines) = (110, 20, 40),
-                0,
-            ),
-            ("two are free", |of| (of.requests, of.lines) = (98, 40), 0),
-            ("none is free", |of| (of.requests, of.lines) = (100, 40), 1),
-            (
-                "some wait for it",
-                |of| (of.requests, of.lines, of.waiting_outside) = (100, 40, 6),
-                7,
-            ),
-            (
-                "the engine got more than it runs",
-                |of| (of.requests, of.lines) = (105, 40),
-                6,
-            ),
-            (
-                "there are only so many",
-                |of| (of.requests, of.lines) = (150, 3),
-                3,
-            ),
-            (
-                "lines leave no slot free where one is left",
-                |of| (of.requests, of.lines) = (100, 1),
-                0,
-            ),
-            (
-                "its only slot is wanted",
-                |of| (of.slots, of.requests, of.lines, of.waiting_outside) = (Some(1), 1, 1, 1),
-                1,
-            ),
-            (
-                "it has shown no slots",
-                |of| (of.slots, of.requests, of.lines) = (None, 50, 40),
-                0,
-            ),
+        // Slots, requests, foreign requests, lines, and requests that wait for it.
+        let hundred = Some(100);
+        let table = [
+            ("idle", hundred, [0, 0, 0, 0], 0),
+            ("there are lines alone", hundred, [100, 0, 100, 0], 0),
+            ("lines have just ended", hundred, [110, 20, 40, 0], 0),
+            ("two are free", hundred, [98, 0, 40, 0], 0),
+            ("none is free", hundred, [100, 0, 40, 0], 1),
+            ("some wait for it", hundred, [100, 0, 40, 6], 7),
+            ("it got more than it runs", hundred, [105, 0, 40, 0], 6),
+            ("there are only so many", hundred, [150, 0, 3, 0], 3),
+            ("no line leaves a slot free", hundred, [100, 0, 1, 0], 0),
+            ("its only slot is wanted", Some(1), [1, 0, 1, 1], 1),
+            ("it has shown no slots", None, [50, 0, 40, 0], 0),
         ];
-        for (what, change, expected) in table {
-            let mut numbers = IDLE;
-            change(&mut numbers);
+        for (what, slots, [requests, foreign, lines, waiting_outside], expected) in table {
+            let numbers = WorkerNumbers {
+                slots,
+                requests,
+                foreign,
+                lines,
+                waiting_outside,
+                ..IDLE
+            };
             assert_eq!(numbers.wanted(), expected, "{what}");
         }
     }
@@ -605,43 +554,21 @@ mod tests {
             ..PEOPLE
         };
         let none = SpareRoom::default();
-        let busy_of_eight = |busy: usize| {
-            let mut workers = vec![BUSY; busy];
-            workers.resize(8, PEOPLE);
-            workers
+        let of = |busy: usize, people: usize, idle: usize| {
+            [vec![BUSY; busy], vec![PEOPLE; people], vec![IDLE; idle]].concat()
         };
-        let table: [(&str, Vec<WorkerNumbers>, SpareRoom); 11] = [
-            ("there are lines alone", vec![IDLE; 4], room(348, 800, 4)),
-            ("one worker", vec![PEOPLE], room(70, 200, 1)),
-            (
-                "one worker that computes a prompt",
-                vec![BUSY],
-                room(70, 150, 1),
-            ),
-            (
-                "people are at all of them",
-                vec![PEOPLE; 4],
-                room(280, 400, 2),
-            ),
-            (
-                "people are at one of them",
-                vec![PEOPLE, IDLE, IDLE, IDLE],
-                room(331, 400, 2),
-            ),
-            (
-                "one of four computes",
-                vec![BUSY, PEOPLE, PEOPLE, PEOPLE],
-                room(280, 187, 1),
-            ),
-            (
-                "two of four do",
-                vec![BUSY, BUSY, PEOPLE, PEOPLE],
-                room(280, 175, 1),
-            ),
-            ("three of four do", vec![BUSY, BUSY, BUSY, PEOPLE], none),
-            ("one of two does", vec![BUSY, PEOPLE], none),
-            ("five of eight do", busy_of_eight(5), room(560, 168, 1)),
-            ("six of eight do", busy_of_eight(6), none),
+        let table = [
+            ("there are lines alone", of(0, 0, 4), room(348, 800, 4)),
+            ("one worker", of(0, 1, 0), room(70, 200, 1)),
+            ("one that computes a prompt", of(1, 0, 0), room(70, 150, 1)),
+            ("people are at all of four", of(0, 4, 0), room(280, 400, 2)),
+            ("people are at one of four", of(0, 1, 3), room(331, 400, 2)),
+            ("one of four computes", of(1, 3, 0), room(280, 187, 1)),
+            ("two of four do", of(2, 2, 0), room(280, 175, 1)),
+            ("three of four do", of(3, 1, 0), none),
+            ("one of two does", of(1, 1, 0), none),
+            ("five of eight do", of(5, 3, 0), room(560, 168, 1)),
+            ("six of eight do", of(6, 2, 0), none),
         ];
         for (what, workers, expected) in table {
             let has_people = workers.iter().any(WorkerNumbers::has_people);
@@ -678,57 +605,37 @@ mod tests {
 
     #[test]
     fn a_line_keeps_away_from_a_full_worker_where_people_are() {
-        let table: [(&str, Change, bool); 9] = [
-            ("idle", |_| {}, false),
-            (
-                "people leave room",
-                |of| (of.requests, of.own) = (60, 60),
-                false,
-            ),
-            (
-                "people have all",
-                |of| (of.requests, of.own) = (100, 100),
-                true,
-            ),
-            (
-                "lines have their share beside people",
-                |of| (of.requests, of.own, of.lines) = (95, 95, 35),
-                true,
-            ),
-            (
-                "there are lines alone",
-                |of| (of.requests, of.own, of.lines) = (100, 100, 100),
-                false,
-            ),
-            (
-                "and lines of another replica",
-                |of| (of.requests, of.own, of.lines) = (100, 60, 60),
-                false,
-            ),
-            (
-                "and lines that have just ended",
-                |of| (of.requests, of.own, of.foreign, of.lines) = (110, 100, 10, 100),
-                false,
-            ),
-            (
-                "people wait for it",
-                |of| {
-                    (of.requests, of.own, of.lines) = (100, 100, 100);
-                    of.waiting_outside = 1;
-                },
-                true,
-            ),
-            (
-                "a prompt of people is queued",
-                |of| (of.requests, of.own, of.queued_tokens) = (1, 1, 200),
-                true,
-            ),
+        // Requests, own and foreign ones, and lines.
+        let table = [
+            ("idle", [0, 0, 0, 0], false),
+            ("people leave room", [60, 60, 0, 0], false),
+            ("people have all", [100, 100, 0, 0], true),
+            ("lines have their share", [95, 95, 0, 35], true),
+            ("there are lines alone", [100, 100, 0, 100], false),
+            ("and lines of another replica", [100, 60, 0, 60], false),
+            ("and lines that have just ended", [110, 100, 10, 100], false),
         ];
-        for (what, change, expected) in table {
-            let mut numbers = IDLE;
-            change(&mut numbers);
-            assert_eq!(numbers.is_full_beside_people(), expected, "{what}");
+        let numbers = |[requests, own, foreign, lines]: [u32; 4]| WorkerNumbers {
+            requests,
+            own,
+            foreign,
+            lines,
+            ..IDLE
+        };
+        for (what, counts, expected) in table {
+            let found = numbers(counts).is_full_beside_people();
+            assert_eq!(found, expected, "{what}");
         }
+        let people_wait = WorkerNumbers {
+            waiting_outside: 1,
+            ..numbers([100, 100, 0, 100])
+        };
+        assert!(people_wait.is_full_beside_people());
+        let prompt_of_people = WorkerNumbers {
+            queued_tokens: 200,
+            ..numbers([1, 1, 0, 0])
+        };
+        assert!(prompt_of_people.is_full_beside_people());
     }
 
     /// Else lines would be let in and give way again at once.

@@ -42,7 +42,7 @@ impl Relay {
         tokio::select! {
             biased;
             outcome = attempt => outcome,
-            failed = self.released(job, plan, choice, course) => AttemptOutcome::Failed(failed),
+            failed = self.released(job, plan, choice, course) => Err(failed),
         }
     }
 

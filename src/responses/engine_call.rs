@@ -113,7 +113,7 @@ impl Responses {
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         let headers = engine_headers(call.headers);
-        let mut peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
+        let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
         let (context, target) = (call.context.clone(), Uri::from_static(path));
         let job = relay::Job {
             standing: call.standing,
@@ -122,7 +122,7 @@ impl Responses {
             resume: call.resumed.map(|resumed| &resumed.tokens),
             ..relay::Job::new(context, api, target, &headers, body.clone(), call.original)
         };
-        let answer = self.relay.run(&job, &mut peek).await;
+        let answer = self.relay.run(&job, Box::new(peek)).await;
         let answer = answer.map_err(ApiError::of_run)?;
         let status = answer.status();
         if status.is_success() {

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
-use super::{Runner, Taken};
 use super::assembling::file_ids;
+use super::{Runner, Taken};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;

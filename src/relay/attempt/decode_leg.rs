@@ -7,12 +7,13 @@ use bytes::Bytes;
 use tracing::{info, warn};
 
 use super::exchange::{self, Sending};
-use super::leg_answers::{DecodeFailure, wait_for_first_token};
+use super::first_token::{self, Beginning};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
+use crate::prompt::Api;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -20,18 +21,27 @@ use crate::relay::failure::types::Stage;
 use crate::traces::{Event, TrySpan};
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// What a decode worker's answer means.
-pub(in crate::relay) enum DecodeEnd {
-    /// Its first tokens are there: it has the prompt's blocks.
-    Begun(AttemptAnswer),
-    Over(AttemptOutcome),
+const ENDED: &str = "the stream ended before its first token";
+
+/// Why a decode leg has no first token.
+pub(super) enum DecodeFailure {
+    /// The prefill leg, which runs at the same time, has failed.
+    Prefill(FailedAttempt),
+    /// The worker did not answer, or its answer broke off.
+    Exchange(exchange::Error),
+    /// The engine reports a failure before its first token, or ends its stream as engines do then.
+    BeforeFirstToken(&'static str),
+    /// No token for `transfer_timeout`: it may wait for KV blocks that never come, or in the engine's queue.
+    Silent,
+    /// The prefill worker's engine process is gone, and the KV blocks with it.
+    PrefillGone,
 }
 
 impl LegContext<'_> {
     /// Sends the decode leg at `now`, and waits for its first token; for an answer that is not streamed, for its first byte.
-    pub(in crate::relay) async fn decode_leg(
+    pub(super) async fn decode_leg(
         &self,
         body: &Bytes,
         now: Instant,
@@ -48,12 +58,22 @@ impl LegContext<'_> {
         let mut answer = exchange::attempt(self.job, body, sending, &self.choice.worker, timer)
             .await
             .map_err(DecodeFailure::Exchange)?;
-        wait_for_first_token(self.job.api, &mut answer).await?;
-        Ok(answer)
+        // What comes before the first token stays in the answer, for the client.
+        let why = match first_token::wait(self.job.api, &mut answer).await {
+            Ok(Beginning::Token) => return Ok(answer),
+            Ok(Beginning::Refusal | Beginning::Error) => {
+                "the engine reported an error before its first token"
+            }
+            Ok(Beginning::Nothing) => ENDED,
+            // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
+            Err(error) if self.job.api == Api::Responses && error.is_cut() => ENDED,
+            Err(error) => return Err(DecodeFailure::Exchange(error)),
+        };
+        Err(DecodeFailure::BeforeFirstToken(why))
     }
 
     /// Sends the decode leg after a prefill leg, and watches the prefill worker meanwhile.
-    pub(in crate::relay) async fn run_decode_leg(
+    pub(super) async fn run_decode_leg(
         &self,
         body: Bytes,
         now: Instant,
@@ -94,15 +114,25 @@ impl LegContext<'_> {
         }
     }
 
-    /// What the decode worker's answer means: its first tokens, or the end of the attempt. `tokens`: the prompt's, and those that
-    /// the prefill worker had cached, if it says so.
-    pub(in crate::relay) fn decode_answered(
+    /// What the decode leg's end means for the attempt. An answer with a status of success: the decode worker has the prompt's
+    /// blocks. `tokens`: the prompt's, and those that the prefill worker had cached, if it says so.
+    pub(super) fn decode_ended(
         &self,
-        answer: exchange::Answer,
-        running: Running,
+        answer: Result<exchange::Answer, DecodeFailure>,
+        mut running: Running,
+        mut span: Option<Box<TrySpan>>,
         transfer: PendingTransfer<'_>,
         tokens: Option<(u64, u64)>,
-    ) -> DecodeEnd {
+    ) -> AttemptOutcome {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(failure) => {
+                let failed = self.decode_failed(failure, transfer);
+                failed.end_try(span.as_deref_mut());
+                return Err(failed);
+            }
+        };
+        running.set_span(span);
         let status = answer.head.status;
         let of_status = self.relay.on_status(&self.choice.worker, &answer);
         let is_rank_refused =
@@ -134,25 +164,27 @@ impl LegContext<'_> {
             }
         }
         match fault {
-            Some(fault) => {
-                let failed = FailedAttempt::answered(fault, answer);
-                DecodeEnd::Over(AttemptOutcome::Failed(failed))
-            }
-            None if status.is_success() => DecodeEnd::Begun(answer),
-            None => DecodeEnd::Over(AttemptOutcome::Answered(answer)),
+            Some(fault) => Err(FailedAttempt::answered(fault, answer)),
+            None => Ok(answer),
         }
     }
 
-    /// The decode worker has the prompt's blocks at `now`. Its leg was sent at `sent`.
-    pub(in crate::relay) fn on_transferred(&self, now: Instant, sent: Instant) {
+    /// The decode worker has the prompt's blocks at `now`. The attempt began at `started`, and the decode leg was sent at `sent`.
+    pub(in crate::relay) fn on_transferred(&self, now: Instant, started: Instant, sent: Instant) {
         let Self {
             relay,
+            metrics,
+            job,
             plan,
             choice,
             prefill,
             ..
         } = *self;
-        self.metrics.completed.inc();
+        let queued = started.saturating_duration_since(job.context.started);
+        let took = now.saturating_duration_since(sent);
+        metrics.queue.observe(queued.as_secs_f64());
+        metrics.decode.observe(took.as_secs_f64());
+        metrics.completed.inc();
         if prefill.worker.kv_transfer_breaker.on_success(now) {
             info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
@@ -164,21 +196,24 @@ impl LegContext<'_> {
         for coming in plan.expect(&relay.caches, worker, rank) {
             coming.on_first_token(now);
         }
-        if let Some(trace) = self.job.trace() {
-            let took = now.saturating_duration_since(sent);
+        if let Some(trace) = job.trace() {
             let worker = worker.name.clone();
             trace.event(now, Event::KvTransfer { worker, took });
         }
     }
 
     /// The attempt of a decode leg without a first token.
-    pub(in crate::relay) fn decode_failed(
+    fn decode_failed(
         &self,
         failure: DecodeFailure,
         transfer: PendingTransfer<'_>,
     ) -> FailedAttempt {
         let name = &self.choice.worker.name;
         let (why, owner) = match failure {
+            DecodeFailure::Prefill(failed) => {
+                self.metrics.count_transfer("prefill_failed");
+                return failed;
+            }
             DecodeFailure::Exchange(error) => {
                 let deadline = self.course.deadline();
                 return FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
@@ -200,7 +235,7 @@ impl LegContext<'_> {
 
     /// Which of the two workers is at fault is not known. If transfers from one prefill worker fail for one request
     /// after another, it gets no prefill legs for a while, and decode workers compute the prompts.
-    pub(in crate::relay) fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
+    fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
         transfer.fail();
         warn!(
             id = %self.job.context.id,

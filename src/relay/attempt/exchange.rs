@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use http_body_util::Full;
 use hyper::http::response;
@@ -20,7 +20,8 @@ use crate::relay::failure::fault::Fault;
 use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::headers;
 use crate::relay::job::Job;
-use crate::relay::request::gateway::{CarriedAnswer, CarriedTo, Handover};
+use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
+use crate::relay::request::gateway::{CarriedTo, Handover};
 use crate::traces::TrySpan;
 
 /// The beginning of an engine's answer.
@@ -44,12 +45,23 @@ impl Answer {
 
     /// The next piece of the body, within the attempt's time limit; `None` at its end.
     pub(in crate::relay) async fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
-        let piece = tokio::select! {
+        tokio::select! {
             biased;
-            piece = next_data(&mut self.body) => piece.map_err(ErrorKind::BrokeOff),
-            () = &mut self.timer => Err(ErrorKind::TimedOut),
-        };
-        piece.map_err(Error)
+            piece = next_data(&mut self.body) => piece.map_err(Error::BrokeOff),
+            () = &mut self.timer => Err(Error::TimedOut),
+        }
+    }
+
+    /// All of a prefill leg's answer, within the attempt's time limit and [`ANSWER_BYTES_MAX`].
+    pub(in crate::relay) async fn read_whole(&mut self) -> Result<Bytes, Error> {
+        let mut whole = BytesMut::from(self.first.take().unwrap_or_default());
+        while let Some(piece) = self.next_piece().await? {
+            whole.extend_from_slice(&piece);
+            if whole.len() > ANSWER_BYTES_MAX {
+                return Err(Error::TooLong);
+            }
+        }
+        Ok(whole.freeze())
     }
 
     /// True for a status that means a defect of the worker or of the request.
@@ -60,11 +72,7 @@ impl Answer {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(in crate::relay) struct Error(#[from] ErrorKind);
-
-#[derive(Debug, thiserror::Error)]
-pub(in crate::relay) enum ErrorKind {
+pub(in crate::relay) enum Error {
     #[error("{0}")]
     Send(client::Error),
     /// The connection broke after the answer's status and headers.
@@ -81,41 +89,25 @@ impl Error {
     /// Whether the connection broke after the request was sent over it. One that was idle for long, and was replaced, says
     /// nothing.
     pub(in crate::relay) fn is_cut(&self) -> bool {
-        match &self.0 {
-            ErrorKind::Send(error) => error.may_have_been_read(),
-            ErrorKind::BrokeOff(_) => true,
-            ErrorKind::TimedOut | ErrorKind::TooLong => false,
+        match self {
+            Error::Send(error) => error.may_have_been_read(),
+            Error::BrokeOff(_) => true,
+            Error::TimedOut | Error::TooLong => false,
         }
     }
 
     /// What it means for an attempt that it ended at `stage`, for a request whose time ends at `deadline`.
     pub(in crate::relay) fn fault(&self, stage: Stage, now: Instant, deadline: Instant) -> Fault {
-        let (failure, is_stale) = match &self.0 {
-            ErrorKind::Send(error @ client::Error::Connect(_)) => {
-                let is_local = error.is_local();
-                let failure = if is_local {
-                    Failure::Local
-                } else {
-                    Failure::Connect
-                };
-                (failure, false)
-            }
-            ErrorKind::Send(client::Error::Stale { .. }) => (Failure::Broken, true),
-            ErrorKind::Send(client::Error::Broken(_)) | ErrorKind::BrokeOff(_) => {
-                (Failure::Broken, false)
-            }
+        let failure = match self {
+            Error::Send(error) if error.is_local() => Failure::Local,
+            Error::Send(client::Error::Connect(_)) => Failure::Connect,
+            Error::Send(_) | Error::BrokeOff(_) => Failure::Broken,
             // A prefill leg's answer; the decode leg would not understand it either.
-            ErrorKind::TooLong => (Failure::KvTransfer, false),
-            ErrorKind::TimedOut => {
-                let is_over = now >= deadline;
-                let failure = if is_over {
-                    Failure::Deadline
-                } else {
-                    Failure::TimedOut
-                };
-                (failure, false)
-            }
+            Error::TooLong => Failure::KvTransfer,
+            Error::TimedOut if now >= deadline => Failure::Deadline,
+            Error::TimedOut => Failure::TimedOut,
         };
+        let is_stale = matches!(self, Error::Send(client::Error::Stale { .. }));
         let owner = FailureOwner::of_failure(failure, is_stale);
         Fault {
             is_cut: self.is_cut(),
@@ -199,12 +191,12 @@ pub(in crate::relay) async fn attempt_anew(
 
 async fn within(
     mut timer: Pin<Box<Sleep>>,
-    begin: Pin<&mut impl Future<Output = Result<Begun, ErrorKind>>>,
+    begin: Pin<&mut impl Future<Output = Result<Begun, Error>>>,
 ) -> Result<Answer, Error> {
     let (head, body, first, served) = tokio::select! {
         biased;
         result = begin => result?,
-        () = &mut timer => return Err(ErrorKind::TimedOut.into()),
+        () = &mut timer => return Err(Error::TimedOut),
     };
     Ok(Answer {
         head,
@@ -217,31 +209,23 @@ async fn within(
 
 type Begun = (response::Parts, EngineBody, Option<Bytes>, Option<String>);
 
-async fn begun(answer: Result<Response<EngineBody>, client::Error>) -> Result<Begun, ErrorKind> {
-    let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
-    let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
+async fn begun(answer: Result<Response<EngineBody>, client::Error>) -> Result<Begun, Error> {
+    let (head, mut body) = answer.map_err(Error::Send)?.into_parts();
+    let first = next_data(&mut body).await.map_err(Error::BrokeOff)?;
     Ok((head, body, first, None))
 }
 
 /// Has a gateway send a request.
-async fn carried(
-    to: &CarriedTo<'_>,
-    headers: &HeaderMap,
-    body: &Bytes,
-) -> Result<Begun, ErrorKind> {
+async fn carried(to: &CarriedTo<'_>, headers: &HeaderMap, body: &Bytes) -> Result<Begun, Error> {
     let handover = Handover {
         workers: &to.workers,
         prefill: to.prefill.as_ref(),
         headers,
         body,
     };
-    let CarriedAnswer {
-        head,
-        mut body,
-        served,
-    } = to.gateway.send(handover).await;
-    let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-    Ok((head, body, first, served))
+    let mut answer = to.gateway.send(handover).await;
+    let first = next_data(&mut answer.body).await.map_err(Error::BrokeOff)?;
+    Ok((answer.head, answer.body, first, answer.served))
 }
 
 /// The next non-empty piece of a body.

@@ -54,7 +54,7 @@ impl LegContext<'_> {
             "workers chosen for a prefill and a decode leg"
         );
         let in_flight = InFlight::decoding(worker.clone(), tokens).at_rank(self.decode_rank());
-        let mut running = Running::new(in_flight, Default::default(), None, None);
+        let mut running = Running::new(in_flight);
         running.expect(now, self.choice.decision.expected);
         running
     }

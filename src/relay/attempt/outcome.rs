@@ -12,14 +12,7 @@ use crate::relay::failure::types::Stage;
 use crate::routing::Decision;
 use crate::traces::TrySpan;
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are answers: a box would be an allocation a request"
-)]
-pub(in crate::relay) enum AttemptOutcome {
-    Answered(AttemptAnswer),
-    Failed(FailedAttempt),
-}
+pub(in crate::relay) type AttemptOutcome = Result<AttemptAnswer, FailedAttempt>;
 
 /// An engine's answer, with what its request counts for at the worker.
 pub(in crate::relay) struct AttemptAnswer {

@@ -3,12 +3,10 @@
 use std::time::Instant;
 
 use super::exchange::{self, Sending};
-use super::leg_answers::read_whole;
 use super::leg_context::LegContext;
 use super::offers::{Extra, Offers};
-use super::outcome::{AttemptAnswer, FailedAttempt};
-use super::running::{OptimisticInsert, Running};
-use crate::fleet::in_flight::InFlight;
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
+use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::observe;
 use crate::relay::choose::chosen::Split;
 use crate::relay::course::reuse::Reuse;
@@ -16,27 +14,17 @@ use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part};
 use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
-use crate::relay::request::body_edit;
+use crate::relay::request::body_edit::applied;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it lives for a moment; a box would be an allocation a request"
-)]
-pub(in crate::relay) enum PrefillOutcome {
-    Computed(PrefillResult),
-    /// The engine's error is the client's answer: the decode worker would answer the same.
-    Answered(AttemptAnswer),
-    Failed(FailedAttempt),
-}
-
 impl LegContext<'_> {
+    /// The prompt's blocks, or the outcome of an attempt that ends with its prefill leg.
     pub(in crate::relay) async fn run_prefill_leg(
         &self,
         legs: &Legs,
         now: Instant,
-    ) -> PrefillOutcome {
+    ) -> Result<PrefillResult, Box<AttemptOutcome>> {
         let Self {
             relay,
             settings,
@@ -50,17 +38,11 @@ impl LegContext<'_> {
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
         let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
-        let tokens = plan.request.prompt_tokens;
-        let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let report = plan.asks(&relay.caches.board, worker);
-        let mut running = Running::new(
-            InFlight::new(worker.clone(), tokens, cached_tokens)
-                .at_rank(rank)
-                .sent_at(now, true),
-            plan.expect(&relay.caches, worker, rank),
-            plan.check(&relay.caches.tokenizer_check, now, worker),
-            report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
-        );
+        let in_flight = count_prompt(plan, worker, &prefill.decision)
+            .at_rank(rank)
+            .sent_at(now, true);
+        let mut running = Running::computing(&relay.caches, plan, now, in_flight, report.is_some());
         let transfer = Transfer::begin(
             settings.connector,
             job.api,
@@ -71,10 +53,7 @@ impl LegContext<'_> {
             rank,
             plan.request.seed,
         );
-        let transfer = match transfer {
-            Ok(transfer) => transfer,
-            Err(error) => return self.no_transfer(error),
-        };
+        let transfer = transfer.map_err(|error| self.no_transfer(error))?;
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
         let reuse = if settings.connector.needs_bootstrap() {
@@ -82,7 +61,6 @@ impl LegContext<'_> {
         } else {
             self.course.reuse()
         };
-        let may_resend = reuse == Reuse::Replaced;
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = transfer.rank());
         }
@@ -96,20 +74,22 @@ impl LegContext<'_> {
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
-        let reporting = report.and_then(|report| {
+        let reporting = report.and_then(|edit| {
             let whole = plan.body.as_ref().unwrap_or(&job.body);
-            let reporting = body_edit::applied(whole, &mut [report.clone()]);
-            let legs = Legs::of(job.api, &reporting).ok()?;
+            let asking = applied(whole, &mut [edit.clone()]);
+            let legs = Legs::of(job.api, &asking).ok()?;
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.
-        let offers = Offers::new(&body, sending.rank)
+        let mut offers = Offers::new(&body, sending.rank)
             .asking(reporting.as_ref(), Extra::Report)
-            .keeping_rank(!may_resend);
-        let sent = relay.send(job, offers, sending, plan, worker, timer).await;
+            .keeping_rank(reuse != Reuse::Replaced);
+        let sent = relay
+            .send(job, &mut offers, sending, plan, worker, timer)
+            .await;
         let mut answer = match sent {
             Ok(answer) => answer,
-            Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
+            Err(error) => return Err(self.exchange_failed(&error, span.as_deref_mut())),
         };
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = worker.pinned_to(tried.rank));
@@ -128,14 +108,15 @@ impl LegContext<'_> {
                 split: Split::Pair(prefill.leg(None)),
             };
             let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
-                return PrefillOutcome::Answered(answer);
+                // The engine's error is the client's answer: the decode worker would answer the same.
+                return Err(Box::new(Ok(answer)));
             };
             self.metrics.count_transfer("prefill_failed");
-            return PrefillOutcome::Failed(FailedAttempt::answered(fault, answer));
+            return Err(Box::new(Err(FailedAttempt::answered(fault, answer))));
         }
-        let whole = match read_whole(&mut answer).await {
+        let whole = match answer.read_whole().await {
             Ok(whole) => whole,
-            Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
+            Err(error) => return Err(self.exchange_failed(&error, span.as_deref_mut())),
         };
         if let (Some(trace), Some(span)) = (job.trace(), &mut span) {
             let computed = observe::now();
@@ -148,28 +129,26 @@ impl LegContext<'_> {
         plan.model.report_success(worker, job.context.client);
         insert.confirm();
         running.on_first_token(observe::now());
-        match transfer.end(&whole) {
-            Ok(result) => PrefillOutcome::Computed(result),
-            Err(error) => self.no_transfer(error),
-        }
+        let result = transfer.end(&whole);
+        result.map_err(|error| self.no_transfer(error))
     }
 
     /// The worker may have computed the prompt, but its blocks cannot be fetched.
-    fn no_transfer(&self, error: TransferError) -> PrefillOutcome {
+    fn no_transfer(&self, error: TransferError) -> Box<AttemptOutcome> {
         self.metrics.count_transfer(error.as_str());
-        PrefillOutcome::Failed(self.no_prefill(FailureOwner::KvTransfer, &error))
+        Box::new(Err(self.no_prefill(FailureOwner::KvTransfer, &error)))
     }
 
     fn exchange_failed(
         &self,
         error: &exchange::Error,
         span: Option<&mut TrySpan>,
-    ) -> PrefillOutcome {
+    ) -> Box<AttemptOutcome> {
         self.metrics.count_transfer("prefill_failed");
         let name = &self.prefill.worker.name;
         let deadline = self.course.deadline();
         let failed = FailedAttempt::unanswered(Stage::Prefill, name, error, deadline);
         failed.end_try(span);
-        PrefillOutcome::Failed(failed)
+        Box::new(Err(failed))
     }
 }

@@ -1,7 +1,6 @@
 //! What a running request counts for at its worker: load, blocks that will be cached soon, a tokenizer check.
 
 use std::any::Any;
-use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
@@ -18,7 +17,7 @@ use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::observe;
 use crate::relay::plan::Plan;
 use crate::relay::prompt::cached_prefix::Caches;
-use crate::routing::Expected;
+use crate::routing::{Decision, Expected};
 use crate::traces::TrySpan;
 
 /// Dropped, it takes back what counts for a running request only.
@@ -35,44 +34,49 @@ pub(in crate::relay) struct Running {
     /// The span of a request that is traced.
     span: Option<Box<TrySpan>>,
     /// The prefill leg of a request whose two legs run at the same time.
-    prefill_leg: Option<OpenLeg>,
+    /// Its connection stays open, and is not read any more.
+    prefill_leg: Option<Box<dyn Any + Send>>,
 }
 
-/// A prefill leg whose connection stays open until this is dropped. It is not read any more.
-pub(in crate::relay) struct OpenLeg {
-    _leg: Box<dyn Any + Send>,
-}
-
-impl OpenLeg {
-    pub(in crate::relay) fn new(leg: impl Send + 'static) -> Self {
-        Self {
-            _leg: Box::new(leg),
-        }
-    }
-}
-
-impl fmt::Debug for OpenLeg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenLeg").finish_non_exhaustive()
-    }
+/// Counts the prompt at the worker that computes what `decision` says is not cached there.
+pub(in crate::relay) fn count_prompt(
+    plan: &Plan,
+    worker: &Arc<Worker>,
+    decision: &Decision,
+) -> InFlight {
+    let tokens = plan.request.prompt_tokens;
+    let cached_tokens = tokens.saturating_sub(decision.new_tokens);
+    InFlight::new(worker.clone(), tokens, cached_tokens)
 }
 
 impl Running {
-    pub(in crate::relay) fn new(
-        in_flight: InFlight,
-        coming: SmallVec<[UnconfirmedPrompt; 1]>,
-        check: Option<PromptCheck>,
-        asking: Option<RepeatReport>,
-    ) -> Self {
+    pub(in crate::relay) fn new(in_flight: InFlight) -> Self {
         Self {
             in_flight,
-            coming,
-            check,
-            asking,
+            coming: SmallVec::new(),
+            check: None,
+            asking: None,
             expected: None,
             prefill: None,
             span: None,
             prefill_leg: None,
+        }
+    }
+
+    /// At a worker that computes the plan's prompt from `now` on. `reports`: it is asked which blocks of the prompt it has cached.
+    pub(in crate::relay) fn computing(
+        caches: &Caches,
+        plan: &Plan,
+        now: Instant,
+        in_flight: InFlight,
+        reports: bool,
+    ) -> Self {
+        let worker = in_flight.worker();
+        Self {
+            coming: plan.expect(caches, worker, in_flight.rank()),
+            check: plan.check(&caches.tokenizer_check, now, worker),
+            asking: reports.then(|| caches.board.expect_repeat_report(worker.id)),
+            ..Self::new(in_flight)
         }
     }
 
@@ -93,8 +97,8 @@ impl Running {
     }
 
     /// Keeps a prefill leg open for as long as the request runs.
-    pub(in crate::relay) fn hold(&mut self, prefill_leg: OpenLeg) {
-        self.prefill_leg = Some(prefill_leg);
+    pub(in crate::relay) fn hold(&mut self, prefill_leg: impl Send + 'static) {
+        self.prefill_leg = Some(Box::new(prefill_leg));
     }
 
     /// The span of the try whose answer has begun.
@@ -289,7 +293,7 @@ mod tests {
     fn a_prompt_that_should_be_computed_counts_at_no_worker_as_queued() {
         let (answering, computing) = (worker("a"), worker("b"));
         let in_flight = InFlight::decoding(answering.clone(), 100);
-        let mut running = Running::new(in_flight, SmallVec::new(), None, None);
+        let mut running = Running::new(in_flight);
         running.set_prefill(InFlight::new(computing.clone(), 100, 60));
         assert_eq!(computing.load.queued_tokens(), 40);
         running.assume_prefilled();

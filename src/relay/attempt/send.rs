@@ -30,7 +30,7 @@ impl Relay {
     pub(in crate::relay) async fn send(
         &self,
         job: &Job<'_>,
-        mut offers: Offers<'_>,
+        offers: &mut Offers<'_>,
         sending: Sending<'_>,
         plan: &Plan,
         worker: &Arc<Worker>,

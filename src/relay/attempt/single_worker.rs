@@ -1,7 +1,6 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
 use hyper::StatusCode;
-use smallvec::SmallVec;
 use std::pin::pin;
 use tracing::debug;
 
@@ -9,7 +8,7 @@ use super::exchange::Sending;
 use super::first_token::{self, Beginning};
 use super::offers::{Extra, Offers};
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
-use super::running::{OptimisticInsert, Running};
+use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
@@ -21,10 +20,9 @@ use crate::relay::failure::fault::{Fault, Part, Sign};
 use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
-use crate::relay::request::body_edit;
+use crate::relay::request::body_edit::applied;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
-use crate::routing::Decision;
 
 /// An engine that refuses a prompt whose tokens are estimated may have too short a context for it; another one may not.
 fn is_too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> bool {
@@ -50,8 +48,8 @@ impl Relay {
     ) -> AttemptOutcome {
         let now = observe::now();
         let request = &plan.request;
-        let (decision, worker) = (choice.decision, &choice.worker);
-        plan.model.on_decision(request.prompt_tokens, &decision);
+        let (decision, worker) = (&choice.decision, &choice.worker);
+        plan.model.on_decision(request.prompt_tokens, decision);
         if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, choice.split.why_whole())
         {
             metrics.count_local(reason.as_str());
@@ -66,7 +64,7 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "worker chosen"
         );
-        let chosen = (worker, &decision);
+        let chosen = (worker, decision);
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
@@ -74,41 +72,24 @@ impl Relay {
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
-        let cached_tokens =
-            |decision: &Decision| request.prompt_tokens.saturating_sub(decision.new_tokens);
         let in_flight = match prefill {
-            None => InFlight::new(
-                worker.clone(),
-                request.prompt_tokens,
-                cached_tokens(&decision),
-            )
-            .at_rank(rank)
-            .sent_at(now, plan.is_stream),
+            None => count_prompt(plan, worker, decision)
+                .at_rank(rank)
+                .sent_at(now, plan.is_stream),
             Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
         let report = plan.asks(&self.caches.board, worker);
         let report = report.filter(|_| is_planned && carried.is_none());
-        let mut running = Running::new(
-            in_flight,
-            if is_planned {
-                plan.expect(&self.caches, worker, rank)
-            } else {
-                SmallVec::new()
-            },
-            is_planned
-                .then(|| plan.check(&self.caches.tokenizer_check, now, worker))
-                .flatten(),
-            report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
-        );
+        let mut running = if is_planned {
+            Running::computing(&self.caches, plan, now, in_flight, report.is_some())
+        } else {
+            Running::new(in_flight)
+        };
         running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
-            running.set_prefill(InFlight::new(
-                prefill.worker.clone(),
-                request.prompt_tokens,
-                cached_tokens(&prefill.decision),
-            ));
+            running.set_prefill(count_prompt(plan, &prefill.worker, &prefill.decision));
         }
         let limit = self.attempt_deadline(plan, now).min(course.deadline());
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
@@ -129,11 +110,8 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let reporting = report.map(|report| {
-            let body = asking_ids.unwrap_or(body);
-            body_edit::applied(body, &mut [report.clone()])
-        });
-        let offers = Offers::new(body, sending.rank)
+        let reporting = report.map(|edit| applied(asking_ids.unwrap_or(body), &mut [edit.clone()]));
+        let mut offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
             .keeping_rank(carried.is_some());
@@ -145,7 +123,8 @@ impl Relay {
         let sent = {
             // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
-                let mut answer = pin!(self.send(job, offers, sending, plan, worker, timer)).await?;
+                let mut answer =
+                    pin!(self.send(job, &mut offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
                     beginning = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
@@ -159,23 +138,17 @@ impl Relay {
             }
         };
         let answer = match sent {
-            Ok(answer) => {
-                if let Some(abort) = abort {
-                    abort.disarm();
-                }
-                answer
-            }
+            Ok(answer) => answer,
             Err(error) => {
-                let failed = FailedAttempt::unanswered(
-                    Stage::Worker,
-                    &worker.name,
-                    &error,
-                    course.deadline(),
-                );
+                let (name, deadline) = (&worker.name, course.deadline());
+                let failed = FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
                 failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(failed);
+                return Err(failed);
             }
         };
+        if let Some(abort) = abort {
+            abort.disarm();
+        }
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = worker.pinned_to(rank));
         }
@@ -219,19 +192,19 @@ impl Relay {
         let answer = AttemptAnswer {
             answer,
             running,
-            decision,
+            decision: choice.decision,
             is_converted: job.is_converted,
             attempts: course.count(),
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
         };
         match Fault::of_answer(Part::Whole, status, sign) {
-            None => AttemptOutcome::Answered(answer),
+            None => Ok(answer),
             Some(fault) => {
                 let mut failed = FailedAttempt::answered(fault, answer);
                 if sign == Sign::ErrorEvent {
                     failed.error = format!("{}: an error in place of the first token", worker.name);
                 }
-                AttemptOutcome::Failed(failed)
+                Err(failed)
             }
         }
     }

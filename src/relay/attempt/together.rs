@@ -7,13 +7,11 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use super::decode_leg::DecodeEnd;
+use super::decode_leg::{CHECK_EVERY, DecodeFailure};
 use super::exchange::{self, Sending};
-use super::leg_answers::{DecodeFailure, read_whole};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
-use super::running::{OpenLeg, OptimisticInsert, Running};
-use crate::fleet::in_flight::InFlight;
+use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::observe;
 use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
@@ -22,8 +20,6 @@ use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
 use crate::traces::{Leg, TrySpan};
 
-/// How often a waiting attempt checks whether the prefill worker's engine process is still the same.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A request that the prefill engine refuses, the decode engine refuses too, and says why.
 const SAME_REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -33,11 +29,11 @@ enum PrefillEnd {
     Taken,
     /// An error that the decode worker will answer, too.
     Refused,
-    Failed(Box<FailedAttempt>),
+    Failed(FailedAttempt),
 }
 
-/// How the wait for both ended: with the decode leg, or with a failure of the prefill leg.
-type Ended = Result<Result<exchange::Answer, DecodeFailure>, Box<FailedAttempt>>;
+/// A prefill leg, which nothing but its owner keeps open.
+type OpenLeg = Pin<Box<dyn Future<Output = PrefillEnd> + Send>>;
 
 impl LegContext<'_> {
     pub(in crate::relay) async fn run_together(&self, legs: &Legs) -> AttemptOutcome {
@@ -59,27 +55,20 @@ impl LegContext<'_> {
         let Some(room) = room else {
             let error = TransferError::NoBootstrap;
             metrics.count_transfer(error.as_str());
-            let failed = self.no_prefill(FailureOwner::Unattributed, &error);
-            return AttemptOutcome::Failed(failed);
+            return Err(self.no_prefill(FailureOwner::Unattributed, &error));
         };
-        let mut running = self.begin(started, room.rank());
+        let running = self.begin(started, room.rank());
         let rank = self.prefill_rank();
         let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, rank), plan);
-        let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let mut counted =
-            InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
+        let mut counted = count_prompt(plan, &prefill.worker, &prefill.decision).at_rank(rank);
         if plan.is_stream {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
             counted = counted.sent_at(started, true);
         }
-        let mut computing = Some(Running::new(
-            counted,
-            plan.expect(&relay.caches, &prefill.worker, rank),
-            plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
-            None,
-        ));
+        let computing = Running::computing(&relay.caches, plan, started, counted, false);
+        let mut computing = Some(computing);
         let mut prefill_span = self.begin_try(started, Leg::Prefill, room.rank());
-        let mut span = self.begin_try(started, Leg::Decode, self.decode_rank());
+        let span = self.begin_try(started, Leg::Decode, self.decode_rank());
         let transfer = PendingTransfer {
             metrics,
             pinned: None,
@@ -88,35 +77,18 @@ impl LegContext<'_> {
         let limit = self.attempt_deadline(started);
         let mut prefill_leg =
             self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
-        let ended = {
+        let answer = {
             let body = legs.meeting(&room);
             let decode_leg = self.decode_leg(&body, started, span.as_deref());
-            self.wait_for_both(
-                decode_leg,
-                (&mut prefill_leg, prefill_span.as_deref_mut()),
-                &mut computing,
-            )
-            .await
+            let prefill_leg = (&mut prefill_leg, prefill_span.as_deref_mut());
+            self.wait_for_both(decode_leg, prefill_leg, &mut computing)
+                .await
         };
-        let answer = match ended {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(failure)) => {
-                let failed = self.decode_failed(failure, transfer);
-                failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(failed);
-            }
-            Err(failed) => {
-                metrics.count_transfer("prefill_failed");
-                failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(*failed);
-            }
-        };
-        running.set_span(span);
         // What the prefill worker had cached is in the decode worker's own usage.
-        let mut answer = match self.decode_answered(answer, running, transfer, None) {
-            DecodeEnd::Begun(answer) => answer,
-            DecodeEnd::Over(outcome) => return outcome,
-        };
+        let mut answer = self.decode_ended(answer, running, span, transfer, None)?;
+        if !answer.answer.head.status.is_success() {
+            return Ok(answer);
+        }
         let now = observe::now();
         if let Some(span) = &mut prefill_span {
             // Unless its answer was there first.
@@ -126,26 +98,19 @@ impl LegContext<'_> {
         end_prefill(&mut computing, now);
         plan.model
             .report_success(&prefill.worker, job.context.client);
-        self.on_transferred(now, started);
-        for (phase, end, start) in [
-            (&metrics.queue, started, job.context.started),
-            (&metrics.decode, now, started),
-        ] {
-            phase.observe(end.saturating_duration_since(start).as_secs_f64());
-        }
+        self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
-        answer.running.hold(OpenLeg::new(prefill_leg));
-        AttemptOutcome::Answered(answer)
+        answer.running.hold(prefill_leg);
+        Ok(answer)
     }
 
-    /// The prefill leg, which nothing but its owner keeps open.
     fn prefill_leg_together(
         &self,
         legs: &Legs,
         room: &Rendezvous,
         limit: Instant,
         span: Option<&TrySpan>,
-    ) -> Pin<Box<dyn Future<Output = PrefillEnd> + Send>> {
+    ) -> OpenLeg {
         let sending = Sending {
             rank: room.rank(),
             reuse: Reuse::Never,
@@ -159,17 +124,20 @@ impl LegContext<'_> {
         let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-            let failed =
-                |error| FailedAttempt::unanswered(Stage::Prefill, &worker.name, &error, deadline);
-            // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
-            let mut answer = match exchange::attempt_anew(&worker, request, timer).await {
-                Ok(answer) => answer,
-                Err(error) => return PrefillEnd::Failed(Box::new(failed(error))),
+            let read = pin!(async {
+                // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
+                let mut answer = exchange::attempt_anew(&worker, request, timer).await?;
+                answer.read_whole().await?;
+                Ok::<_, exchange::Error>(answer.head.status)
+            });
+            let status = match read.await {
+                Ok(status) => status,
+                Err(error) => {
+                    let name = &worker.name;
+                    let failed = FailedAttempt::unanswered(Stage::Prefill, name, &error, deadline);
+                    return PrefillEnd::Failed(failed);
+                }
             };
-            let status = answer.head.status;
-            if let Err(error) = read_whole(&mut answer).await {
-                return PrefillEnd::Failed(Box::new(failed(error)));
-            }
             if status.is_success() {
                 return PrefillEnd::Taken;
             }
@@ -182,18 +150,8 @@ impl LegContext<'_> {
                 return PrefillEnd::Refused;
             };
             let error = format!("{} answered {status}", worker.name);
-            PrefillEnd::Failed(Box::new(FailedAttempt::new(fault, error)))
+            PrefillEnd::Failed(FailedAttempt::new(fault, error))
         })
-    }
-
-    fn end_prefill_span(&self, span: &mut TrySpan, now: Instant, end: &PrefillEnd) {
-        match end {
-            PrefillEnd::Taken => span.end(now),
-            PrefillEnd::Refused => {
-                span.fail(now, "client_error", "the engine refused it".to_owned());
-            }
-            PrefillEnd::Failed(failed) => failed.end_try(Some(span)),
-        }
     }
 
     /// Waits for the decode leg's first token, and for as long for a failure of the prefill leg. `computing`: what counts at the
@@ -201,12 +159,9 @@ impl LegContext<'_> {
     async fn wait_for_both(
         &self,
         decode_leg: impl Future<Output = Result<exchange::Answer, DecodeFailure>>,
-        (prefill_leg, mut span): (
-            &mut Pin<Box<dyn Future<Output = PrefillEnd> + Send>>,
-            Option<&mut TrySpan>,
-        ),
+        (prefill_leg, mut span): (&mut OpenLeg, Option<&mut TrySpan>),
         computing: &mut Option<Running>,
-    ) -> Ended {
+    ) -> Result<exchange::Answer, DecodeFailure> {
         let mut decode_leg = pin!(decode_leg);
         let mut is_prefill_open = true;
         // Until when the decode worker must have its first token, or its answer.
@@ -214,26 +169,35 @@ impl LegContext<'_> {
         loop {
             let now = observe::now();
             if silent_at.is_some_and(|until| now >= until) {
-                return Ok(Err(DecodeFailure::Silent));
+                return Err(DecodeFailure::Silent);
             }
             if self.is_prefill_gone() && is_prefill_open {
-                return Ok(Err(DecodeFailure::PrefillGone));
+                return Err(DecodeFailure::PrefillGone);
             }
             let next_check = now + CHECK_EVERY;
             let next_check = silent_at.map_or(next_check, |until| until.min(next_check));
             tokio::select! {
                 biased;
-                answer = &mut decode_leg => return Ok(answer),
+                answer = &mut decode_leg => return answer,
                 end = &mut *prefill_leg, if is_prefill_open => {
                     is_prefill_open = false;
                     let now = observe::now();
-                    if let Some(span) = span.take() {
-                        self.end_prefill_span(span, now, &end);
-                    }
+                    let span = span.take();
                     match end {
-                        PrefillEnd::Failed(failed) => return Err(failed),
-                        PrefillEnd::Refused => silent_at = Some(now + SAME_REFUSAL_TIMEOUT),
+                        PrefillEnd::Failed(failed) => {
+                            failed.end_try(span);
+                            return Err(DecodeFailure::Prefill(failed));
+                        }
+                        PrefillEnd::Refused => {
+                            if let Some(span) = span {
+                                span.fail(now, "client_error", "the engine refused it".to_owned());
+                            }
+                            silent_at = Some(now + SAME_REFUSAL_TIMEOUT);
+                        }
                         PrefillEnd::Taken => {
+                            if let Some(span) = span {
+                                span.end(now);
+                            }
                             end_prefill(computing, now);
                             // An answer that is not streamed comes at its end.
                             if self.plan.is_stream {

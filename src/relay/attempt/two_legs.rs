@@ -5,10 +5,8 @@
 //! leg. Nothing of the decode leg's answer goes to the client before its first token, because until then the KV
 //! transfer may still fail.
 
-use super::decode_leg::DecodeEnd;
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
-use super::prefill_leg::PrefillOutcome;
 use crate::fleet::kv_transfer::Connector;
 use crate::observe;
 use crate::relay::choose::choice::{Choice, Prefill};
@@ -41,7 +39,7 @@ impl Relay {
                 FailureOwner::Unattributed,
             );
             let error = "not disaggregated".to_owned();
-            return AttemptOutcome::Failed(FailedAttempt::new(fault, error));
+            return Err(FailedAttempt::new(fault, error));
         };
         let context = LegContext {
             relay: self,
@@ -65,7 +63,6 @@ impl LegContext<'_> {
         let Self {
             settings,
             metrics,
-            job,
             plan,
             prefill,
             ..
@@ -76,16 +73,15 @@ impl LegContext<'_> {
         plan.model
             .on_decision(plan.request.prompt_tokens, &prefill.decision);
         // The request counts at both workers at once.
-        let mut running = self.begin(started, self.prefill_rank());
+        let running = self.begin(started, self.prefill_rank());
         let result = match self.run_prefill_leg(legs, started).await {
-            PrefillOutcome::Computed(result) => result,
-            PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),
-            PrefillOutcome::Failed(failed) => return AttemptOutcome::Failed(failed),
+            Ok(result) => result,
+            Err(outcome) => return *outcome,
         };
         if self.is_prefill_gone() {
             metrics.count_transfer("prefill_failed");
-            let failed = self.no_prefill(FailureOwner::Unattributed, &"its engine was restarted");
-            return AttemptOutcome::Failed(failed);
+            let why = "its engine was restarted";
+            return Err(self.no_prefill(FailureOwner::Unattributed, &why));
         }
         let computed = observe::now();
         let tokens = u32::try_from(result.prompt_tokens).unwrap_or(u32::MAX);
@@ -103,31 +99,16 @@ impl LegContext<'_> {
         let tokens = (result.prompt_tokens, result.cached_tokens);
         let body = legs.decode(result.params);
         let sent = observe::now();
-        let mut span = self.begin_try(sent, Leg::Decode, self.decode_rank());
-        let answer = match self.run_decode_leg(body, sent, span.as_deref()).await {
-            Ok(answer) => answer,
-            Err(failure) => {
-                let failed = self.decode_failed(failure, transfer);
-                failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(failed);
-            }
-        };
-        running.set_span(span);
-        let answer = match self.decode_answered(answer, running, transfer, Some(tokens)) {
-            DecodeEnd::Begun(answer) => answer,
-            DecodeEnd::Over(outcome) => return outcome,
-        };
-        let now = observe::now();
-        self.on_transferred(now, sent);
-        let phases = [
-            (&metrics.queue, started, job.context.started),
-            (&metrics.prefill, computed, started),
-            (&metrics.dispatch, sent, computed),
-            (&metrics.decode, now, sent),
-        ];
-        for (phase, end, start) in phases {
-            phase.observe(end.saturating_duration_since(start).as_secs_f64());
+        let span = self.begin_try(sent, Leg::Decode, self.decode_rank());
+        let answer = self.run_decode_leg(body, sent, span.as_deref()).await;
+        let answer = self.decode_ended(answer, running, span, transfer, Some(tokens))?;
+        if answer.answer.head.status.is_success() {
+            self.on_transferred(observe::now(), started, sent);
+            let prefill = computed.saturating_duration_since(started);
+            let dispatch = sent.saturating_duration_since(computed);
+            metrics.prefill.observe(prefill.as_secs_f64());
+            metrics.dispatch.observe(dispatch.as_secs_f64());
         }
-        AttemptOutcome::Answered(answer)
+        Ok(answer)
     }
 }

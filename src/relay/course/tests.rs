@@ -52,17 +52,23 @@ fn broken(is_stale: bool) -> Fault {
     Fault::new(Stage::Worker, Failure::Broken, owner)
 }
 
+fn ended(fault: Fault, prefill: Option<WorkerId>) -> Ended {
+    Ended {
+        fault,
+        is_answered: false,
+        name: "w".into(),
+        worker: A,
+        prefill,
+    }
+}
+
 impl Rig {
     /// The step after one more attempt at a pair of workers, if others that were cut are waited for, after that.
     fn end(&mut self, fault: Fault, is_answered: bool, cut: Option<&Cut>, random: f64) -> Step {
         self.course.on_sent();
-        let ended = Ended {
-            fault,
-            is_answered,
-            name: "w".into(),
-            worker: cut.map_or(A, |cut| cut.worker),
-            prefill: Some(B).filter(|_| fault.stage != Stage::Worker),
-        };
+        let mut ended = ended(fault, Some(B).filter(|_| fault.stage != Stage::Worker));
+        ended.is_answered = is_answered;
+        ended.worker = cut.map_or(A, |cut| cut.worker);
         let judgement = self.course.on_failed(self.now, ended, cut, random);
         match judgement.step {
             Step::AwaitOthers(wait) => {
@@ -98,14 +104,6 @@ fn pause(ms: u64) -> Step {
 
 fn is_pause(step: &Step) -> bool {
     matches!(step, Step::Pause(_))
-}
-
-fn gives_up_transfers(step: &Step) -> bool {
-    *step == Step::GiveUpTransfers
-}
-
-fn stops(step: &Step) -> bool {
-    *step == STOP
 }
 
 #[test]
@@ -226,14 +224,7 @@ fn others_that_were_cut_are_waited_for_before_a_request_is_refused() {
     for (max_attempts, is_waited_for) in [(1, true), (9, false)] {
         let mut rig = attempts(max_attempts);
         rig.course.on_sent();
-        let ended = Ended {
-            fault: broken(false),
-            is_answered: false,
-            name: "w".into(),
-            worker: A,
-            prefill: None,
-        };
-        let cut = cut(A, ALONE);
+        let (ended, cut) = (ended(broken(false), None), cut(A, ALONE));
         let judgement = rig.course.on_failed(rig.now, ended, Some(&cut), 0.5);
         let waits = judgement.step == Step::AwaitOthers(COMPANY_WAIT);
         assert_eq!(waits, is_waited_for);
@@ -241,49 +232,44 @@ fn others_that_were_cut_are_waited_for_before_a_request_is_refused() {
     }
 }
 
-/// Two attempts are allowed, and each has its expectation.
-fn check(
-    (stage, failure, is_answered): (Stage, Failure, bool),
-    may_give_up: bool,
-    expected: [fn(&Step) -> bool; 2],
-) {
+/// Two attempts are allowed, after the first of which there is a pause, and `expected` after the second.
+fn check((stage, failure, is_answered): (Stage, Failure, bool), may_give_up: bool, expected: Step) {
     let mut rig = rig(2, |rules| rules.may_give_up_transfers = may_give_up);
-    for expected in expected {
-        rig.course.failed.gave_up_transfers = false;
-        let step = rig.end(fault(stage, failure), is_answered, None, 0.5);
-        assert!(
-            expected(&step),
-            "{stage:?} {failure:?} {is_answered} {may_give_up}: {step:?}"
-        );
-        let gave_up = rig.course.failed.gave_up_transfers;
-        assert_eq!(gave_up, step == Step::GiveUpTransfers);
-    }
+    let fault = fault(stage, failure);
+    assert!(is_pause(&rig.end(fault, is_answered, None, 0.5)));
+    let gives_up = expected == Step::GiveUpTransfers;
+    let what = format!("{stage:?} {failure:?} {is_answered} {may_give_up}");
+    assert_eq!(rig.end(fault, is_answered, None, 0.5), expected, "{what}");
+    assert_eq!(rig.course.failed.gave_up_transfers, gives_up, "{what}");
 }
 
 #[test]
 fn a_worker_that_fails_is_replaced_until_the_attempts_are_used_up() {
     for may_give_up in [false, true] {
-        for (failure, is_answered) in [(Failure::Connect, false), (Failure::Refused, true)] {
-            let ended = (Stage::Worker, failure, is_answered);
-            check(ended, may_give_up, [is_pause, stops]);
-        }
+        check((Stage::Worker, Failure::Connect, false), may_give_up, STOP);
+        check((Stage::Worker, Failure::Refused, true), may_give_up, STOP);
     }
 }
 
 #[test]
 fn a_pair_is_replaced_by_another_and_then_by_one_worker() {
     let prefill = (Stage::Prefill, Failure::Connect, false);
-    check(prefill, true, [is_pause, gives_up_transfers]);
-    check(prefill, false, [is_pause, stops]);
+    check(prefill, true, Step::GiveUpTransfers);
+    check(prefill, false, STOP);
     let transfer = (Stage::Transfer, Failure::TimedOut, false);
-    check(transfer, true, [is_pause, gives_up_transfers]);
+    check(transfer, true, Step::GiveUpTransfers);
 }
 
 #[test]
 fn after_a_decode_engines_refusal_no_other_pair_is_tried() {
     let refused = (Stage::Transfer, Failure::KvTransfer, true);
-    check(refused, true, [gives_up_transfers, gives_up_transfers]);
-    check(refused, false, [is_pause, stops]);
+    check(refused, false, STOP);
+    let mut rig = rig(2, |rules| rules.may_give_up_transfers = true);
+    for _ in 0..2 {
+        rig.course.failed.gave_up_transfers = false;
+        let refused = fault(Stage::Transfer, Failure::KvTransfer);
+        assert_eq!(rig.end(refused, true, None, 0.5), Step::GiveUpTransfers);
+    }
 }
 
 #[test]
@@ -352,13 +338,7 @@ fn a_worker_that_fails_a_request_again_counts_once() {
     let mut rig = attempts(9);
     let mut is_counted = |fault: Fault, prefill| {
         rig.course.on_sent();
-        let ended = Ended {
-            fault,
-            is_answered: false,
-            name: "w".into(),
-            worker: A,
-            prefill,
-        };
+        let ended = ended(fault, prefill);
         let judgement = rig.course.on_failed(rig.now, ended, None, 0.5);
         judgement.is_counted
     };

@@ -9,7 +9,6 @@ use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
 use super::sglang::Rendezvous;
-use super::transfer::dialect;
 use super::types::{Transfer, TransferParams};
 use crate::fleet::kv_transfer::Connector;
 use crate::json_scan::Scan;
@@ -43,33 +42,31 @@ impl SingleWorkerReason {
     /// What in the request is the reason, for its sender.
     pub fn explanation(self) -> &'static str {
         match self {
-            SingleWorkerReason::Api => "the endpoint generates nothing",
-            SingleWorkerReason::Body => "a field has a type that engines refuse",
-            SingleWorkerReason::Several => {
-                "it asks for several answers (n, best_of) or has several prompts"
-            }
-            SingleWorkerReason::PromptOutput => {
+            Self::Api => "the endpoint generates nothing",
+            Self::Body => "a field has a type that engines refuse",
+            Self::Several => "it asks for several answers (n, best_of) or has several prompts",
+            Self::PromptOutput => {
                 "it asks for output of the prompt's tokens (echo, prompt_logprobs)"
             }
-            SingleWorkerReason::OneToken => "its answer has one token",
-            SingleWorkerReason::Truncated => "it has its prompt truncated",
-            SingleWorkerReason::Turns => "it has tools that the engine calls itself",
-            SingleWorkerReason::EngineState => "it refers to state that one engine keeps",
-            SingleWorkerReason::Embeds => "its prompt consists of embeddings",
+            Self::OneToken => "its answer has one token",
+            Self::Truncated => "it has its prompt truncated",
+            Self::Turns => "it has tools that the engine calls itself",
+            Self::EngineState => "it refers to state that one engine keeps",
+            Self::Embeds => "its prompt consists of embeddings",
         }
     }
 
     pub fn as_str(self) -> &'static str {
         match self {
-            SingleWorkerReason::Api => "api",
-            SingleWorkerReason::Body => "body",
-            SingleWorkerReason::Several => "several",
-            SingleWorkerReason::PromptOutput => "prompt_output",
-            SingleWorkerReason::OneToken => "one_token",
-            SingleWorkerReason::Truncated => "truncated",
-            SingleWorkerReason::Turns => "turns",
-            SingleWorkerReason::EngineState => "engine_state",
-            SingleWorkerReason::Embeds => "embeds",
+            Self::Api => "api",
+            Self::Body => "body",
+            Self::Several => "several",
+            Self::PromptOutput => "prompt_output",
+            Self::OneToken => "one_token",
+            Self::Truncated => "truncated",
+            Self::Turns => "turns",
+            Self::EngineState => "engine_state",
+            Self::Embeds => "embeds",
         }
     }
 }
@@ -82,7 +79,8 @@ pub struct Legs {
     body: Bytes,
     /// Where the first field begins, after the brace.
     inside: usize,
-    is_empty: bool,
+    /// Where the last field ends: at `inside`, if there is none.
+    end: usize,
     /// In their order.
     cuts: SmallVec<[Cut; 8]>,
     /// The inside of a `kv_transfer_params` that the router put into the body: the prompt's token ids.
@@ -114,14 +112,20 @@ impl Legs {
         if !api.generates() || api == Api::Generate {
             return Err(SingleWorkerReason::Api);
         }
+        let brace = body.iter().position(|byte| *byte == b'{');
+        let inside = brace.ok_or(SingleWorkerReason::Body)? + 1;
         let mut reader = FieldReader {
-            body,
+            legs: Self {
+                api,
+                body: body.clone(),
+                inside,
+                end: inside,
+                cuts: SmallVec::new(),
+                own_params: None,
+            },
             are_legs_alike: connector == Connector::Sglang,
-            end: None,
             reason: None,
             tokens_max: [None; 2],
-            cuts: SmallVec::new(),
-            own_params: None,
         };
         let scan = Scan::<true>::of_bytes(body).ok_or(SingleWorkerReason::Body)?;
         scan.whole_object(|name, value| reader.on_field(Field::of(&name, api), value))
@@ -132,46 +136,47 @@ impl Legs {
         if is_one_token && connector.decodes_alone() {
             reader.reason.get_or_insert(SingleWorkerReason::OneToken);
         }
-        if let Some(reason) = reader.reason {
-            return Err(reason);
+        match reader.reason {
+            Some(reason) => Err(reason),
+            None => Ok(reader.legs),
         }
-        let inside = body.iter().position(|byte| *byte == b'{');
-        Ok(Self {
-            api,
-            inside: inside.ok_or(SingleWorkerReason::Body)? + 1,
-            is_empty: reader.end.is_none(),
-            cuts: reader.cuts,
-            own_params: reader.own_params,
-            body: body.clone(),
-        })
     }
 
     /// The prefill leg's body: the same prompt, an answer of one token, not streamed and not stored, without
     /// fields that could end it before that token.
     pub fn prefill(&self, transfer: &Transfer) -> Bytes {
-        let dialect = dialect(transfer.connector);
-        let ends = match self.api {
-            Api::Responses => r#""stream":false,"store":false,"max_output_tokens":1"#,
-            _ => r#""stream":false,"max_tokens":1"#,
+        let one_token = match self.api {
+            Api::Responses => r#""stream":false,"store":false,"max_output_tokens":1,"#,
+            _ => r#""stream":false,"max_tokens":1,"#,
         };
-        let ask = dialect.prefill_params(transfer);
-        self.spliced([ends, dialect.prefill_fields(), ","], &ask, |_| false)
+        let ignored_end = if transfer.ends_at_limit() {
+            r#""ignore_eos":true,"#
+        } else {
+            ""
+        };
+        let first = [one_token, ignored_end];
+        self.spliced(&first, &transfer.prefill_params(), |_| false)
     }
 
     /// The decode leg's body: the whole request, and where the prompt's KV blocks are.
     pub fn decode(&self, params: TransferParams) -> Bytes {
-        self.spliced(["", "", ""], &params.0, |cut| cut.is_kept_by_decode)
+        self.spliced(&[], &params.0, |cut| cut.is_kept_by_decode)
     }
 
     /// The body of either leg, where both are the whole request and meet in a room.
     pub fn meeting(&self, room: &Rendezvous) -> Bytes {
         let fields = room.fields();
         let (before, after) = self.body.split_at(self.inside);
-        let comma: &[u8] = if self.is_empty { b"" } else { b"," };
+        let comma: &[u8] = if self.is_empty() { b"" } else { b"," };
         [before, fields.as_bytes(), comma, after].concat().into()
     }
 
-    fn spliced(&self, first: [&str; 3], params: &str, is_kept: impl Fn(&Cut) -> bool) -> Bytes {
+    fn is_empty(&self) -> bool {
+        self.end == self.inside
+    }
+
+    /// The body with the fields `first`, each with its comma, and with `params` beside the router's own.
+    fn spliced(&self, first: &[&str], params: &str, is_kept: impl Fn(&Cut) -> bool) -> Bytes {
         let own = self.own_params.clone().unwrap_or(0..0);
         let room = self.body.len() + own.len() + params.len() + 128;
         let mut out = Vec::with_capacity(room);
@@ -189,7 +194,7 @@ impl Legs {
         let mut at = self.inside;
         let mut keep = |range: Range<usize>| {
             // All fields but the body's first have their comma before them.
-            if range.start == self.inside && !range.is_empty() && !self.is_empty {
+            if range.start == self.inside && !range.is_empty() && !self.is_empty() {
                 out.push(b',');
             }
             out.extend_from_slice(&self.body[range]);
@@ -204,17 +209,13 @@ impl Legs {
 }
 
 /// One pass over a body's fields.
-struct FieldReader<'a> {
-    body: &'a [u8],
+struct FieldReader {
+    legs: Legs,
     /// Both legs are the whole request.
     are_legs_alike: bool,
-    /// Where the last field that was seen ends.
-    end: Option<usize>,
     reason: Option<SingleWorkerReason>,
     /// How long the answer may be, by the newer name and by the older.
     tokens_max: [Option<f64>; 2],
-    cuts: SmallVec<[Cut; 8]>,
-    own_params: Option<Range<usize>>,
 }
 
 #[derive(Clone, Copy)]
@@ -222,10 +223,10 @@ enum Field {
     Params,
     /// Which of the names for how long the answer may be.
     TokensMax(usize),
-    Stream,
+    /// `stream` or `store`.
+    Flag,
     /// It could end a prefill leg early, or contradicts an answer of one token that is not streamed.
     StreamTerminator,
-    Store,
     /// Any value but this one means that the request must run on one worker.
     Only(&'static str, SingleWorkerReason),
     /// Any value but null does.
@@ -245,11 +246,11 @@ impl Field {
             "max_output_tokens" if is_responses => Field::TokensMax(0),
             "max_completion_tokens" if api == Api::Chat => Field::TokensMax(0),
             "max_tokens" if !is_responses => Field::TokensMax(1),
-            "stream" => Field::Stream,
+            "stream" => Field::Flag,
             "stop_sequences" if api == Api::Messages => Field::StreamTerminator,
             "stream_options" | "stop" | "stop_token_ids" | "min_tokens" | "ignore_eos"
             | "return_token_ids" => Field::StreamTerminator,
-            "store" if is_responses => Field::Store,
+            "store" if is_responses => Field::Flag,
             "n" | "best_of" if !is_responses => Field::Only("1", SingleWorkerReason::Several),
             "use_beam_search" => Field::Only("false", SingleWorkerReason::Several),
             "echo" if !is_responses => Field::Only("false", SingleWorkerReason::PromptOutput),
@@ -269,17 +270,25 @@ impl Field {
     }
 }
 
-impl FieldReader<'_> {
+impl FieldReader {
     fn on_field(&mut self, field: Field, value: &str) {
         // A part of the body, as its type says.
-        let start = value.as_ptr().addr() - self.body.as_ptr().addr();
+        let start = value.as_ptr().addr() - self.legs.body.as_ptr().addr();
         let range = start..start + value.len();
-        let before = self.end.replace(range.end);
+        let before = std::mem::replace(&mut self.legs.end, range.end);
+        if let Field::Params | Field::TokensMax(_) | Field::Flag | Field::StreamTerminator = field {
+            self.legs.cuts.push(Cut {
+                range: before.min(start)..range.end,
+                is_kept_by_decode: !matches!(field, Field::Params),
+            });
+        }
+        // Of a field that the prefill leg leaves out, a value that the decode engine would refuse must be found before a prefill
+        // leg pins blocks.
         let reason = match field {
-            Field::Other => None,
+            Field::Other | Field::StreamTerminator => None,
             Field::Only(expected, reason) => {
-                let is_default = value == expected || (value == "null" && !truncates(reason));
-                (!is_default).then_some(reason)
+                let is_null = value == "null" && reason != SingleWorkerReason::Truncated;
+                (value != expected && !is_null).then_some(reason)
             }
             Field::Null(reason) => (value != "null").then_some(reason),
             Field::Prompt => match prompts(value) {
@@ -288,17 +297,23 @@ impl FieldReader<'_> {
                 None => Some(SingleWorkerReason::Body),
             },
             Field::Tools => runs_tools(value),
-            Field::Params
-            | Field::TokensMax(_)
-            | Field::Stream
-            | Field::StreamTerminator
-            | Field::Store => {
-                let cut = Cut {
-                    range: before.unwrap_or_else(|| self.first()).min(start)..range.end,
-                    is_kept_by_decode: !matches!(field, Field::Params),
-                };
-                self.cuts.push(cut);
-                self.on_cut(field, value, range)
+            Field::Params => {
+                let inside = value.strip_prefix('{');
+                let inside = inside.and_then(|inside| inside.strip_suffix('}'));
+                let is_empty = inside.is_none_or(|inside| inside.trim_ascii().is_empty());
+                // Of several, the last counts.
+                self.legs.own_params = (!is_empty).then_some(range.start + 1..range.end - 1);
+                None
+            }
+            Field::TokensMax(name) => match serde_json::from_str(value) {
+                Ok(tokens) => {
+                    self.tokens_max[name] = tokens;
+                    None
+                }
+                Err(_) => Some(SingleWorkerReason::Body),
+            },
+            Field::Flag => {
+                (!matches!(value, "true" | "false" | "null")).then_some(SingleWorkerReason::Body)
             }
         };
         if let Some(reason) = reason
@@ -307,49 +322,6 @@ impl FieldReader<'_> {
             self.reason.get_or_insert(reason);
         }
     }
-
-    /// Where the first field begins.
-    fn first(&self) -> usize {
-        let brace = self.body.iter().position(|byte| *byte == b'{');
-        brace.map_or(0, |brace| brace + 1)
-    }
-
-    /// Checks a field that the prefill leg leaves out: a value that the decode engine would refuse must be found
-    /// before a prefill leg pins blocks.
-    fn on_cut(
-        &mut self,
-        field: Field,
-        value: &str,
-        range: Range<usize>,
-    ) -> Option<SingleWorkerReason> {
-        match field {
-            Field::Params => {
-                let inside = value
-                    .strip_prefix('{')
-                    .and_then(|rest| rest.strip_suffix('}'));
-                let is_empty = inside.is_none_or(|inside| inside.trim_ascii().is_empty());
-                // Of several, the last counts.
-                self.own_params = (!is_empty).then_some(range.start + 1..range.end - 1);
-                None
-            }
-            Field::TokensMax(name) => {
-                let Ok(tokens) = serde_json::from_str(value) else {
-                    return Some(SingleWorkerReason::Body);
-                };
-                self.tokens_max[name] = tokens;
-                None
-            }
-            Field::Stream | Field::Store => {
-                (!matches!(value, "true" | "false" | "null")).then_some(SingleWorkerReason::Body)
-            }
-            _ => None,
-        }
-    }
-}
-
-/// True if a field's null differs from its default.
-fn truncates(reason: SingleWorkerReason) -> bool {
-    reason == SingleWorkerReason::Truncated
 }
 
 /// The number of prompts of a completion: a text, token ids, or a list of either.

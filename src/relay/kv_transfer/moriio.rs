@@ -6,10 +6,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, has_blocks, quoted};
-
-#[derive(Debug)]
-pub(super) struct MoriioRead;
+use super::types::{ASKS_FOR_BLOCKS, Answer, Transfer, TransferError, has_blocks, quoted};
 
 /// The fields of `kv_transfer_params` that a decode engine cannot do without. Others pass unchanged.
 #[derive(Deserialize)]
@@ -25,42 +22,24 @@ struct Params<'a> {
     remote_notify_port: u16,
 }
 
-impl Dialect for MoriioRead {
-    fn prefill_params(&self, transfer: &Transfer) -> String {
-        let id = quoted(&transfer.id);
-        format!(
-            r#""do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"transfer_id":{id},"remote_dp_size":1,"tp_size":1,"remote_tp_size":1"#
-        )
-    }
+/// Fields of the prefill leg's `kv_transfer_params`.
+pub(super) fn prefill_params(transfer: &Transfer) -> String {
+    let id = quoted(&transfer.id);
+    format!(
+        r#"{ASKS_FOR_BLOCKS},"remote_engine_id":null,"remote_block_ids":null,"transfer_id":{id},"remote_dp_size":1,"tp_size":1,"remote_tp_size":1"#
+    )
+}
 
-    /// Parameters come only with an answer that ends at its length limit.
-    fn prefill_fields(&self) -> &'static str {
-        r#","ignore_eos":true"#
+/// The decode leg's `kv_transfer_params`.
+pub(super) fn read(answer: &Answer<'_>) -> Result<String, TransferError> {
+    let (params, inside): (Params<'_>, _) = answer.params()?;
+    let has_blocks = has_blocks(params.remote_block_ids);
+    let is_named = !params.remote_engine_id.is_empty() && !params.remote_host.is_empty();
+    let has_ports = params.remote_handshake_port != 0 && params.remote_notify_port != 0;
+    if !(params.do_remote_prefill && has_blocks && is_named && has_ports) {
+        return Err(TransferError::NoParams);
     }
-
-    fn read(&self, _: &Transfer, answer: &Answer<'_>) -> Result<DecodeParams, TransferError> {
-        if !answer.is_cut_at_one_token() {
-            return Err(TransferError::Stopped);
-        }
-        let raw = answer
-            .kv_transfer_params
-            .ok_or(TransferError::NoParams)?
-            .get();
-        let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
-        let has_blocks = has_blocks(params.remote_block_ids);
-        let is_named = !params.remote_engine_id.is_empty() && !params.remote_host.is_empty();
-        let has_ports = params.remote_handshake_port != 0 && params.remote_notify_port != 0;
-        if !(params.do_remote_prefill && has_blocks && is_named && has_ports) {
-            return Err(TransferError::NoParams);
-        }
-        let inside = raw
-            .strip_prefix('{')
-            .and_then(|rest| rest.strip_suffix('}'));
-        Ok(DecodeParams {
-            fields: inside.ok_or(TransferError::NoParams)?.to_owned(),
-            cached_tokens: 0,
-        })
-    }
+    Ok(inside.to_owned())
 }
 
 #[cfg(test)]
@@ -95,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_prefill_leg_names_the_transfer_and_asks_for_blocks_to_be_kept() {
-        let params = MoriioRead.prefill_params(&begin());
+        let params = prefill_params(&begin());
         let params: Value = serde_json::from_str(&format!("{{{params}}}")).unwrap();
         assert_eq!(params["do_remote_decode"], true);
         assert_eq!(params["do_remote_prefill"], false);

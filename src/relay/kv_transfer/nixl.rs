@@ -7,10 +7,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, has_blocks, quoted};
-
-#[derive(Debug)]
-pub(super) struct Nixl;
+use super::types::{Answer, Transfer, TransferError, has_blocks, quoted};
 
 /// The fields of `kv_transfer_params` that a decode engine cannot do without. Others (`tp_size`, ...) pass
 /// unchanged.
@@ -31,48 +28,30 @@ struct Params<'a> {
     remote_prefill_cached_tokens: Option<u64>,
 }
 
-impl Dialect for Nixl {
-    fn prefill_params(&self, _: &Transfer) -> String {
-        r#""do_remote_decode":true,"do_remote_prefill":false"#.to_owned()
+/// The decode leg's `kv_transfer_params`, and how many tokens the prefill worker had cached.
+pub(super) fn read(
+    transfer: &Transfer,
+    answer: &Answer<'_>,
+) -> Result<(String, u64), TransferError> {
+    let (params, inside): (Params<'_>, _) = answer.params()?;
+    let is_named = !params.remote_engine_id.is_empty()
+        && !params.remote_request_id.is_empty()
+        && params.remote_port != 0;
+    if !params.do_remote_prefill || !has_blocks(params.remote_block_ids) || !is_named {
+        return Err(TransferError::NoParams);
     }
-
-    fn read(
-        &self,
-        transfer: &Transfer,
-        answer: &Answer<'_>,
-    ) -> Result<DecodeParams, TransferError> {
-        let raw = answer
-            .kv_transfer_params
-            .ok_or(TransferError::NoParams)?
-            .get();
-        let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
-        let is_named = !params.remote_engine_id.is_empty()
-            && !params.remote_request_id.is_empty()
-            && params.remote_port != 0;
-        if !params.do_remote_prefill || !has_blocks(params.remote_block_ids) || !is_named {
-            return Err(TransferError::NoParams);
-        }
-        let host: Cow<'_, str> =
-            serde_json::from_str(params.remote_host.get()).map_err(|_| TransferError::NoParams)?;
-        let inside = raw
-            .strip_prefix('{')
-            .and_then(|inside| inside.strip_suffix('}'))
-            .ok_or(TransferError::NoParams)?;
-        // Without VLLM_NIXL_SIDE_CHANNEL_HOST an engine reports a loopback address, which no other host can reach.
-        let fields = if is_local(&host) && !is_local(&transfer.host) {
-            let text = params.remote_host.get();
-            let start = text.as_ptr().addr() - inside.as_ptr().addr();
-            let (before, after) = (&inside[..start], &inside[start + text.len()..]);
-            let host = transfer.host.trim_start_matches('[').trim_end_matches(']');
-            [before, &quoted(host), after].concat()
-        } else {
-            inside.to_owned()
-        };
-        Ok(DecodeParams {
-            fields,
-            cached_tokens: params.remote_prefill_cached_tokens.unwrap_or(0),
-        })
-    }
+    let text = params.remote_host.get();
+    let host: Cow<'_, str> = serde_json::from_str(text).map_err(|_| TransferError::NoParams)?;
+    // Without VLLM_NIXL_SIDE_CHANNEL_HOST an engine reports a loopback address, which no other host can reach.
+    let fields = if is_local(&host) && !is_local(&transfer.host) {
+        let start = text.as_ptr().addr() - inside.as_ptr().addr();
+        let (before, after) = (&inside[..start], &inside[start + text.len()..]);
+        let host = transfer.host.trim_start_matches('[').trim_end_matches(']');
+        [before, &quoted(host), after].concat()
+    } else {
+        inside.to_owned()
+    };
+    Ok((fields, params.remote_prefill_cached_tokens.unwrap_or(0)))
 }
 
 /// True for an address that only the machine itself can use.

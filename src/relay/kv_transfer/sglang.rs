@@ -1,7 +1,7 @@
 //! SGLang: both legs are the client's request with the same three fields, at the same time. The engines meet at the prefill
 //! worker's bootstrap server, and nothing passes through the router.
 
-use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
+use super::types::quoted;
 use crate::fleet::kv_transfer::BootstrapInfo;
 
 /// The last room that engines take.
@@ -62,20 +62,6 @@ impl Rendezvous {
             Some(rank) => format!(r#"{fields},"disagg_prefill_dp_rank":{rank}"#),
             None => fields,
         }
-    }
-}
-
-/// Its legs hand nothing over.
-#[derive(Debug)]
-pub(super) struct Sglang;
-
-impl Dialect for Sglang {
-    fn prefill_params(&self, _: &Transfer) -> String {
-        String::new()
-    }
-
-    fn read(&self, _: &Transfer, _: &Answer<'_>) -> Result<DecodeParams, TransferError> {
-        Err(TransferError::NoParams)
     }
 }
 

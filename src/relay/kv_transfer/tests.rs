@@ -42,77 +42,65 @@ pub(in crate::relay) fn recorded(connector: Connector) -> Vec<Exchange> {
     let lines = match connector {
         Connector::Nixl => NIXL,
         Connector::Mooncake => MOONCAKE,
-        // No build of it runs without an AMD GPU.
-        Connector::Moriio => "",
-        // Nothing is handed over.
-        Connector::Sglang => "",
+        // No build of the first runs without an AMD GPU, and the second hands nothing over.
+        Connector::Moriio | Connector::Sglang => "",
     };
-    lines
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    let read = |line: &str| serde_json::from_str(line).unwrap();
+    lines.lines().map(read).collect()
 }
 
 /// The recorded prefill legs that went well, each with its decode leg where there is one.
 fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
     let (mut prefills, mut decodes) = (Vec::new(), Vec::new());
     for exchange in recorded(connector) {
-        if exchange.path == "/query"
-            || exchange.status != 200
-            || exchange.answer.starts_with("data")
-        {
-            continue;
-        }
-        let sent = exchange.sent();
-        let asks = sent["kv_transfer_params"]["do_remote_decode"] == json!(true);
-        if asks && sent["stream"] != json!(true) {
-            prefills.push(exchange);
-        } else {
-            decodes.push(exchange);
-        }
-    }
-    for exchange in recorded(connector) {
-        if exchange.answer.starts_with("data") && exchange.name.contains("decode") {
-            decodes.push(exchange);
+        if exchange.answer.starts_with("data") {
+            if exchange.name.contains("decode") {
+                decodes.push(exchange);
+            }
+        } else if exchange.path != "/query" && exchange.status == 200 {
+            let sent = exchange.sent();
+            let asks = sent["kv_transfer_params"]["do_remote_decode"] == json!(true);
+            if asks && sent["stream"] != json!(true) {
+                prefills.push(exchange);
+            } else {
+                decodes.push(exchange);
+            }
         }
     }
-    let stem = |name: &str| name.replace("_1_prefill", "").replace("_prefill", "");
     let pairs = prefills.into_iter().map(|prefill| {
-        let stem = stem(&prefill.name);
+        let stem = prefill.name.replace("_1_prefill", "");
+        let stem = stem.replace("_prefill", "");
         let names = [format!("{stem}_2_decode"), format!("{stem}_decode")];
-        let position = decodes
-            .iter()
-            .position(|decode| names.contains(&decode.name));
-        (
-            prefill,
-            position.map(|position| decodes.swap_remove(position)),
-        )
+        let mut all = decodes.iter();
+        let position = all.position(|decode| names.contains(&decode.name));
+        let decode = position.map(|position| decodes.swap_remove(position));
+        (prefill, decode)
     });
     pairs.collect()
 }
 
 fn mooncake_bootstrap_info() -> Arc<BootstrapInfo> {
-    let exchanges = recorded(Connector::Mooncake);
-    let page = exchanges
-        .iter()
-        .find(|exchange| exchange.path == "/query")
-        .unwrap();
-    let bootstrap_info = BootstrapInfo::parse(page.answer.as_bytes(), "http://127.0.0.1:8998");
+    let mut exchanges = recorded(Connector::Mooncake).into_iter();
+    let page = exchanges.find(|exchange| exchange.path == "/query");
+    let page = page.unwrap().answer;
+    let bootstrap_info = BootstrapInfo::parse(page.as_bytes(), "http://127.0.0.1:8998");
     Arc::new(bootstrap_info.unwrap())
 }
 
 fn begin(connector: Connector, id: &str, host: &str) -> Transfer {
-    let bootstrap_info = (connector == Connector::Mooncake).then(mooncake_bootstrap_info);
-    Transfer::begin(
-        connector,
-        Api::Chat,
-        id.to_owned(),
-        host,
-        bootstrap_info,
-        None,
-        0,
-    )
-    .unwrap()
+    let info = (connector == Connector::Mooncake).then(mooncake_bootstrap_info);
+    Transfer::begin(connector, Api::Chat, id.to_owned(), host, info, None, 0).unwrap()
+}
+
+/// With what the bootstrap server says and with this rank, if they are known. `seed` draws a rank.
+fn begin_at(
+    connector: Connector,
+    api: Api,
+    info: Option<Arc<BootstrapInfo>>,
+    rank: Option<u32>,
+    seed: u64,
+) -> Result<Transfer, TransferError> {
+    Transfer::begin(connector, api, "x".to_owned(), "p", info, rank, seed)
 }
 
 fn value(body: &[u8]) -> Value {
@@ -122,9 +110,8 @@ fn value(body: &[u8]) -> Value {
 /// What a client would have sent for a decode leg that was recorded.
 fn clients(decode: &Exchange) -> Bytes {
     let mut sent = decode.sent();
-    sent.as_object_mut()
-        .unwrap()
-        .shift_remove("kv_transfer_params");
+    let fields = sent.as_object_mut().unwrap();
+    fields.shift_remove("kv_transfer_params");
     sent.to_string().into()
 }
 
@@ -173,12 +160,9 @@ fn every_recorded_prefill_leg_is_read() {
             let transfer = begin(connector, "xfer-1", "127.0.0.1");
             let handed = transfer.end(prefill.answer.as_bytes());
             let handed = handed.unwrap_or_else(|why| panic!("{}: {why}", prefill.name));
-            let cached = if prefill.name.starts_with("same_prefix_again") {
-                384
-            } else {
-                0
-            };
-            assert_eq!(handed.cached_tokens, cached, "{}", prefill.name);
+            let is_cached = prefill.name.starts_with("same_prefix_again");
+            let cached_tokens = if is_cached { 384 } else { 0 };
+            assert_eq!(handed.cached_tokens, cached_tokens, "{}", prefill.name);
             assert!(handed.prompt_tokens > 0, "{}", prefill.name);
             seen += 1;
         }
@@ -190,11 +174,8 @@ fn every_recorded_prefill_leg_is_read() {
 fn an_answer_that_hands_nothing_over_is_told_apart() {
     let recorded = recorded(Connector::Nixl);
     let named = |name: &str| {
-        &recorded
-            .iter()
-            .find(|exchange| exchange.name == name)
-            .unwrap()
-            .answer
+        let found = recorded.iter().find(|exchange| exchange.name == name);
+        &found.unwrap().answer
     };
     let plain = named("edge_plain_request_on_prefiller");
     let streamed = named("edge_prefill_stream_true");
@@ -209,16 +190,11 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
         assert!(good.contains(from), "{from}");
         end(Connector::Nixl, &good.replacen(from, to, 1))
     };
+    let blocks = "[[256,257,258,259,260,261,262,263,264,265,266,267,268]]";
     for (from, to) in [
         // These would kill the decode engine, or make it compute all by itself.
-        (
-            "[[256,257,258,259,260,261,262,263,264,265,266,267,268]]",
-            "[]",
-        ),
-        (
-            "[[256,257,258,259,260,261,262,263,264,265,266,267,268]]",
-            "null",
-        ),
+        (blocks, "[]"),
+        (blocks, "null"),
         ("\"remote_engine_id\"", "\"remote_engine\""),
         ("\"remote_port\":5600", "\"remote_port\":null"),
         ("\"do_remote_prefill\":true", "\"do_remote_prefill\":false"),
@@ -230,15 +206,7 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
     assert_eq!(end(Connector::Mooncake, &stopped), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "{}"), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "<html>"), TransferError::Malformed);
-    let without = Transfer::begin(
-        Connector::Mooncake,
-        Api::Chat,
-        String::new(),
-        "h",
-        None,
-        None,
-        0,
-    );
+    let without = begin_at(Connector::Mooncake, Api::Chat, None, None, 0);
     assert_eq!(without.unwrap_err(), TransferError::NoBootstrap);
 }
 
@@ -266,47 +234,30 @@ fn an_address_that_means_itself_to_everybody_becomes_the_listed_one() {
 fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
     let page = br#"{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}"#;
     let bootstrap_info = Arc::new(BootstrapInfo::parse(page, "http://p:8998").unwrap());
-    let begin_at = |connector, api, chosen, seed| {
-        Transfer::begin(
-            connector,
-            api,
-            "x".to_owned(),
-            "p",
-            Some(bootstrap_info.clone()),
-            chosen,
-            seed,
-        )
+    let begin = |connector, api, rank, seed| {
+        let info = Some(bootstrap_info.clone());
+        begin_at(connector, api, info, rank, seed)
     };
-    let begin = |connector, api, seed| begin_at(connector, api, None, seed);
     for (seed, engine) in [(0, "\"a\""), (1, "\"b\"")] {
-        let transfer = begin(Connector::Mooncake, Api::Chat, seed).unwrap();
+        let transfer = begin(Connector::Mooncake, Api::Chat, None, seed).unwrap();
         assert_eq!(transfer.rank(), Some(seed as u32));
         let answer = br#"{"choices":[{"finish_reason":"length"}]}"#;
         assert!(transfer.end(answer).unwrap().params.0.contains(engine));
     }
-    let responses = begin(Connector::Mooncake, Api::Responses, 0);
+    let responses = begin(Connector::Mooncake, Api::Responses, None, 0);
     assert_eq!(responses.unwrap_err(), TransferError::NoRank);
-    assert_eq!(
-        begin(Connector::Nixl, Api::Responses, 1).unwrap().rank(),
-        None
-    );
-    let alone = Transfer::begin(
-        Connector::Mooncake,
-        Api::Responses,
-        "x".to_owned(),
-        "p",
-        Some(mooncake_bootstrap_info()),
-        None,
-        5,
-    );
+    let nixl = begin(Connector::Nixl, Api::Responses, None, 1);
+    assert_eq!(nixl.unwrap().rank(), None);
+    let info = Some(mooncake_bootstrap_info());
+    let alone = begin_at(Connector::Mooncake, Api::Responses, info, None, 5);
     assert_eq!(alone.unwrap().rank(), None);
     for connector in [Connector::Nixl, Connector::Mooncake] {
-        let chosen = begin_at(connector, Api::Responses, Some(1), 0);
+        let chosen = begin(connector, Api::Responses, Some(1), 0);
         assert_eq!(chosen.unwrap().rank(), Some(1), "{connector}");
     }
     // Its bootstrap server knows of no such rank.
-    let unknown = begin_at(Connector::Mooncake, Api::Chat, Some(2), 1).unwrap();
-    assert_eq!(unknown.rank(), Some(1));
+    let unknown = begin(Connector::Mooncake, Api::Chat, Some(2), 1);
+    assert_eq!(unknown.unwrap().rank(), Some(1));
 }
 
 proptest! {

@@ -2,20 +2,13 @@
 
 use std::sync::Arc;
 
-use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, TransferParams};
-use super::{mooncake, moriio, nixl, sglang};
+use super::types::{
+    ASKS_FOR_BLOCKS, Answer, PrefillResult, Transfer, TransferError, TransferParams,
+};
+use super::{mooncake, moriio, nixl};
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 use crate::relay::answer::usage_reader;
-
-pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
-    match connector {
-        Connector::Nixl => &nixl::Nixl,
-        Connector::Mooncake => &mooncake::Mooncake,
-        Connector::Moriio => &moriio::MoriioRead,
-        Connector::Sglang => &sglang::Sglang,
-    }
-}
 
 impl Transfer {
     /// `host` is the prefill worker's. `chosen` is the dp rank to pin the prefill leg to. Without one, `seed` draws one of several
@@ -64,17 +57,45 @@ impl Transfer {
         self.is_pinned.then_some(self.rank)
     }
 
+    /// Fields of the prefill leg's `kv_transfer_params`, as JSON without braces.
+    pub(super) fn prefill_params(&self) -> String {
+        match self.connector {
+            Connector::Nixl => ASKS_FOR_BLOCKS.to_owned(),
+            Connector::Mooncake => mooncake::prefill_params(self),
+            Connector::Moriio => moriio::prefill_params(self),
+            // Its legs hand nothing over.
+            Connector::Sglang => String::new(),
+        }
+    }
+
+    /// True if the prefill leg must end at its length limit. After an end-of-sequence token, Mooncake's engine frees the blocks,
+    /// and the decode leg waits for them for minutes; MoRIIO's does not say where they are.
+    pub(super) fn ends_at_limit(&self) -> bool {
+        match self.connector {
+            Connector::Mooncake | Connector::Moriio => true,
+            Connector::Nixl | Connector::Sglang => false,
+        }
+    }
+
     /// Reads the whole answer of the prefill leg, with status 200.
     pub fn end(self, answer: &[u8]) -> Result<PrefillResult, TransferError> {
         let parsed: Answer<'_> =
             serde_json::from_slice(answer).map_err(|_| TransferError::Malformed)?;
-        let read = dialect(self.connector).read(&self, &parsed)?;
+        if self.ends_at_limit() && !parsed.is_cut_at_one_token() {
+            return Err(TransferError::Stopped);
+        }
+        let (fields, cached_tokens) = match self.connector {
+            Connector::Nixl => nixl::read(&self, &parsed)?,
+            Connector::Mooncake => (mooncake::decode_params(&self)?, 0),
+            Connector::Moriio => (moriio::read(&parsed)?, 0),
+            Connector::Sglang => return Err(TransferError::NoParams),
+        };
         let usage = usage_reader::of_whole(self.api, answer).unwrap_or_default();
         Ok(PrefillResult {
-            params: TransferParams(read.fields),
+            params: TransferParams(fields),
             prompt_tokens: usage.prompt_tokens,
             // Engines leave it out of their usage by default.
-            cached_tokens: usage.cached_tokens.max(read.cached_tokens),
+            cached_tokens: usage.cached_tokens.max(cached_tokens),
         })
     }
 }

@@ -12,20 +12,8 @@ use crate::prompt::Api;
 /// The longest answer of a prefill leg: the block numbers of a million tokens in blocks of 16 take half a megabyte.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// The fields of one connector, as JSON text without braces: `"a":1,"b":2`.
-pub(super) trait Dialect {
-    /// Fields of a prefill leg's `kv_transfer_params`.
-    fn prefill_params(&self, transfer: &Transfer) -> String;
-
-    /// Further fields of a prefill leg's body, each with a comma before it.
-    fn prefill_fields(&self) -> &'static str {
-        ""
-    }
-
-    /// Reads the decode leg's fields from a prefill leg's answer.
-    fn read(&self, transfer: &Transfer, answer: &Answer<'_>)
-    -> Result<DecodeParams, TransferError>;
-}
+/// Fields of the prefill leg's `kv_transfer_params` that all of vLLM's connectors have.
+pub(super) const ASKS_FOR_BLOCKS: &str = r#""do_remote_decode":true,"do_remote_prefill":false"#;
 
 /// One KV transfer, from before its prefill leg is sent until that is answered. It keeps what was known of the
 /// prefill worker when it began: a restarted engine does not have the blocks.
@@ -59,18 +47,11 @@ pub struct PrefillResult {
 #[derive(Debug)]
 pub struct TransferParams(pub(super) String);
 
-/// What a dialect reads from a prefill leg's answer.
-pub(super) struct DecodeParams {
-    /// The decode leg's `kv_transfer_params`.
-    pub(super) fields: String,
-    pub(super) cached_tokens: u64,
-}
-
 /// A prefill leg's answer, of any API.
 #[derive(Deserialize)]
 pub(super) struct Answer<'a> {
     #[serde(default, borrow)]
-    pub(super) kv_transfer_params: Option<&'a RawValue>,
+    kv_transfer_params: Option<&'a RawValue>,
     #[serde(default, borrow)]
     choices: Vec<Choice<'a>>,
     #[serde(default, borrow)]
@@ -92,7 +73,16 @@ struct Incomplete<'a> {
     reason: Option<Cow<'a, str>>,
 }
 
-impl Answer<'_> {
+impl<'a> Answer<'a> {
+    /// What a connector reads of `kv_transfer_params`, and the text of all of them without braces.
+    pub(super) fn params<P: Deserialize<'a>>(&self) -> Result<(P, &'a str), TransferError> {
+        let params = self.kv_transfer_params.ok_or(TransferError::NoParams)?;
+        let read = serde_json::from_str(params.get()).map_err(|_| TransferError::NoParams)?;
+        let inside = params.get().strip_prefix('{');
+        let inside = inside.and_then(|inside| inside.strip_suffix('}'));
+        Ok((read, inside.ok_or(TransferError::NoParams)?))
+    }
+
     /// True if it ended because its length limit of one token was reached.
     pub(super) fn is_cut_at_one_token(&self) -> bool {
         let is_cut =
@@ -118,7 +108,6 @@ pub(super) fn has_blocks(remote_block_ids: &RawValue) -> bool {
 /// Why there is no KV transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// The answer to the prefill leg is not a completion.
     #[error("the answer to the prefill leg is not a completion")]
     Malformed,
     /// The answer has no usable `kv_transfer_params`: the engine has no connector, or another one.
@@ -129,7 +118,6 @@ pub enum TransferError {
     /// The answer ended before its one token, so the engine has freed the blocks.
     #[error("the prefill worker stopped before its first token")]
     Stopped,
-    /// The prefill worker's bootstrap server has not answered yet.
     #[error("the prefill worker's bootstrap server has not answered yet")]
     NoBootstrap,
     /// The prefill worker has several dp ranks, and it is unknown which of them computes the prompt.
@@ -140,11 +128,11 @@ pub enum TransferError {
 impl TransferError {
     pub fn as_str(self) -> &'static str {
         match self {
-            TransferError::Malformed => "malformed",
-            TransferError::NoParams => "no_params",
-            TransferError::Stopped => "stopped",
-            TransferError::NoBootstrap => "no_bootstrap",
-            TransferError::NoRank => "no_rank",
+            Self::Malformed => "malformed",
+            Self::NoParams => "no_params",
+            Self::Stopped => "stopped",
+            Self::NoBootstrap => "no_bootstrap",
+            Self::NoRank => "no_rank",
         }
     }
 }

@@ -23,6 +23,19 @@ impl Edit {
         (range.end <= body.len()).then_some(Self { range, text })
     }
 
+    /// One more field at the body's start. `None` if the body is no object.
+    pub(in crate::relay) fn first_field(body: &[u8], name: &str, json: &str) -> Option<Self> {
+        let start = body.iter().position(|byte| *byte == b'{')? + 1;
+        let comma = match body[start..].trim_ascii_start().first()? {
+            b'}' => "",
+            _ => ",",
+        };
+        Some(Self {
+            range: start..start,
+            text: format!("\"{name}\":{json}{comma}"),
+        })
+    }
+
     /// One more field at the body's end. `None` if the body is no object.
     pub(in crate::relay) fn last_field(body: &[u8], name: &str, json: &str) -> Option<Self> {
         let end = body.iter().rposition(|byte| *byte == b'}')?;

@@ -8,28 +8,16 @@ const MODE: &str = r#""kv_cache_report_mode":"full""#;
 /// `xargs` is the value of `vllm_xargs` within `body`. `None` if it is no object or has the mode already.
 pub(in crate::relay) fn asking(body: &[u8], xargs: Option<&str>) -> Option<Edit> {
     let Some(xargs) = xargs else {
-        let start = body.iter().position(|byte| *byte == b'{')? + 1;
-        let comma = comma_before(&body[start..])?;
-        return Some(Edit {
-            range: start..start,
-            text: format!(r#""vllm_xargs":{{{MODE}}}{comma}"#),
-        });
+        return Edit::first_field(body, "vllm_xargs", &format!("{{{MODE}}}"));
     };
-    let text = match xargs.strip_prefix('{') {
-        None if xargs == "null" => format!("{{{MODE}}}"),
-        Some(members) if !names_mode(xargs) => {
-            let comma = comma_before(members.as_bytes())?;
-            format!("{{{MODE}{comma}{members}")
-        }
-        _ => return None,
-    };
-    Edit::of_value(body, xargs, text)
-}
-
-/// A comma, unless the object ends there.
-fn comma_before(members: &[u8]) -> Option<&'static str> {
-    let first = members.trim_ascii_start().first()?;
-    Some(if *first == b'}' { "" } else { "," })
+    if xargs == "null" {
+        return Edit::of_value(body, xargs, format!("{{{MODE}}}"));
+    }
+    let inside = xargs.strip_prefix('{').filter(|_| !names_mode(xargs))?;
+    let is_empty = inside.trim_ascii_start().starts_with('}');
+    let comma = if is_empty { "" } else { "," };
+    // In place of the brace.
+    Edit::of_value(body, &xargs[..1], format!("{{{MODE}{comma}"))
 }
 
 /// Even a null there would win over our value. An escape might hide the name.
@@ -47,10 +35,10 @@ mod tests {
     use crate::relay::request::body_edit::applied;
 
     fn asked(body: &str) -> Option<String> {
+        let peek = prompt::peek(Api::Completions, body.as_bytes(), 64).unwrap();
+        let edit = asking(body.as_bytes(), peek.vllm_xargs)?;
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let peek = prompt::peek(Api::Completions, &body, 64).unwrap();
-        let asked = applied(&body, &mut [asking(&body, peek.vllm_xargs)?]);
-        Some(String::from_utf8(asked.to_vec()).unwrap())
+        Some(String::from_utf8(applied(&body, &mut [edit]).to_vec()).unwrap())
     }
 
     #[test]

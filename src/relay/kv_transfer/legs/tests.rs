@@ -2,24 +2,12 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::fleet::kv_transfer::Connector;
+use crate::fleet::kv_transfer::BootstrapInfo;
 
 fn transfer(connector: Connector) -> Transfer {
-    let bootstrap_info = crate::fleet::kv_transfer::BootstrapInfo::parse(
-        br#"{"0":{"engine_id":"e"}}"#,
-        "http://p:1",
-    );
-    let bootstrap_info = bootstrap_info.map(std::sync::Arc::new);
-    Transfer::begin(
-        connector,
-        Api::Chat,
-        "xfer-1".to_owned(),
-        "p",
-        bootstrap_info,
-        None,
-        0,
-    )
-    .unwrap()
+    let info = BootstrapInfo::parse(br#"{"0":{"engine_id":"e"}}"#, "http://p:1");
+    let (id, info) = ("xfer-1".to_owned(), info.map(std::sync::Arc::new));
+    Transfer::begin(connector, Api::Chat, id, "p", info, None, 0).unwrap()
 }
 
 fn legs(api: Api, body: &str) -> Result<Legs, SingleWorkerReason> {
@@ -94,134 +82,65 @@ fn what_cannot_be_split_runs_on_one_worker() {
         assert_eq!(legs(api, body).map(|_| ()), Err(why), "{body}");
     };
     use Api::{Chat, Completions, Responses};
+    use SingleWorkerReason::{
+        Body, Embeds, EngineState, OneToken, PromptOutput, Several, Truncated, Turns,
+    };
 
     is_whole(Api::Embeddings, r#"{"input":"a"}"#, SingleWorkerReason::Api);
-    is_whole(Chat, "[]", SingleWorkerReason::Body);
-    is_whole(Chat, r#"{"n":1}{"#, SingleWorkerReason::Body);
-    is_whole(Chat, "{\"a\":\"\u{1}\"}", SingleWorkerReason::Body);
+    is_whole(Chat, "[]", Body);
+    is_whole(Chat, r#"{"n":1}{"#, Body);
+    is_whole(Chat, "{\"a\":\"\u{1}\"}", Body);
 
-    is_split(
-        Chat,
-        r#"{"n":1,"best_of":null,"use_beam_search":false,"n":null}"#,
-    );
-    is_whole(Chat, r#"{"n":2}"#, SingleWorkerReason::Several);
-    is_whole(Chat, r#"{"\u006e":2}"#, SingleWorkerReason::Several);
-    is_whole(Completions, r#"{"best_of":3}"#, SingleWorkerReason::Several);
-    is_whole(
-        Chat,
-        r#"{"use_beam_search":true}"#,
-        SingleWorkerReason::Several,
-    );
-    for one in [
-        r#""a""#,
-        "[1,2]",
-        "[ 1]",
-        r#"["a"]"#,
-        "[[1,2]]",
-        r#" [ "a\",\"b" ]"#,
-    ] {
-        is_split(Completions, &format!(r#"{{"prompt":{one}}}"#));
+    is_split(Chat, r#"{"n":1,"best_of":null,"n":null}"#);
+    is_split(Chat, r#"{"use_beam_search":false}"#);
+    is_whole(Chat, r#"{"n":2}"#, Several);
+    is_whole(Chat, r#"{"\u006e":2}"#, Several);
+    is_whole(Completions, r#"{"best_of":3}"#, Several);
+    is_whole(Chat, r#"{"use_beam_search":true}"#, Several);
+    let prompt = |json: &str| format!(r#"{{"prompt":{json}}}"#);
+    for one in [r#""a""#, "[1,2]", "[ 1]", r#"["a"]"#, "[[1,2]]"] {
+        is_split(Completions, &prompt(one));
     }
+    is_split(Completions, &prompt(r#" [ "a\",\"b" ]"#));
     for several in [r#"["a","b"]"#, "[[1],[2]]", r#"[ [1] , "b"]"#] {
-        is_whole(
-            Completions,
-            &format!(r#"{{"prompt":{several}}}"#),
-            SingleWorkerReason::Several,
-        );
+        is_whole(Completions, &prompt(several), Several);
     }
     for none in ["[]", "null", "7", "{}"] {
-        is_whole(
-            Completions,
-            &format!(r#"{{"prompt":{none}}}"#),
-            SingleWorkerReason::Body,
-        );
+        is_whole(Completions, &prompt(none), Body);
     }
 
-    is_whole(
-        Completions,
-        r#"{"echo":true}"#,
-        SingleWorkerReason::PromptOutput,
-    );
-    is_whole(
-        Chat,
-        r#"{"prompt_logprobs":0}"#,
-        SingleWorkerReason::PromptOutput,
-    );
-    is_split(
-        Chat,
-        r#"{"echo":false,"prompt_logprobs":null,"logprobs":true}"#,
-    );
+    is_whole(Completions, r#"{"echo":true}"#, PromptOutput);
+    is_whole(Chat, r#"{"prompt_logprobs":0}"#, PromptOutput);
+    is_split(Chat, r#"{"echo":false,"prompt_logprobs":null}"#);
+    is_split(Chat, r#"{"logprobs":true}"#);
 
-    is_whole(Chat, r#"{"max_tokens":1}"#, SingleWorkerReason::OneToken);
-    is_whole(
-        Chat,
-        r#"{"max_tokens":9,"max_completion_tokens":1}"#,
-        SingleWorkerReason::OneToken,
-    );
-    is_split(Chat, r#"{"max_tokens":1,"max_completion_tokens":9}"#);
-    is_split(Chat, r#"{"max_tokens":null,"max_completion_tokens":null}"#);
-    is_whole(
-        Completions,
-        r#"{"max_tokens":0}"#,
-        SingleWorkerReason::OneToken,
-    );
-    is_whole(
-        Responses,
-        r#"{"max_output_tokens":1}"#,
-        SingleWorkerReason::OneToken,
-    );
-    is_whole(Chat, r#"{"max_tokens":"many"}"#, SingleWorkerReason::Body);
-    is_whole(Chat, r#"{"stream":"yes"}"#, SingleWorkerReason::Body);
+    is_whole(Chat, r#"{"max_tokens":1}"#, OneToken);
+    let tokens = |older: &str, newer: &str| {
+        format!(r#"{{"max_tokens":{older},"max_completion_tokens":{newer}}}"#)
+    };
+    is_whole(Chat, &tokens("9", "1"), OneToken);
+    is_split(Chat, &tokens("1", "9"));
+    is_split(Chat, &tokens("null", "null"));
+    is_whole(Completions, r#"{"max_tokens":0}"#, OneToken);
+    is_whole(Responses, r#"{"max_output_tokens":1}"#, OneToken);
+    is_whole(Chat, r#"{"max_tokens":"many"}"#, Body);
+    is_whole(Chat, r#"{"stream":"yes"}"#, Body);
 
-    is_whole(
-        Chat,
-        r#"{"truncate_prompt_tokens":-1}"#,
-        SingleWorkerReason::Truncated,
-    );
-    is_whole(
-        Responses,
-        r#"{"truncation":"auto"}"#,
-        SingleWorkerReason::Truncated,
-    );
-    is_whole(
-        Responses,
-        r#"{"truncation":null}"#,
-        SingleWorkerReason::Truncated,
-    );
+    is_whole(Chat, r#"{"truncate_prompt_tokens":-1}"#, Truncated);
+    is_whole(Responses, r#"{"truncation":"auto"}"#, Truncated);
+    is_whole(Responses, r#"{"truncation":null}"#, Truncated);
     is_split(Responses, r#"{"truncation":"disabled"}"#);
 
-    is_whole(
-        Responses,
-        r#"{"tools":[{"type":"function"},{"type":"mcp"}]}"#,
-        SingleWorkerReason::Turns,
-    );
-    is_whole(
-        Responses,
-        r#"{"tools":[{"name":"f"}]}"#,
-        SingleWorkerReason::Body,
-    );
-    is_split(
-        Responses,
-        r#"{"tools":[{"type":"function","name":"f"},{"name":"g","type":"custom"}]}"#,
-    );
+    let tools = |tools: &str| format!(r#"{{"tools":[{{"type":"function","name":"f"}},{tools}]}}"#);
+    is_whole(Responses, &tools(r#"{"type":"mcp"}"#), Turns);
+    is_whole(Responses, r#"{"tools":[{"name":"f"}]}"#, Body);
+    is_split(Responses, &tools(r#"{"name":"g","type":"custom"}"#));
     is_split(Responses, r#"{"tools":null}"#);
     is_split(Chat, r#"{"tools":[{"type":"function"}]}"#);
 
-    is_whole(
-        Responses,
-        r#"{"background":true}"#,
-        SingleWorkerReason::EngineState,
-    );
-    is_whole(
-        Responses,
-        r#"{"previous_response_id":"resp_1"}"#,
-        SingleWorkerReason::EngineState,
-    );
-    is_whole(
-        Completions,
-        r#"{"prompt":"a","prompt_embeds":"eA=="}"#,
-        SingleWorkerReason::Embeds,
-    );
+    is_whole(Responses, r#"{"background":true}"#, EngineState);
+    is_whole(Responses, r#"{"previous_response_id":"r"}"#, EngineState);
+    is_whole(Completions, r#"{"prompt":"a","prompt_embeds":""}"#, Embeds);
 }
 
 proptest! {
