@@ -32,7 +32,6 @@ use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
 use super::choose::promised::Promised;
-use super::prefill_decode::Disaggregation;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
@@ -51,8 +50,6 @@ pub struct Queues {
     fleet: Arc<Registry>,
     /// `None`: requests are not disaggregated. Else room for a prompt is that of prefill workers, where there are any.
     connector: Option<Connector>,
-    /// Whether decode workers compute all prompts while no prefill worker can, by the newest configuration.
-    is_local_prefill_allowed: AtomicBool,
     /// The settings of `queue` in the newest configuration; `None`: requests do not wait.
     settings: ArcSwapOption<Settings>,
     /// Models that the newest configuration names.
@@ -99,7 +96,6 @@ impl Queues {
         let queues = Arc::new(Self {
             fleet,
             connector,
-            is_local_prefill_allowed: AtomicBool::new(false),
             settings: ArcSwapOption::empty(),
             configured: ArcSwap::default(),
             by_name: ArcSwap::default(),
@@ -120,14 +116,7 @@ impl Queues {
     }
 
     /// Uses the settings of a new configuration, also for the requests that wait already.
-    pub(super) fn set(
-        &self,
-        settings: Option<&Arc<Settings>>,
-        configured: FxHashSet<Model>,
-        disaggregation: Option<&Disaggregation>,
-    ) {
-        let is_local = disaggregation.is_some_and(Disaggregation::is_local_prefill_allowed);
-        self.is_local_prefill_allowed.store(is_local, Relaxed);
+    pub(super) fn set(&self, settings: Option<&Arc<Settings>>, configured: FxHashSet<Model>) {
         self.configured.store(Arc::new(configured));
         let changing = self.changing.lock();
         let before = self.settings.swap(settings.cloned());
@@ -382,12 +371,15 @@ impl Queues {
         rooms.with_others(others, settings, promised, &stalled, now)
     }
 
-    /// The workers that compute prompts now: decode workers if no prefill worker can, and they may.
+    /// The workers that compute prompts now: decode workers if no prefill worker can and they compute any. A request that
+    /// needs a prefill worker all the same fails when it is sent.
     fn workers_of<'a>(&self, group: &'a Group, now: Instant) -> room::Workers<'a> {
         let prefill = room::Workers::prefill(group.prefill_workers());
-        let has_prefill = self.connector.is_some() && !group.prefill_workers().is_empty();
-        let is_local = self.is_local_prefill_allowed.load(Relaxed);
-        if has_prefill && (!is_local || prefill.can_take(now)) {
+        let is_prefill = self.connector.is_some_and(|connector| {
+            let has_others = connector.decodes_alone() || group.prefill_workers().is_empty();
+            !has_others || prefill.can_take(now)
+        });
+        if is_prefill {
             prefill
         } else {
             Self::decode_workers_of(group)
@@ -414,7 +406,6 @@ mod tests {
     use crate::fleet::registry::tests::{bring_up, member, registry};
     use crate::fleet::{Member, Role};
     use crate::ids::WorkerId;
-    use crate::relay::prefill_decode::{self, OnPrefillFailure};
 
     #[test]
     fn a_released_request_was_chosen_before_those_that_wait() {
@@ -444,7 +435,7 @@ mod tests {
             queue.unwrap().settings()
         };
         assert_eq!(settings_of("before"), older);
-        queues.set(Some(&newest), FxHashSet::default(), None);
+        queues.set(Some(&newest), FxHashSet::default());
         assert_eq!(settings_of("before"), newest);
         assert_eq!(settings_of("after"), newest);
     }
@@ -452,17 +443,10 @@ mod tests {
     #[test]
     fn while_no_prefill_worker_can_requests_wait_for_decode_workers_that_compute_alone() {
         let (settings, now) = (Settings::default(), observe::now());
-        let (local, fail) = (OnPrefillFailure::Local, OnPrefillFailure::Fail);
-        for (connector, on_prefill_failure, before, after) in [
-            (Connector::Nixl, local, (1, true, true), (2, false, true)),
-            (Connector::Nixl, fail, (1, true, true), (0, true, false)),
+        for (connector, before, after) in [
+            (Connector::Nixl, (1, true, true), (2, false, true)),
             // Its decode workers compute no prompts.
-            (
-                Connector::Sglang,
-                local,
-                (1, false, true),
-                (0, false, false),
-            ),
+            (Connector::Sglang, (1, false, true), (0, false, false)),
         ] {
             let fleet = registry(&[]);
             let roles = [
@@ -477,14 +461,7 @@ mod tests {
             fleet.set_members("static", members.into());
             bring_up(&fleet, "m");
             let metrics = MetricsRegistry::default();
-            let configured = prefill_decode::Settings {
-                connector: Some(connector),
-                on_prefill_failure,
-                ..prefill_decode::Settings::default()
-            };
-            let disaggregation = Disaggregation::new(&configured, &metrics);
             let queues = Queues::new(fleet.clone(), Some(connector), &metrics);
-            queues.set(None, FxHashSet::default(), disaggregation.as_ref());
             let models = [Model::from("m")];
             let group = fleet.snapshot().models[&models[0]].clone();
             let counted = || {
@@ -492,10 +469,10 @@ mod tests {
                 let can_take = queues.workers_of(&group, now).can_take(now);
                 (rooms.room.workers, rooms.room.others_have_room, can_take)
             };
-            assert_eq!(counted(), before, "{connector}, {on_prefill_failure:?}");
+            assert_eq!(counted(), before, "{connector}");
             let prefill = &group.prefill_workers()[0];
             while !prefill.kv_transfer_breaker.on_failure(now) {}
-            assert_eq!(counted(), after, "{connector}, {on_prefill_failure:?}");
+            assert_eq!(counted(), after, "{connector}");
         }
     }
 }
