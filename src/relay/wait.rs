@@ -36,7 +36,7 @@ use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};
-use crate::ids::{ClientKey, Model};
+use crate::ids::Model;
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
 use crate::queue::{Outcome, Refusal, RefusalReason, Request, SetBy, Settings};
@@ -63,22 +63,6 @@ pub struct Queues {
     stalled: Mutex<Stalled>,
     is_draining: AtomicBool,
     metrics: Metrics,
-}
-
-/// What a request needs to wait.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    pub(super) standing: Standing,
-    pub(super) client: ClientKey,
-    pub(super) tokens: u64,
-    /// The time that a worker takes for them.
-    pub(super) compute: Duration,
-    pub(super) bytes: u64,
-    pub(super) is_background: bool,
-    pub(super) received: Instant,
-    pub(super) deadline: Instant,
-    /// Whether the worker that it has chosen has room.
-    pub(super) has_room: bool,
 }
 
 /// Whether a worker has room for one more request behind what is promised, and no other request waits for it.
@@ -191,28 +175,13 @@ impl Queues {
         self: &Arc<Self>,
         settings: &Arc<Settings>,
         model: &Model,
-        waiting: Waiting,
+        mut request: Request,
         mut planned: Option<Planned>,
     ) -> Result<Grant, Refusal> {
-        let entered = observe::now();
-        let mut request = Request {
-            priority: waiting.standing.priority,
-            client: waiting.client,
-            tokens: waiting.tokens,
-            compute: waiting.compute,
-            bytes: waiting.bytes,
-            received: waiting.received,
-            entered,
-            ttft_target: waiting.standing.ttft_target,
-            is_background: waiting.is_background,
-            deadline: waiting.deadline,
-            has_room: waiting.has_room,
-        };
+        let class = &settings.classes[settings.class_of(request.priority)].name;
         let refused = |reason| {
             let retry_after = Duration::from_secs(1);
-            let class = settings.class_of(waiting.standing.priority);
-            self.metrics
-                .on_refused(model, &settings.classes[class].name, reason);
+            self.metrics.on_refused(model, class, reason);
             Refusal {
                 reason,
                 retry_after,
