@@ -336,7 +336,9 @@ impl Queues {
         if !has_others {
             return rooms;
         }
-        let others = groups.iter().map(|group| Self::decode_workers_of(group));
+        let others = groups
+            .iter()
+            .map(|group| (&group.model, Self::decode_workers_of(group)));
         rooms.with_others(others, settings, promised, &stalled, now)
     }
 

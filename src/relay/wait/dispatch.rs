@@ -147,7 +147,7 @@ impl Queues {
         };
         let workers = self.workers_of(group, now);
         let placed = match &waiter.placing {
-            Some(placing) => placing(now, promised, &rooms.stalled),
+            Some(placing) => placing(now, promised, rooms.stalled(&waiter.model)),
             // It has to be planned first, which it does once a worker has room.
             None => return look_unplanned(workers, waiter, settings, rooms, promised, now),
         };
@@ -195,7 +195,7 @@ fn pass_over(
     let seen = waiter.waits_for.borrow();
     let is_current = |waits_for: &&WaitsFor| {
         let age = now.saturating_duration_since(waits_for.at);
-        age < max_age && rooms.is_still_full(waits_for.worker)
+        age < max_age && rooms.is_still_full(waits_for.worker, &waiter.model)
     };
     let Some(waits_for) = seen.as_ref().filter(is_current) else {
         return false;
