@@ -14,8 +14,10 @@ use rustc_hash::FxHashMap;
 use super::types::EntryId;
 use crate::ids::ClientKey;
 
-/// Clients that have left are remembered at least until there are so many more of them than of those who wait.
+/// Clients that have left are remembered at least until there are so many of them.
 const REMEMBERED: usize = 64;
+/// And no more than so many: clients that each come once must not take memory without a bound.
+const REMEMBERED_MAX: usize = 1 << 16;
 
 /// A request's place within its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +57,8 @@ pub(super) struct Class {
     level: u64,
     /// What clients were sent that have nothing waiting, where it is more than `level`.
     left: FxHashMap<ClientKey, u64>,
+    /// When `left` has so many, those that are at `level` now are forgotten.
+    forget_at: usize,
     turns_taken: u64,
     pub(super) requests: u32,
     pub(super) tokens: u64,
@@ -189,9 +193,13 @@ impl Class {
             return;
         }
         self.left.insert(client, sent);
-        if self.left.len() > 2 * self.clients.len() + REMEMBERED {
+        if self.left.len() > self.forget_at {
             let level = self.level;
             self.left.retain(|_, sent| *sent > level);
+            if self.left.len() > REMEMBERED_MAX / 2 {
+                self.left.clear();
+            }
+            self.forget_at = 2 * self.left.len() + REMEMBERED;
         }
     }
 }
@@ -366,6 +374,19 @@ mod tests {
         }
         order.sort_unstable();
         assert_eq!(order, [1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn of_clients_that_come_once_no_more_than_the_bound_are_remembered() {
+        let mut rig = Rig::new();
+        // While its turn does not come, the others are ahead of it.
+        rig.add(0, 100);
+        for client in 1..2 * REMEMBERED_MAX as u64 {
+            let (id, client) = (EntryId(client), ClientKey(client));
+            rig.class.insert(client, place(rig.now, id), 100, 1);
+            rig.class.take(client, place(rig.now, id), 100, 1);
+            assert!(rig.class.left.len() <= REMEMBERED_MAX + REMEMBERED);
+        }
     }
 
     #[test]
