@@ -15,7 +15,7 @@ use super::floors::{self, Floor};
 use super::forecast::Forecast;
 use super::next::Next;
 use super::settings::Settings;
-use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
+use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch};
 
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
@@ -28,11 +28,8 @@ const AGEING: f64 = 0.3;
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look.
+/// those behind them from others. Each costs a small part of a look. Then so many again of those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
-/// So many are passed over at most every [`FAR_EVERY`], so that those far behind get workers that have room, too.
-const PASSED_OVER_FAR_MAX: usize = 8_192;
-const FAR_EVERY: Duration = Duration::from_millis(100);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -50,8 +47,9 @@ pub struct Queue<T> {
     /// When workers came up or the last one was lost.
     changed: Option<Instant>,
     rate: DrainRate,
-    /// When more than [`PASSED_OVER_MAX`] could be passed over the last time.
-    walked_far: Option<Instant>,
+    /// Where the walk over those goes on who are behind the first ones. `None`: behind the first ones.
+    behind: Option<Next>,
+    is_all_looked_at: bool,
 }
 
 #[derive(Debug)]
@@ -123,7 +121,8 @@ impl<T> Queue<T> {
             room: Room::default(),
             changed: None,
             rate: DrainRate::default(),
-            walked_far: None,
+            behind: None,
+            is_all_looked_at: false,
         };
         queue.build_classes();
         queue
@@ -205,76 +204,91 @@ impl<T> Queue<T> {
         Ok(Entered { id, left })
     }
 
-    /// Removes a request whose client has disconnected. False if it has left before.
-    pub fn leave(&mut self, id: EntryId) -> bool {
-        self.remove(id, false).is_some()
+    /// Removes a request whose client has disconnected. `None` if it has left before.
+    pub fn leave(&mut self, id: EntryId) -> Option<T> {
+        self.remove(id, false).map(|entry| entry.waker)
     }
 
     /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look` gets
     /// what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the workers have
-    /// computed so far.
+    /// computed so far. Of many requests only the first ones are looked at each time; the walk over those behind them goes on where
+    /// it stopped, and begins anew behind the first ones when it has come to the end.
     pub fn advance(
         &mut self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&T, Option<Duration>) -> Look,
+        mut look: impl FnMut(&T, Option<Duration>, Stretch) -> Look,
     ) -> Vec<Left<T>> {
         self.set_room(now, room);
         let is_busy = room.is_full && !self.is_empty();
         self.rate.update(now, computed, &room, is_busy);
+        self.is_all_looked_at = false;
         let mut left = Vec::new();
         self.expire(now, &mut left);
         if !room.has_any() || room.workers == 0 {
             return left;
         }
         let mut next = Next::new(&self.classes, &self.floors);
-        let mut decided = Vec::new();
-        let since = self.walked_far.map(|at| now.saturating_duration_since(at));
-        let may_go_far = since.is_none_or(|since| since >= FAR_EVERY);
-        let passed_over_max = if may_go_far {
-            PASSED_OVER_FAR_MAX
-        } else {
-            PASSED_OVER_MAX
-        };
+        let mut stretch = Stretch::First;
         let (mut waiting, mut passed_over) = (0, 0);
-        while waiting < LOOKED_AT_MAX && passed_over < passed_over_max {
+        let (mut is_end, mut is_full) = (false, false);
+        while waiting < LOOKED_AT_MAX {
+            if passed_over == PASSED_OVER_MAX {
+                if stretch != Stretch::First {
+                    break;
+                }
+                passed_over = 0;
+                stretch = Stretch::Behind;
+                if let Some(behind) = self.behind.take() {
+                    next = behind;
+                    stretch = Stretch::Resumed;
+                }
+            }
             let Some((id, class, cost)) = next.peek() else {
+                is_end = true;
                 break;
             };
             let Some(entry) = self.entries.get(&id) else {
-                break;
+                // It has left since the walk began.
+                passed_over += 1;
+                next.advance(&self.classes, class, cost);
+                continue;
             };
-            let outcome = match look(&entry.waker, entry.time_left(now)) {
-                Look::Send => {
-                    self.room.queued_tokens += cost;
-                    Outcome::Released
-                }
-                Look::TooLate(first_token) => self.too_late(now, entry, first_token),
+            let outcome = match look(&entry.waker, entry.time_left(now), stretch) {
+                Look::Send => Some(Outcome::Released),
+                Look::TooLate(first_token) => Some(self.too_late(now, entry, first_token)),
                 Look::Wait => {
                     waiting += 1;
-                    next.advance(class, cost);
-                    continue;
+                    None
                 }
                 Look::PassOver => {
                     passed_over += 1;
-                    next.advance(class, cost);
-                    continue;
+                    None
                 }
-                Look::Full => break,
+                Look::Full => {
+                    is_full = true;
+                    break;
+                }
             };
-            decided.push((id, outcome));
-            next.advance(class, cost);
-        }
-        if may_go_far && passed_over >= PASSED_OVER_MAX {
-            self.walked_far = Some(now);
-        }
-        for (id, outcome) in decided {
-            if let Some(entry) = self.remove(id, outcome == Outcome::Released) {
+            next.advance(&self.classes, class, cost);
+            if let Some(outcome) = outcome
+                && let Some(entry) = self.remove(id, outcome == Outcome::Released)
+            {
                 left.push(self.left(entry, now, outcome));
             }
         }
+        self.is_all_looked_at = is_end && stretch != Stretch::Resumed;
+        if is_end || stretch != Stretch::First {
+            // If none of those behind can have anything now, those before them may, once there is room.
+            self.behind = (!is_end && !is_full).then_some(next);
+        }
         left
+    }
+
+    /// Whether the last walk looked at all, or passed over them.
+    pub fn is_all_looked_at(&self) -> bool {
+        self.is_all_looked_at
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests: no client waits for
@@ -376,6 +390,7 @@ impl<T> Queue<T> {
     }
 
     fn build_classes(&mut self) {
+        self.behind = None;
         let classes = &self.settings.classes;
         self.order = (0..classes.len()).collect();
         self.order

@@ -75,6 +75,17 @@ pub enum Look {
     Full,
 }
 
+/// Which part of the order a walk over the waiting requests has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// The first requests, with which each walk begins.
+    First,
+    /// Those behind the first ones, from the beginning.
+    Behind,
+    /// Those behind them, from where the last walk stopped.
+    Resumed,
+}
+
 /// How a request left the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {

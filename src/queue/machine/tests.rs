@@ -104,8 +104,9 @@ impl Rig {
     fn advance_with(
         &mut self,
         room: Room,
-        look: impl FnMut(&u64, Option<Duration>) -> Look,
+        mut look: impl FnMut(&u64, Option<Duration>) -> Look,
     ) -> Vec<(u64, &'static str)> {
+        let look = |number: &u64, time_left, _| look(number, time_left);
         let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
             Outcome::Released => (left.waker, "released"),
@@ -145,7 +146,7 @@ impl Rig {
             self.computed += 20;
             self.advance(FULL);
         }
-        assert!(self.queue.leave(EntryId(filler - 1)));
+        assert!(self.queue.leave(EntryId(filler - 1)).is_some());
         let rate = self.queue.measured_rate().unwrap();
         assert!((900.0..1_100.0).contains(&rate), "{rate}");
     }
@@ -368,28 +369,27 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
     };
     let mut rig = Rig::new(|_| {});
     let max = PASSED_OVER_MAX as u64;
-    for _ in 0..max + 3 {
+    for _ in 0..5 * max {
         rig.enter(|_| {}).unwrap();
     }
     // All but this one are known to wait.
-    let advance = |rig: &mut Rig, free: u64| {
-        let look = |number: &u64, _| {
-            if *number == free {
-                Look::Send
-            } else {
-                Look::PassOver
-            }
-        };
-        rig.advance_with(room, look)
-    };
-    assert_eq!(advance(&mut rig, max + 1), [(max + 1, "released")]);
-    // Those so far behind have a turn seldom.
-    assert_eq!(advance(&mut rig, max + 2), []);
-    assert_eq!(advance(&mut rig, max), [(max, "released")]);
-    rig.wait(99);
-    assert_eq!(advance(&mut rig, max + 3), []);
-    rig.wait(1);
-    assert_eq!(advance(&mut rig, max + 3), [(max + 3, "released")]);
+    for (free, ticks) in [(max, 1), (5 * max, 4), (max / 2, 1), (3 * max, 8)] {
+        let mut left = Vec::new();
+        for _ in 0..ticks {
+            let mut looked = 0;
+            let look = |number: &u64, _| {
+                looked += 1;
+                if *number == free {
+                    Look::Send
+                } else {
+                    Look::PassOver
+                }
+            };
+            left.extend(rig.advance_with(room, look));
+            assert!(looked <= 2 * PASSED_OVER_MAX + 1, "{looked}");
+        }
+        assert_eq!(left, [(free, "released")]);
+    }
 }
 
 #[test]
@@ -455,8 +455,8 @@ fn a_request_that_leaves_is_not_released() {
     let mut rig = Rig::new(|_| {});
     rig.enter(|_| {}).unwrap();
     rig.enter(|_| {}).unwrap();
-    assert!(rig.queue.leave(EntryId(0)));
-    assert!(!rig.queue.leave(EntryId(0)));
+    assert_eq!(rig.queue.leave(EntryId(0)), Some(1));
+    assert_eq!(rig.queue.leave(EntryId(0)), None);
     assert_eq!(rig.free(u64::MAX), [(2, "released")]);
 }
 
@@ -665,8 +665,8 @@ proptest! {
                     let ids: Vec<EntryId> = rig.queue.entries.keys().copied().collect();
                     if !ids.is_empty() {
                         let id = ids[index.index(ids.len())];
-                        waiting.remove(&rig.queue.entries[&id].waker);
-                        prop_assert!(rig.queue.leave(id));
+                        let number = rig.queue.leave(id);
+                        prop_assert!(number.is_some_and(|number| waiting.remove(&number)));
                     }
                 }
                 Step::Advance { ms, lines, workers } => {
@@ -675,7 +675,7 @@ proptest! {
                     // Each waits for one of three workers, and those that have room take one each.
                     let line = |number: &u64| (*number % 3) as usize;
                     let mut free = lines.clone();
-                    let look = |number: &u64, _| {
+                    let look = |number: &u64, _, _| {
                         if std::mem::take(&mut free[line(number)]) {
                             Look::Send
                         } else {
@@ -731,7 +731,7 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
             rig.enter(|request| request.priority = 0).unwrap();
         }
         rig.wait(600);
-        let left = rig.queue.advance(rig.now, FULL, 0, |_, _| Look::Full);
+        let left = rig.queue.advance(rig.now, FULL, 0, |_, _, _| Look::Full);
         let [left] = &left[..] else {
             panic!("{left:?}");
         };
