@@ -262,7 +262,7 @@ mod tests {
     use super::*;
     use crate::fleet::Group;
     use crate::fleet::in_flight::InFlight;
-    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::fleet::registry::tests::{bring_up, facts, registry};
     use crate::ids::{ClientKey, Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
@@ -374,6 +374,20 @@ mod tests {
     fn those_who_chose_a_full_worker_before_they_entered_keep_nobody_from_an_idle_one() {
         let mut rig = Rig::new();
         rig.enter(100, 0, Duration::ZERO, 0);
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn those_whose_workers_are_all_out_keep_nobody_from_an_idle_one() {
+        let mut rig = Rig::new();
+        let (fleet, first) = (rig.queues.fleet.clone(), rig.group.workers[0].clone());
+        fleet.set_facts(first.id, facts(&["m", "n"]));
+        while !first.breaker.on_failure(rig.now) {}
+        let other = fleet.snapshot().models["n"].clone();
+        let own = std::mem::replace(&mut rig.group, other);
+        rig.enter(100, 0, Duration::ZERO, 0);
+        rig.group = own;
         rig.enter(1, 2, Duration::ZERO, 2);
         assert_eq!(rig.advance(), [100]);
     }
