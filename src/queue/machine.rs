@@ -4,6 +4,7 @@ mod entering;
 mod expiry;
 
 use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -351,28 +352,31 @@ impl<T> Queue<T> {
         self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// In the order of the settings' classes, of those who wait that `is_of` names.
-    pub fn classes(&self, now: Instant, is_of: impl Fn(&T) -> bool) -> Vec<ClassStatus> {
-        let mut clients = vec![FxHashSet::default(); self.order.len()];
-        let statuses = self.order.iter().map(|class| ClassStatus {
-            class: *class,
+    /// What waits of each kind that any is of, in the order of the settings' classes.
+    pub fn classes<'a, K: Eq + Hash>(
+        &'a self,
+        now: Instant,
+        of: impl Fn(&'a T) -> &'a K,
+    ) -> FxHashMap<&'a K, Vec<ClassStatus>> {
+        let none = (0..self.order.len()).map(|class| ClassStatus {
+            class,
             ..ClassStatus::default()
         });
-        let mut statuses: Vec<ClassStatus> = statuses.collect();
-        for entry in self.entries.values().filter(|entry| is_of(&entry.waker)) {
-            let status = &mut statuses[entry.class];
+        let none: Vec<ClassStatus> = none.collect();
+        let mut kinds = FxHashMap::default();
+        let mut clients = FxHashSet::default();
+        for entry in self.entries.values() {
+            let (kind, class) = (of(&entry.waker), self.order[entry.class]);
+            let status = &mut kinds.entry(kind).or_insert_with(|| none.clone())[class];
             status.requests += 1;
             status.tokens += entry.cost;
             status.bytes += entry.request.bytes;
             let waited = now.saturating_duration_since(entry.request.entered);
             status.oldest = status.oldest.max(waited);
-            clients[entry.class].insert(entry.request.client);
+            let is_new = clients.insert((kind, class, entry.request.client));
+            status.clients += usize::from(is_new);
         }
-        for (status, clients) in statuses.iter_mut().zip(&clients) {
-            status.clients = clients.len();
-        }
-        statuses.sort_by_key(|status| status.class);
-        statuses
+        kinds
     }
 
     /// Tokens that one worker computes in a second, if that was measured.

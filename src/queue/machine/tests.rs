@@ -92,6 +92,12 @@ impl Rig {
         }
     }
 
+    fn classes(&self) -> Vec<ClassStatus> {
+        let all = self.queue.classes(self.now, |_| &());
+        let none = || vec![ClassStatus::default(); self.queue.order.len()];
+        all.into_values().next().unwrap_or_else(none)
+    }
+
     fn wait(&mut self, ms: u64) {
         self.now += Duration::from_millis(ms);
     }
@@ -194,14 +200,33 @@ fn a_priority_below_all_classes_is_of_the_lowest() {
     rig.enter(|request| request.priority = -7).unwrap();
     rig.enter(|request| request.priority = 9).unwrap();
     rig.enter(|request| request.priority = 10).unwrap();
-    let requests: Vec<u32> = rig
-        .queue
-        .classes(rig.now, |_| true)
-        .iter()
-        .map(|class| class.requests)
-        .collect();
+    let requests: Vec<u32> = rig.classes().iter().map(|class| class.requests).collect();
     assert_eq!(requests, [2, 1]);
     assert_eq!(rig.free(u64::MAX)[0].0, 3);
+}
+
+#[test]
+fn what_waits_is_counted_by_kind_class_and_client() {
+    let mut rig = Rig::new(|_| {});
+    for (priority, client) in [(0, 1), (5, 2), (0, 1), (5, 1), (0, 2)] {
+        rig.enter(|request| {
+            (request.priority, request.client) = (priority, ClientKey(client));
+        })
+        .unwrap();
+    }
+    let kinds = ["even", "odd"];
+    let classes = rig
+        .queue
+        .classes(rig.now, |number| &kinds[*number as usize % 2]);
+    let counts = |kind: &'static str| -> Vec<(u32, usize)> {
+        let of_kind = classes[&kind].iter();
+        of_kind
+            .map(|class| (class.requests, class.clients))
+            .collect()
+    };
+    // High, normal and low.
+    assert_eq!(counts("odd"), [(0, 0), (3, 2), (0, 0)]);
+    assert_eq!(counts("even"), [(2, 2), (0, 0), (0, 0)]);
 }
 
 #[test]
@@ -580,7 +605,7 @@ fn other_settings_hold_for_those_who_wait_already() {
         ..Settings::default()
     };
     rig.queue.set_settings(Arc::new(settings));
-    assert_eq!(rig.queue.classes(rig.now, |_| true)[0].requests, 2);
+    assert_eq!(rig.classes()[0].requests, 2);
     assert_eq!(rig.free(1), [(1, "released")]);
     rig.wait(1_000);
     assert_eq!(rig.free(0), [(2, "queue_timeout")]);
@@ -636,7 +661,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Enter { priority, client, tokens, bytes } => {
-                    let before = rig.queue.classes(rig.now, |_| true);
+                    let before = rig.classes();
                     let class = settings.class_of(priority);
                     let has_room = before[class].requests < max && before[class].bytes + bytes <= 100;
                     let client = ClientKey(client);
@@ -654,7 +679,7 @@ proptest! {
                             prop_assert!(waiting.remove(&number), "left twice");
                         }
                         prop_assert_eq!(of_client(&rig), own + 1, "a client paid for itself");
-                        let after = rig.queue.classes(rig.now, |_| true)[class].clone();
+                        let after = rig.classes()[class].clone();
                         prop_assert!(after.requests <= max.max(before[class].requests));
                         prop_assert!(after.bytes <= 100);
                     } else {
@@ -703,7 +728,7 @@ proptest! {
             }
             prop_assert_eq!(rig.queue.len(), waiting.len());
             prop_assert_eq!(rig.queue.expiries.len(), waiting.len());
-            let requests: u32 = rig.queue.classes(rig.now, |_| true).iter().map(|class| class.requests).sum();
+            let requests: u32 = rig.classes().iter().map(|class| class.requests).sum();
             prop_assert_eq!(requests as usize, waiting.len());
         }
         let left = rig.queue.end(rig.now, Outcome::Released).len();

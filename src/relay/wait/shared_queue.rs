@@ -453,13 +453,12 @@ impl SharedQueue {
 
     /// The classes of each model that waits, with their names.
     pub(super) fn status(&self, now: Instant) -> Vec<(Model, Vec<(String, ClassStatus)>)> {
-        let models = self.models();
         let state = self.state.lock();
-        let models = models.into_iter().map(|model| {
-            let classes = state.queue.classes(now, |waiter| waiter.model == model);
+        let models = state.queue.classes(now, |waiter| &waiter.model);
+        let models = models.into_iter().map(|(model, classes)| {
             let named = classes.into_iter();
             let named = named.map(|status| (state.name_of(status.class), status));
-            (model, named.collect())
+            (model.clone(), named.collect())
         });
         models.collect()
     }
