@@ -141,20 +141,20 @@ impl<T> Queue<T> {
     pub fn set_settings(&mut self, settings: Arc<Settings>) {
         self.settings = settings;
         self.build_classes();
-        let mut ids: Vec<EntryId> = self.entries.keys().copied().collect();
-        ids.sort_unstable();
-        self.expiries.clear();
-        for id in ids {
-            let Some(mut entry) = self.entries.remove(&id) else {
-                continue;
-            };
-            entry.class = self.class_of(entry.request.priority);
-            let client = entry.request.client;
-            self.classes[entry.class].insert(client, entry.place, entry.cost, entry.request.bytes);
-            entry.expires = self.expiry(&entry);
-            self.expiries.insert((entry.expires, id));
-            self.entries.insert(id, entry);
+        let mut entries = std::mem::take(&mut self.entries);
+        let mut in_order: Vec<(&EntryId, &mut Entry<T>)> = entries.iter_mut().collect();
+        in_order.sort_unstable_by_key(|(id, _)| **id);
+        for (_, entry) in in_order {
+            let request = &entry.request;
+            entry.class = self.class_of(request.priority);
+            self.classes[entry.class].insert(
+                request.client,
+                entry.place,
+                entry.cost,
+                request.bytes,
+            );
         }
+        self.set_entries(entries);
     }
 
     /// Adds a request, or says why it would wait in vain, with its waker. Returns with it who had to leave for it.
@@ -318,26 +318,17 @@ impl<T> Queue<T> {
         Some(self.left(entry, now, Outcome::Refused(refusal)))
     }
 
-    /// Takes out those who wait on in another queue.
-    pub fn take_moved(&mut self, now: Instant, is_moved: impl Fn(&T) -> bool) -> Vec<Left<T>> {
-        let moved = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| is_moved(&entry.waker));
-        let mut ids: Vec<EntryId> = moved.map(|(id, _)| *id).collect();
+    /// Ends the wait of some requests here.
+    pub fn end(
+        &mut self,
+        now: Instant,
+        outcome: Outcome,
+        which: impl Fn(&T) -> bool,
+    ) -> Vec<Left<T>> {
+        let entries = self.entries.iter();
+        let entries = entries.filter(|(_, entry)| which(&entry.waker));
+        let mut ids: Vec<EntryId> = entries.map(|(id, _)| *id).collect();
         ids.sort_unstable();
-        let entries: Vec<Entry<T>> = ids
-            .into_iter()
-            .filter_map(|id| self.remove(id, false))
-            .collect();
-        let left = entries.into_iter();
-        left.map(|entry| self.left(entry, now, Outcome::Moved))
-            .collect()
-    }
-
-    /// Ends the wait of all requests.
-    pub fn end(&mut self, now: Instant, outcome: Outcome) -> Vec<Left<T>> {
-        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
         let mut left = Vec::with_capacity(ids.len());
         for id in ids {
             if let Some(entry) = self.remove(id, false) {
@@ -363,7 +354,7 @@ impl<T> Queue<T> {
             ..ClassStatus::default()
         });
         let none: Vec<ClassStatus> = none.collect();
-        let mut kinds = FxHashMap::default();
+        let mut kinds: FxHashMap<&'a K, Vec<ClassStatus>> = FxHashMap::default();
         let mut clients = FxHashSet::default();
         for entry in self.entries.values() {
             let (kind, class) = (of(&entry.waker), self.order[entry.class]);
@@ -413,11 +404,7 @@ impl<T> Queue<T> {
         place.unwrap_or_default()
     }
 
-    fn max_wait(&self, class: usize) -> Duration {
-        self.max_wait_of(class).0
-    }
-
-    fn max_wait_of(&self, class: usize) -> (Duration, SetBy) {
+    fn max_wait(&self, class: usize) -> (Duration, SetBy) {
         let index = self.order[class];
         let own = self.settings.classes[index].max_wait;
         SetBy::of(own, index, self.settings.max_wait)
@@ -435,19 +422,21 @@ impl<T> Queue<T> {
         }
         self.changed = Some(now);
         // The time that requests wait for busy workers and that for any worker are two times.
-        self.expiries.clear();
-        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
-        for id in ids {
-            let Some(mut entry) = self.entries.remove(&id) else {
-                continue;
-            };
-            if room.workers == 0 {
-                entry.target = None;
-            }
-            entry.expires = self.expiry(&entry);
-            self.expiries.insert((entry.expires, id));
-            self.entries.insert(id, entry);
+        let mut entries = std::mem::take(&mut self.entries);
+        if room.workers == 0 {
+            entries.values_mut().for_each(|entry| entry.target = None);
         }
+        self.set_entries(entries);
+    }
+
+    /// The same requests, which expire at other times.
+    fn set_entries(&mut self, mut entries: FxHashMap<EntryId, Entry<T>>) {
+        for entry in entries.values_mut() {
+            entry.expires = self.expiry(entry);
+        }
+        let expiries = entries.iter().map(|(id, entry)| (entry.expires, *id));
+        self.expiries = expiries.collect();
+        self.entries = entries;
     }
 
     fn remove(&mut self, id: EntryId, is_sent: bool) -> Option<Entry<T>> {

@@ -423,7 +423,8 @@ fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
     for _ in 0..4 {
         rig.enter(|_| {}).unwrap();
     }
-    let moved = rig.queue.take_moved(rig.now, |number| number % 2 == 0);
+    let is_moved = |number: &u64| number % 2 == 0;
+    let moved = rig.queue.end(rig.now, Outcome::Moved, is_moved);
     let moved: Vec<u64> = moved.iter().map(|left| left.waker).collect();
     assert_eq!(moved, [2, 4]);
     assert_eq!(rig.free(u64::MAX), [(1, "released"), (3, "released")]);
@@ -731,7 +732,7 @@ proptest! {
             let requests: u32 = rig.classes().iter().map(|class| class.requests).sum();
             prop_assert_eq!(requests as usize, waiting.len());
         }
-        let left = rig.queue.end(rig.now, Outcome::Released).len();
+        let left = rig.queue.end(rig.now, Outcome::Released, |_| true).len();
         prop_assert_eq!(left, waiting.len());
         prop_assert!(rig.start <= rig.now && rig.queue.is_empty());
     }

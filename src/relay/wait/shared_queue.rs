@@ -424,9 +424,8 @@ impl SharedQueue {
     /// Takes out the requests of models that now wait in another queue.
     pub(super) fn take_moved(&self, now: Instant, is_moved: impl Fn(&Model) -> bool) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let left = state
-            .queue
-            .take_moved(now, |waiter| is_moved(&waiter.model));
+        let is_moved = |waiter: &Waiter| is_moved(&waiter.model);
+        let left = state.queue.end(now, Outcome::Moved, is_moved);
         self.count(&state);
         state.named(left)
     }
@@ -434,7 +433,7 @@ impl SharedQueue {
     /// Releases everyone.
     pub(super) fn release_all(&self, now: Instant) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let left = state.queue.end(now, Outcome::Released);
+        let left = state.queue.end(now, Outcome::Released, |_| true);
         self.count(&state);
         state.named(left)
     }
