@@ -144,9 +144,13 @@ impl<T> Queue<T> {
         let mut entries = std::mem::take(&mut self.entries);
         let mut in_order: Vec<(&EntryId, &mut Entry<T>)> = entries.iter_mut().collect();
         in_order.sort_unstable_by_key(|(id, _)| **id);
-        for (_, entry) in in_order {
+        for (id, entry) in in_order {
             let request = &entry.request;
             entry.class = self.class_of(request.priority);
+            let has_waited_for_worker = entry.target.is_none() && !entry.place.has_no_target;
+            let target = self.target(entry.class, request);
+            entry.place = place(request, target, *id);
+            entry.target = target.filter(|_| self.room.workers > 0 && !has_waited_for_worker);
             self.classes[entry.class].insert(
                 request.client,
                 entry.place,
@@ -165,11 +169,10 @@ impl<T> Queue<T> {
         request: Request,
         waker: T,
     ) -> Result<Entered<T>, (Refusal, T)> {
-        self.set_room(now, room);
+        let room_before = std::mem::replace(&mut self.room, room);
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
-        let target = request.ttft_target.or_else(|| self.target_of(class));
-        let target = target.filter(|_| !request.is_background);
+        let target = self.target(class, &request);
         let refusal = self.refusal(now, class, &request, cost, target);
         let made_place = match refusal {
             Some(reason) => Err(reason),
@@ -178,22 +181,21 @@ impl<T> Queue<T> {
         let left = match made_place {
             Ok(left) => left,
             Err(reason) => {
-                return Err((self.refused(reason, class), waker));
+                let refusal = self.refused(reason, class);
+                // The time of those who wait without a worker goes on.
+                self.room = room_before;
+                return Err((refusal, waker));
             }
         };
+        self.room = room_before;
+        self.set_room(now, room);
         let id = EntryId(self.next_id);
         self.next_id += 1;
-        let by_length = || request.compute.min(LONG).div_f64(AGEING);
-        let due = request.received + target.unwrap_or_else(by_length);
         let mut entry = Entry {
             request,
             waker,
             class,
-            place: Place {
-                has_no_target: target.is_none(),
-                due,
-                id,
-            },
+            place: place(&request, target, id),
             cost,
             expires: now,
             target: target.filter(|_| room.workers > 0),
@@ -410,9 +412,11 @@ impl<T> Queue<T> {
         SetBy::of(own, index, self.settings.max_wait)
     }
 
-    fn target_of(&self, class: usize) -> Option<Duration> {
-        let own = self.settings.classes[self.order[class]].ttft_target;
-        Some(own.unwrap_or(self.settings.ttft_target)).filter(|target| !target.is_zero())
+    fn target(&self, class: usize, request: &Request) -> Option<Duration> {
+        let of_class = self.settings.classes[self.order[class]].ttft_target;
+        let of_class = of_class.unwrap_or(self.settings.ttft_target);
+        let target = request.ttft_target.unwrap_or(of_class);
+        Some(target).filter(|target| !target.is_zero() && !request.is_background)
     }
 
     fn set_room(&mut self, now: Instant, room: Room) {
@@ -465,6 +469,16 @@ impl<T> Queue<T> {
             tokens: entry.cost,
             waited: now.saturating_duration_since(entry.request.entered),
         }
+    }
+}
+
+/// Its place within its client.
+fn place(request: &Request, target: Option<Duration>, id: EntryId) -> Place {
+    let by_length = || request.compute.min(LONG).div_f64(AGEING);
+    Place {
+        has_no_target: target.is_none(),
+        due: request.received + target.unwrap_or_else(by_length),
+        id,
     }
 }
 

@@ -612,6 +612,43 @@ fn other_settings_hold_for_those_who_wait_already() {
     assert_eq!(rig.free(0), [(2, "queue_timeout")]);
 }
 
+#[test]
+fn another_target_holds_for_those_who_wait_already() {
+    let of = |seconds| Settings {
+        ttft_target: Duration::from_secs(seconds),
+        ..Settings::default()
+    };
+    let mut rig = Rig::new(|settings| *settings = of(1));
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|request| request.ttft_target = Some(Duration::from_secs(1)))
+        .unwrap();
+    rig.queue.set_settings(Arc::new(of(0)));
+    rig.wait(1_000);
+    // Its own one stays.
+    assert_eq!(rig.advance(FULL), [(2, "ttft_target_unreachable")]);
+    rig.queue.set_settings(Arc::new(of(3)));
+    rig.wait(1_999);
+    assert_eq!(rig.advance(FULL), []);
+    rig.wait(1);
+    assert_eq!(rig.advance(FULL), [(1, "ttft_target_unreachable")]);
+}
+
+#[test]
+fn requests_that_are_refused_do_not_prolong_the_wait_for_a_worker() {
+    let mut rig = Rig::new(|settings| {
+        settings.no_worker_timeout = Duration::from_secs(60);
+        settings.max_size = 100;
+    });
+    rig.enter_with(Room::default(), |_| {}).unwrap();
+    rig.wait(59_999);
+    assert_eq!(rig.advance(Room::default()), []);
+    // Of a model that shares a worker, which is up, with others.
+    let refused = rig.enter_with(FULL, |request| request.bytes = 101);
+    assert_eq!(refused, Err("queue_full"));
+    rig.wait(1);
+    assert_eq!(rig.advance(Room::default()), [(1, "no_healthy_worker")]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Enter {
