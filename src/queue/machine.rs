@@ -73,8 +73,6 @@ pub struct Left<T> {
     pub outcome: Outcome,
     /// Its index in the settings' classes.
     pub class: usize,
-    /// The tokens that it counted for.
-    pub tokens: u64,
     pub waited: Duration,
 }
 
@@ -229,7 +227,7 @@ impl<T> Queue<T> {
         self.is_all_looked_at = false;
         let mut left = Vec::new();
         self.expire(now, &mut left);
-        if !room.has_any() || room.workers == 0 {
+        if room.is_full && !room.others_have_room || room.workers == 0 {
             return left;
         }
         let mut next = Next::new(&self.classes, &self.floors);
@@ -338,11 +336,6 @@ impl<T> Queue<T> {
             }
         }
         left
-    }
-
-    /// When [`Self::advance`] has to be called next, if nothing happens before.
-    pub fn next_timeout(&self) -> Option<Instant> {
-        self.expiries.first().map(|(at, _)| *at)
     }
 
     /// What waits of each kind that any is of, in the order of the settings' classes.
@@ -466,7 +459,6 @@ impl<T> Queue<T> {
             waker: entry.waker,
             outcome,
             class: self.order[entry.class],
-            tokens: entry.cost,
             waited: now.saturating_duration_since(entry.request.entered),
         }
     }

@@ -53,13 +53,6 @@ pub struct Room {
     pub rate: u64,
 }
 
-impl Room {
-    /// Whether any worker has room for a request.
-    pub fn has_any(&self) -> bool {
-        !self.is_full || self.others_have_room
-    }
-}
-
 /// What becomes of a waiting request whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {

@@ -120,16 +120,6 @@ pub(super) enum Woken {
     Moved(Option<Planned>),
 }
 
-impl fmt::Debug for Woken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Granted(_) => "Granted",
-            Self::Refused(_) => "Refused",
-            Self::Moved(_) => "Moved",
-        })
-    }
-}
-
 /// The queue of the models that share workers.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQueue {
@@ -231,7 +221,6 @@ impl Grant {
 }
 
 /// A request in the queue. Dropped, it leaves.
-#[derive(Debug)]
 pub(super) struct Ticket {
     queue: Arc<SharedQueue>,
     freed: Arc<Freed>,
