@@ -187,7 +187,7 @@ impl QueueWalk<'_> {
         };
         let Some(placing) = &waiter.placing else {
             // It has to be planned first, which it does once a worker has room.
-            return self.look_unplanned(workers, waiter.tokens);
+            return self.look_unplanned(workers, waiter);
         };
         let stalled = self.rooms.stalled(&waiter.model);
         let Some(placed) = placing(self.now, &self.promised, stalled) else {
@@ -213,16 +213,20 @@ impl QueueWalk<'_> {
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
     /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
-    fn look_unplanned(&mut self, workers: Workers<'_>, tokens: u64) -> Looked {
+    fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
+        let stalled = self.rooms.stalled(&waiter.model);
+        let working = workers.usable(self.now);
+        let working = working.filter(|worker| !stalled.contains(&worker.id));
         let is_open = |worker: &Worker| self.rooms.is_open(worker, self.settings, &self.promised);
         let by_room = |worker: &&Arc<Worker>| {
             let promised = self.promised.of(worker.id).all.queued_tokens;
             (!is_open(worker), worker.load.queued_tokens() + promised)
         };
-        let Some(worker) = workers.usable(self.now).min_by_key(by_room) else {
-            return Looked::Other(Look::PassOver);
+        let Some(worker) = working.min_by_key(by_room) else {
+            // All of them have stopped working: it is sent as without a queue.
+            return Looked::Send(None);
         };
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let tokens = u32::try_from(waiter.tokens).unwrap_or(u32::MAX);
         let promise = LoadShare::of_request(tokens, tokens);
         let promises = Promises::from_iter([(worker.id, promise)]);
         if !is_open(worker) {
@@ -325,40 +329,51 @@ mod tests {
 
         /// So many enter that were seen to wait for the worker `seen`, so long ago, and would be sent to `best` now.
         fn enter(&mut self, count: usize, seen: usize, age: Duration, best: usize) {
-            let room = Room {
-                workers: 3,
-                ..Room::default()
-            };
             for _ in 0..count {
-                let request = Request {
-                    priority: 0,
-                    client: ClientKey(1),
-                    // Its number.
-                    tokens: self.waiting.len() as u64,
-                    compute: Duration::ZERO,
-                    bytes: 10,
-                    received: self.now,
-                    entered: self.now,
-                    ttft_target: None,
-                    is_background: false,
-                    deadline: self.now + Duration::from_secs(600),
-                    has_room: false,
-                };
                 let group = self.group.clone();
-                let mut planned = Some(Planned {
+                self.enter_one(Some(Planned {
                     waits_for: Some(WaitsFor {
                         at: self.now - age,
                         worker: group.workers[seen].id,
                         promises: placed(&group, seen).promises,
                     }),
                     placing: Box::new(move |_, _, _| Some(placed(&group, best))),
-                });
-                let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
-                let entered = self
-                    .queue
-                    .enter(freed, self.now, room, request, model, &mut planned);
-                self.waiting.push(entered.unwrap().unwrap().0);
+                }));
             }
+        }
+
+        fn enter_one(&mut self, mut planned: Option<Planned>) {
+            let room = Room {
+                workers: 3,
+                ..Room::default()
+            };
+            let request = Request {
+                priority: 0,
+                client: ClientKey(1),
+                // Its number.
+                tokens: self.waiting.len() as u64,
+                compute: Duration::ZERO,
+                bytes: 10,
+                received: self.now,
+                entered: self.now,
+                ttft_target: None,
+                is_background: false,
+                deadline: self.now + Duration::from_secs(600),
+                has_room: false,
+            };
+            let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
+            let entered = self
+                .queue
+                .enter(freed, self.now, room, request, model, &mut planned);
+            self.waiting.push(entered.unwrap().unwrap().0);
+        }
+
+        /// The first worker, which serves another model, too.
+        fn share_first(&self) -> (Arc<Worker>, Arc<Group>) {
+            let (fleet, first) = (&self.queues.fleet, self.group.workers[0].clone());
+            fleet.set_facts(first.id, facts(&["m", "n"]));
+            let other = fleet.snapshot().models["n"].clone();
+            (first, other)
         }
 
         /// The numbers of those who leave.
@@ -381,15 +396,30 @@ mod tests {
     #[test]
     fn those_whose_workers_are_all_out_keep_nobody_from_an_idle_one() {
         let mut rig = Rig::new();
-        let (fleet, first) = (rig.queues.fleet.clone(), rig.group.workers[0].clone());
-        fleet.set_facts(first.id, facts(&["m", "n"]));
+        let (first, other) = rig.share_first();
         while !first.breaker.on_failure(rig.now) {}
-        let other = fleet.snapshot().models["n"].clone();
         let own = std::mem::replace(&mut rig.group, other);
         rig.enter(100, 0, Duration::ZERO, 0);
         rig.group = own;
         rig.enter(1, 2, Duration::ZERO, 2);
         assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn a_request_without_a_plan_is_sent_if_its_workers_have_stopped_working() {
+        let mut rig = Rig::new();
+        // Among the workers of this one are others.
+        rig.enter(1, 0, Duration::ZERO, 0);
+        rig.group = rig.share_first().1;
+        rig.enter_one(None);
+        assert!(rig.advance().is_empty());
+        let stale_after = Settings::default().stale_after;
+        for now in [rig.now, rig.now + stale_after] {
+            let snapshot = rig.queues.fleet.snapshot();
+            rig.queues.stalled.lock().update(&snapshot, now);
+            rig.now = now;
+        }
+        assert_eq!(rig.advance(), [1]);
     }
 
     #[test]
