@@ -210,8 +210,8 @@ pub(super) enum Share {
     Bytes,
 }
 
-/// A walk over the requests of a class, which may change meanwhile. It comes once to whoever waits from its beginning to its end, and
-/// also to some who have left since. See [`Class::walk`].
+/// A walk over the requests of a class, which may change meanwhile. It comes once to whoever waits from its beginning to
+/// its end, and also to some who have left since. See [`Class::walk`].
 #[derive(Debug)]
 pub(super) struct Walk {
     /// The next request of each client whose turn has come, and of the one whose turn is the next to come.

@@ -4,8 +4,8 @@ use super::class::{Class, Walk};
 use super::floors::{self, Floor};
 use super::types::EntryId;
 
-/// The requests of all classes in their order, if all that come before are sent. It keeps only what is next, so it can go on after
-/// others have come and left. Whoever waits from its beginning to its end is next once.
+/// The requests of all classes in their order, if all that come before are sent. It keeps only what is next, so it can go
+/// on after others have come and left. Whoever waits from its beginning to its end is next once.
 #[derive(Debug)]
 pub(super) struct Next {
     walks: Vec<Walk>,
@@ -36,7 +36,7 @@ impl Next {
 
     fn heads(&self) -> Vec<Option<u64>> {
         let heads = self.walks.iter().map(Walk::peek);
-        heads.map(|head| Some(head?.1)).collect()
+        heads.map(|head| head.map(|(_, tokens)| tokens)).collect()
     }
 }
 

@@ -342,8 +342,8 @@ impl Queues {
         rooms.with_others(others, settings, promised, &stalled, now)
     }
 
-    /// The workers that compute prompts now: decode workers if no prefill worker can and they compute any. A request that
-    /// needs a prefill worker all the same fails when it is sent.
+    /// The workers that compute prompts now: decode workers if no prefill worker can and they compute any. A request
+    /// that needs a prefill worker all the same fails when it is sent.
     fn workers_of<'a>(&self, group: &'a Group, now: Instant) -> room::Workers<'a> {
         let prefill = room::Workers::prefill(group.prefill_workers());
         let is_prefill = self.connector.is_some_and(|connector| {

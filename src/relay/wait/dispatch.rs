@@ -26,8 +26,8 @@ const STALL_TICK: Duration = Duration::from_millis(100);
 const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long one of the first 512 is passed over. Within this time the looks of each [`TICK`] come around at them.
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
-/// The same for those behind them. 16 looks are left for each tick, of which the first ones take 5: within this time they come
-/// around at 99,000.
+/// The same for those behind them. 16 looks are left for each tick, of which the first ones take 5: within this time they
+/// come around at 99,000.
 const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
 
 impl Queues {
@@ -158,8 +158,8 @@ impl QueueWalk<'_> {
         self.look(waiter, time_left)
     }
 
-    /// Passes a request over that was looked at not long ago and waits for a worker that is still full: its promises are
-    /// made again. False if the request is to be looked at.
+    /// Passes a request over that was looked at not long ago and waits for a worker that is still full: its promises
+    /// are made again. False if the request is to be looked at.
     fn pass_over(&mut self, waiter: &Waiter) -> bool {
         let max_age = if self.is_behind {
             PASSED_OVER_BEHIND_FOR
@@ -208,7 +208,10 @@ impl QueueWalk<'_> {
         }
         self.rooms
             .on_promised(worker, self.settings, &self.promised);
-        Looked::Send(Some(placed.into()))
+        Looked::Send(Some(Release {
+            promises: placed.promises,
+            chosen: Some((placed.group, placed.chosen)),
+        }))
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is

@@ -233,7 +233,8 @@ impl Rooms {
         is_waited_for && !self.open.contains(&worker)
     }
 
-    /// Requests that wait come before those that are looked at next: a worker for which one of them waits has no room for these.
+    /// Requests that wait come before those that are looked at next: a worker for which one of them waits has no room for
+    /// these.
     pub(super) fn close_waited_for(&mut self, promised: &Promised) {
         if !self.is_unknown {
             self.open.retain(|worker| promised.of(*worker).in_line == 0);

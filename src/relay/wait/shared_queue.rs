@@ -56,15 +56,6 @@ pub(super) struct Release {
     pub(super) chosen: Option<(Arc<Group>, Chosen)>,
 }
 
-impl From<Placed> for Release {
-    fn from(placed: Placed) -> Self {
-        Self {
-            promises: placed.promises,
-            chosen: Some((placed.group, placed.chosen)),
-        }
-    }
-}
-
 /// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
 pub(in crate::relay) type Placing =
     Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
