@@ -29,8 +29,10 @@ const AGEING: f64 = 0.3;
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look. Then so many again of those behind them.
+/// those behind them from others. Each costs a small part of a look. Then, at most every [`BEHIND_EVERY`], so many again of
+/// those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
+const BEHIND_EVERY: Duration = Duration::from_millis(10);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub struct Queue<T> {
     rate: DrainRate,
     /// Where the walk over those goes on who are behind the first ones. `None`: behind the first ones.
     behind: Option<Next>,
+    /// When it last went on.
+    walked_behind: Option<Instant>,
     is_all_looked_at: bool,
 }
 
@@ -121,6 +125,7 @@ impl<T> Queue<T> {
             changed: None,
             rate: DrainRate::default(),
             behind: None,
+            walked_behind: None,
             is_all_looked_at: false,
         };
         queue.build_classes();
@@ -236,9 +241,11 @@ impl<T> Queue<T> {
         let (mut is_end, mut is_full) = (false, false);
         while waiting < LOOKED_AT_MAX {
             if passed_over == PASSED_OVER_MAX {
-                if stretch != Stretch::First {
+                let is_soon = |at: Instant| now.saturating_duration_since(at) < BEHIND_EVERY;
+                if stretch != Stretch::First || self.walked_behind.is_some_and(is_soon) {
                     break;
                 }
+                self.walked_behind = Some(now);
                 passed_over = 0;
                 stretch = Stretch::Behind;
                 if let Some(behind) = self.behind.take() {

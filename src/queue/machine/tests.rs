@@ -401,6 +401,7 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
     for (free, ticks) in [(max, 1), (5 * max, 4), (max / 2, 1), (3 * max, 8)] {
         let mut left = Vec::new();
         for _ in 0..ticks {
+            rig.wait(10);
             let mut looked = 0;
             let look = |number: &u64, _| {
                 looked += 1;
@@ -415,6 +416,13 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
         }
         assert_eq!(left, [(free, "released")]);
     }
+    // However often workers are looked at, those behind the first ones are reached 100 times a second.
+    let mut looked = 0;
+    rig.advance_with(room, |_, _| {
+        looked += 1;
+        Look::PassOver
+    });
+    assert_eq!(looked, PASSED_OVER_MAX);
 }
 
 #[test]

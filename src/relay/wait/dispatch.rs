@@ -477,6 +477,7 @@ mod tests {
         for count in [4, 4, 4, 4, 3, 3] {
             let count = count * PASSED_OVER_MAX;
             rig.waiting.truncate(count);
+            rig.now += TICK;
             assert_eq!(published(&rig), (count as u32, count as u32));
         }
     }
