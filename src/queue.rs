@@ -17,4 +17,6 @@ mod types;
 
 pub use self::machine::{Below, ClassStatus, Entered, Left, PASSED_OVER_MAX, Queue};
 pub use self::settings::{ClassSettings, Settings, Waiting};
-pub use self::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
+pub use self::types::{
+    EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch,
+};

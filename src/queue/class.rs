@@ -4,18 +4,19 @@
 //! of [`Place`].
 
 use std::cmp::Reverse;
-use std::collections::btree_set::Iter;
 use std::collections::{BTreeSet, BinaryHeap};
-use std::iter::Peekable;
+use std::ops::Bound;
 use std::time::Instant;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::types::EntryId;
 use crate::ids::ClientKey;
 
-/// Clients that have left are remembered at least until there are so many more of them than of those who wait.
+/// Clients that have left are remembered at least until there are so many of them.
 const REMEMBERED: usize = 64;
+/// And no more than so many: clients that each come once must not take memory without a bound.
+const REMEMBERED_MAX: usize = 1 << 16;
 
 /// A request's place within its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +56,8 @@ pub(super) struct Class {
     level: u64,
     /// What clients were sent that have nothing waiting, where it is more than `level`.
     left: FxHashMap<ClientKey, u64>,
+    /// When `left` has so many, those that are at `level` now are forgotten.
+    forget_at: usize,
     turns_taken: u64,
     pub(super) requests: u32,
     pub(super) tokens: u64,
@@ -126,14 +129,14 @@ impl Class {
     }
 
     /// The requests in their order, if all that come before are sent.
-    pub(super) fn walk(&self) -> Walk<'_> {
-        Walk {
-            class: self,
-            untouched: self.turns.iter().peekable(),
-            started: BinaryHeap::new(),
-            rest: Vec::new(),
+    pub(super) fn walk(&self) -> Walk {
+        let mut walk = Walk {
+            heads: BinaryHeap::new(),
+            begun: FxHashSet::default(),
             number: self.turns_taken,
-        }
+        };
+        walk.add_client(self, Bound::Unbounded);
+        walk
     }
 
     /// The tokens that are sent before a request of so many tokens that a client adds now, if all go on taking turns:
@@ -189,9 +192,13 @@ impl Class {
             return;
         }
         self.left.insert(client, sent);
-        if self.left.len() > 2 * self.clients.len() + REMEMBERED {
+        if self.left.len() > self.forget_at {
             let level = self.level;
             self.left.retain(|_, sent| *sent > level);
+            if self.left.len() > REMEMBERED_MAX / 2 {
+                self.left.clear();
+            }
+            self.forget_at = 2 * self.left.len() + REMEMBERED;
         }
     }
 }
@@ -203,68 +210,54 @@ pub(super) enum Share {
     Bytes,
 }
 
-/// See [`Class::walk`].
+/// A walk over the requests of a class, which may change meanwhile. It comes once to whoever waits from its beginning to
+/// its end, and also to some who have left since. See [`Class::walk`].
 #[derive(Debug)]
-pub(super) struct Walk<'a> {
-    class: &'a Class,
-    /// Clients of whom nothing was returned yet.
-    untouched: Peekable<Iter<'a, Turn>>,
-    /// The other clients that have more, with the place of theirs in `rest`.
-    started: BinaryHeap<Reverse<(Turn, usize)>>,
-    rest: Vec<Peekable<Iter<'a, Costed>>>,
+pub(super) struct Walk {
+    /// The next request of each client whose turn has come, and of the one whose turn is the next to come.
+    heads: BinaryHeap<Reverse<(Turn, Costed)>>,
+    /// The clients whose turn has come. It comes again in the class when a request of theirs is sent, but not here.
+    begun: FxHashSet<ClientKey>,
     number: u64,
 }
 
-impl Walk<'_> {
+impl Walk {
     /// The next request, and the tokens that it costs.
-    pub(super) fn peek(&mut self) -> Option<(EntryId, u64)> {
-        let (place, tokens) = match self.next_started() {
-            Some(index) => **self.rest[index].peek()?,
-            None => {
-                let turn = self.untouched.peek()?;
-                *self.class.clients.get(&turn.client)?.entries.first()?
-            }
-        };
-        Some((place.id, tokens))
+    pub(super) fn peek(&self) -> Option<(EntryId, u64)> {
+        let Reverse((_, (place, tokens))) = self.heads.peek()?;
+        Some((place.id, *tokens))
     }
 
     /// Goes on to the one after it.
-    pub(super) fn advance(&mut self) {
-        let (turn, index) = match self.next_started() {
-            Some(_) => match self.started.pop() {
-                Some(Reverse(next)) => next,
-                None => return,
-            },
-            None => {
-                let Some(turn) = self.untouched.next() else {
-                    return;
-                };
-                let Some(waiting) = self.class.clients.get(&turn.client) else {
-                    return;
-                };
-                self.rest.push(waiting.entries.iter().peekable());
-                (*turn, self.rest.len() - 1)
-            }
-        };
-        let Some((_, tokens)) = self.rest[index].next() else {
+    pub(super) fn advance(&mut self, class: &Class) {
+        let Some(Reverse((turn, last))) = self.heads.pop() else {
             return;
         };
-        if self.rest[index].peek().is_some() {
+        if self.begun.insert(turn.client) {
+            self.add_client(class, Bound::Excluded(turn));
+        }
+        let waiting = class.clients.get(&turn.client);
+        let rest = (Bound::Excluded(last), Bound::Unbounded);
+        if let Some(next) = waiting.and_then(|waiting| waiting.entries.range(rest).next()) {
             self.number += 1;
             let turn = Turn {
-                sent: turn.sent.saturating_add(*tokens),
+                sent: turn.sent.saturating_add(last.1),
                 number: self.number,
-                client: turn.client,
+                ..turn
             };
-            self.started.push(Reverse((turn, index)));
+            self.heads.push(Reverse((turn, *next)));
         }
     }
 
-    /// The client in `started` whose turn it is, if it is not that of an untouched one.
-    fn next_started(&mut self) -> Option<usize> {
-        let Reverse((turn, index)) = self.started.peek()?;
-        let is_first = self.untouched.peek().is_none_or(|other| turn < *other);
-        is_first.then_some(*index)
+    /// Adds the client whose turn is next after that of the last one.
+    fn add_client(&mut self, class: &Class, after: Bound<Turn>) {
+        let mut turns = class.turns.range((after, Bound::Unbounded));
+        let next = turns.find(|turn| !self.begun.contains(&turn.client));
+        let head = next.and_then(|turn| {
+            let waiting = class.clients.get(&turn.client)?;
+            Some((*turn, *waiting.entries.first()?))
+        });
+        self.heads.extend(head.map(Reverse));
     }
 }
 
@@ -366,6 +359,19 @@ mod tests {
         }
         order.sort_unstable();
         assert_eq!(order, [1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn of_clients_that_come_once_no_more_than_the_bound_are_remembered() {
+        let mut rig = Rig::new();
+        // While its turn does not come, the others are ahead of it.
+        rig.add(0, 100);
+        for client in 1..2 * REMEMBERED_MAX as u64 {
+            let (id, client) = (EntryId(client), ClientKey(client));
+            rig.class.insert(client, place(rig.now, id), 100, 1);
+            rig.class.take(client, place(rig.now, id), 100, 1);
+            assert!(rig.class.left.len() <= REMEMBERED_MAX + REMEMBERED);
+        }
     }
 
     #[test]
@@ -506,7 +512,7 @@ mod tests {
             let mut ahead = Vec::new();
             while let Some((id, tokens)) = walk.peek() {
                 ahead.push((rig.entries[&id].0.0, tokens));
-                walk.advance();
+                walk.advance(&rig.class);
             }
             let sent: Vec<(u64, u64)> = std::iter::from_fn(|| rig.take()).collect();
             prop_assert_eq!(ahead, sent);

@@ -4,6 +4,7 @@ mod entering;
 mod expiry;
 
 use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use super::floors::{self, Floor};
 use super::forecast::Forecast;
 use super::next::Next;
 use super::settings::Settings;
-use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
+use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch};
 
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
@@ -28,11 +29,10 @@ const AGEING: f64 = 0.3;
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look.
+/// those behind them from others. Each costs a small part of a look. Then, at most every [`BEHIND_EVERY`], so many again of
+/// those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
-/// So many are passed over at most every [`FAR_EVERY`], so that those far behind get workers that have room, too.
-const PASSED_OVER_FAR_MAX: usize = 8_192;
-const FAR_EVERY: Duration = Duration::from_millis(100);
+const BEHIND_EVERY: Duration = Duration::from_millis(10);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -50,8 +50,11 @@ pub struct Queue<T> {
     /// When workers came up or the last one was lost.
     changed: Option<Instant>,
     rate: DrainRate,
-    /// When more than [`PASSED_OVER_MAX`] could be passed over the last time.
-    walked_far: Option<Instant>,
+    /// Where the walk over those goes on who are behind the first ones. `None`: behind the first ones.
+    behind: Option<Next>,
+    /// When it last went on.
+    walked_behind: Option<Instant>,
+    is_all_looked_at: bool,
 }
 
 #[derive(Debug)]
@@ -74,8 +77,6 @@ pub struct Left<T> {
     pub outcome: Outcome,
     /// Its index in the settings' classes.
     pub class: usize,
-    /// The tokens that it counted for.
-    pub tokens: u64,
     pub waited: Duration,
 }
 
@@ -123,7 +124,9 @@ impl<T> Queue<T> {
             room: Room::default(),
             changed: None,
             rate: DrainRate::default(),
-            walked_far: None,
+            behind: None,
+            walked_behind: None,
+            is_all_looked_at: false,
         };
         queue.build_classes();
         queue
@@ -141,20 +144,24 @@ impl<T> Queue<T> {
     pub fn set_settings(&mut self, settings: Arc<Settings>) {
         self.settings = settings;
         self.build_classes();
-        let mut ids: Vec<EntryId> = self.entries.keys().copied().collect();
-        ids.sort_unstable();
-        self.expiries.clear();
-        for id in ids {
-            let Some(mut entry) = self.entries.remove(&id) else {
-                continue;
-            };
-            entry.class = self.class_of(entry.request.priority);
-            let client = entry.request.client;
-            self.classes[entry.class].insert(client, entry.place, entry.cost, entry.request.bytes);
-            entry.expires = self.expiry(&entry);
-            self.expiries.insert((entry.expires, id));
-            self.entries.insert(id, entry);
+        let mut entries = std::mem::take(&mut self.entries);
+        let mut in_order: Vec<(&EntryId, &mut Entry<T>)> = entries.iter_mut().collect();
+        in_order.sort_unstable_by_key(|(id, _)| **id);
+        for (id, entry) in in_order {
+            let request = &entry.request;
+            entry.class = self.class_of(request.priority);
+            let has_waited_for_worker = entry.target.is_none() && !entry.place.has_no_target;
+            let target = self.target(entry.class, request);
+            entry.place = place(request, target, *id);
+            entry.target = target.filter(|_| self.room.workers > 0 && !has_waited_for_worker);
+            self.classes[entry.class].insert(
+                request.client,
+                entry.place,
+                entry.cost,
+                request.bytes,
+            );
         }
+        self.set_entries(entries);
     }
 
     /// Adds a request, or says why it would wait in vain, with its waker. Returns with it who had to leave for it.
@@ -165,11 +172,10 @@ impl<T> Queue<T> {
         request: Request,
         waker: T,
     ) -> Result<Entered<T>, (Refusal, T)> {
-        self.set_room(now, room);
+        let room_before = std::mem::replace(&mut self.room, room);
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
-        let target = request.ttft_target.or_else(|| self.target_of(class));
-        let target = target.filter(|_| !request.is_background);
+        let target = self.target(class, &request);
         let refusal = self.refusal(now, class, &request, cost, target);
         let made_place = match refusal {
             Some(reason) => Err(reason),
@@ -178,22 +184,21 @@ impl<T> Queue<T> {
         let left = match made_place {
             Ok(left) => left,
             Err(reason) => {
-                return Err((self.refused(reason, class), waker));
+                let refusal = self.refused(reason, class);
+                // The time of those who wait without a worker goes on.
+                self.room = room_before;
+                return Err((refusal, waker));
             }
         };
+        self.room = room_before;
+        self.set_room(now, room);
         let id = EntryId(self.next_id);
         self.next_id += 1;
-        let by_length = || request.compute.min(LONG).div_f64(AGEING);
-        let due = request.received + target.unwrap_or_else(by_length);
         let mut entry = Entry {
             request,
             waker,
             class,
-            place: Place {
-                has_no_target: target.is_none(),
-                due,
-                id,
-            },
+            place: place(&request, target, id),
             cost,
             expires: now,
             target: target.filter(|_| room.workers > 0),
@@ -205,76 +210,93 @@ impl<T> Queue<T> {
         Ok(Entered { id, left })
     }
 
-    /// Removes a request whose client has disconnected. False if it has left before.
-    pub fn leave(&mut self, id: EntryId) -> bool {
-        self.remove(id, false).is_some()
+    /// Removes a request whose client has disconnected. `None` if it has left before.
+    pub fn leave(&mut self, id: EntryId) -> Option<T> {
+        self.remove(id, false).map(|entry| entry.waker)
     }
 
-    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look` gets
-    /// what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the workers have
-    /// computed so far.
+    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look`
+    /// gets what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the
+    /// workers have computed so far. Of many requests the first ones are looked at each time. The walk over those behind
+    /// them goes on where it stopped, and begins anew when it has come to the end.
     pub fn advance(
         &mut self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&T, Option<Duration>) -> Look,
+        mut look: impl FnMut(&T, Option<Duration>, Stretch) -> Look,
     ) -> Vec<Left<T>> {
         self.set_room(now, room);
         let is_busy = room.is_full && !self.is_empty();
         self.rate.update(now, computed, &room, is_busy);
+        self.is_all_looked_at = false;
         let mut left = Vec::new();
         self.expire(now, &mut left);
-        if !room.has_any() || room.workers == 0 {
+        if room.is_full && !room.others_have_room || room.workers == 0 {
             return left;
         }
         let mut next = Next::new(&self.classes, &self.floors);
-        let mut decided = Vec::new();
-        let since = self.walked_far.map(|at| now.saturating_duration_since(at));
-        let may_go_far = since.is_none_or(|since| since >= FAR_EVERY);
-        let passed_over_max = if may_go_far {
-            PASSED_OVER_FAR_MAX
-        } else {
-            PASSED_OVER_MAX
-        };
+        let mut stretch = Stretch::First;
         let (mut waiting, mut passed_over) = (0, 0);
-        while waiting < LOOKED_AT_MAX && passed_over < passed_over_max {
+        let (mut is_end, mut is_full) = (false, false);
+        while waiting < LOOKED_AT_MAX {
+            if passed_over == PASSED_OVER_MAX {
+                let is_soon = |at: Instant| now.saturating_duration_since(at) < BEHIND_EVERY;
+                if stretch != Stretch::First || self.walked_behind.is_some_and(is_soon) {
+                    break;
+                }
+                self.walked_behind = Some(now);
+                passed_over = 0;
+                stretch = Stretch::Behind;
+                if let Some(behind) = self.behind.take() {
+                    next = behind;
+                    stretch = Stretch::Resumed;
+                }
+            }
             let Some((id, class, cost)) = next.peek() else {
+                is_end = true;
                 break;
             };
             let Some(entry) = self.entries.get(&id) else {
-                break;
+                // It has left since the walk began.
+                passed_over += 1;
+                next.advance(&self.classes, class, cost);
+                continue;
             };
-            let outcome = match look(&entry.waker, entry.time_left(now)) {
-                Look::Send => {
-                    self.room.queued_tokens += cost;
-                    Outcome::Released
-                }
-                Look::TooLate(first_token) => self.too_late(now, entry, first_token),
+            let outcome = match look(&entry.waker, entry.time_left(now), stretch) {
+                Look::Send => Some(Outcome::Released),
+                Look::TooLate(first_token) => Some(self.too_late(now, entry, first_token)),
                 Look::Wait => {
                     waiting += 1;
-                    next.advance(class, cost);
-                    continue;
+                    None
                 }
                 Look::PassOver => {
                     passed_over += 1;
-                    next.advance(class, cost);
-                    continue;
+                    None
                 }
-                Look::Full => break,
+                Look::Full => {
+                    is_full = true;
+                    break;
+                }
             };
-            decided.push((id, outcome));
-            next.advance(class, cost);
-        }
-        if may_go_far && passed_over >= PASSED_OVER_MAX {
-            self.walked_far = Some(now);
-        }
-        for (id, outcome) in decided {
-            if let Some(entry) = self.remove(id, outcome == Outcome::Released) {
+            next.advance(&self.classes, class, cost);
+            if let Some(outcome) = outcome
+                && let Some(entry) = self.remove(id, outcome == Outcome::Released)
+            {
                 left.push(self.left(entry, now, outcome));
             }
         }
+        self.is_all_looked_at = is_end && stretch != Stretch::Resumed;
+        if is_end || stretch != Stretch::First {
+            // If none of those behind can have anything now, those before them may, once there is room.
+            self.behind = (!is_end && !is_full).then_some(next);
+        }
         left
+    }
+
+    /// Whether the last walk looked at all, or passed over them.
+    pub fn is_all_looked_at(&self) -> bool {
+        self.is_all_looked_at
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests: no client waits for
@@ -303,26 +325,17 @@ impl<T> Queue<T> {
         Some(self.left(entry, now, Outcome::Refused(refusal)))
     }
 
-    /// Takes out those who wait on in another queue.
-    pub fn take_moved(&mut self, now: Instant, is_moved: impl Fn(&T) -> bool) -> Vec<Left<T>> {
-        let moved = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| is_moved(&entry.waker));
-        let mut ids: Vec<EntryId> = moved.map(|(id, _)| *id).collect();
+    /// Ends the wait of some requests here.
+    pub fn end(
+        &mut self,
+        now: Instant,
+        outcome: Outcome,
+        which: impl Fn(&T) -> bool,
+    ) -> Vec<Left<T>> {
+        let entries = self.entries.iter();
+        let entries = entries.filter(|(_, entry)| which(&entry.waker));
+        let mut ids: Vec<EntryId> = entries.map(|(id, _)| *id).collect();
         ids.sort_unstable();
-        let entries: Vec<Entry<T>> = ids
-            .into_iter()
-            .filter_map(|id| self.remove(id, false))
-            .collect();
-        let left = entries.into_iter();
-        left.map(|entry| self.left(entry, now, Outcome::Moved))
-            .collect()
-    }
-
-    /// Ends the wait of all requests.
-    pub fn end(&mut self, now: Instant, outcome: Outcome) -> Vec<Left<T>> {
-        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
         let mut left = Vec::with_capacity(ids.len());
         for id in ids {
             if let Some(entry) = self.remove(id, false) {
@@ -332,33 +345,31 @@ impl<T> Queue<T> {
         left
     }
 
-    /// When [`Self::advance`] has to be called next, if nothing happens before.
-    pub fn next_timeout(&self) -> Option<Instant> {
-        self.expiries.first().map(|(at, _)| *at)
-    }
-
-    /// In the order of the settings' classes, of those who wait that `is_of` names.
-    pub fn classes(&self, now: Instant, is_of: impl Fn(&T) -> bool) -> Vec<ClassStatus> {
-        let mut clients = vec![FxHashSet::default(); self.order.len()];
-        let statuses = self.order.iter().map(|class| ClassStatus {
-            class: *class,
+    /// What waits of each kind that any is of, in the order of the settings' classes.
+    pub fn classes<'a, K: Eq + Hash>(
+        &'a self,
+        now: Instant,
+        of: impl Fn(&'a T) -> &'a K,
+    ) -> FxHashMap<&'a K, Vec<ClassStatus>> {
+        let none = (0..self.order.len()).map(|class| ClassStatus {
+            class,
             ..ClassStatus::default()
         });
-        let mut statuses: Vec<ClassStatus> = statuses.collect();
-        for entry in self.entries.values().filter(|entry| is_of(&entry.waker)) {
-            let status = &mut statuses[entry.class];
+        let none: Vec<ClassStatus> = none.collect();
+        let mut kinds: FxHashMap<&'a K, Vec<ClassStatus>> = FxHashMap::default();
+        let mut clients = FxHashSet::default();
+        for entry in self.entries.values() {
+            let (kind, class) = (of(&entry.waker), self.order[entry.class]);
+            let status = &mut kinds.entry(kind).or_insert_with(|| none.clone())[class];
             status.requests += 1;
             status.tokens += entry.cost;
             status.bytes += entry.request.bytes;
             let waited = now.saturating_duration_since(entry.request.entered);
             status.oldest = status.oldest.max(waited);
-            clients[entry.class].insert(entry.request.client);
+            let is_new = clients.insert((kind, class, entry.request.client));
+            status.clients += usize::from(is_new);
         }
-        for (status, clients) in statuses.iter_mut().zip(&clients) {
-            status.clients = clients.len();
-        }
-        statuses.sort_by_key(|status| status.class);
-        statuses
+        kinds
     }
 
     /// Tokens that one worker computes in a second, if that was measured.
@@ -376,6 +387,7 @@ impl<T> Queue<T> {
     }
 
     fn build_classes(&mut self) {
+        self.behind = None;
         let classes = &self.settings.classes;
         self.order = (0..classes.len()).collect();
         self.order
@@ -394,19 +406,17 @@ impl<T> Queue<T> {
         place.unwrap_or_default()
     }
 
-    fn max_wait(&self, class: usize) -> Duration {
-        self.max_wait_of(class).0
-    }
-
-    fn max_wait_of(&self, class: usize) -> (Duration, SetBy) {
+    fn max_wait(&self, class: usize) -> (Duration, SetBy) {
         let index = self.order[class];
         let own = self.settings.classes[index].max_wait;
         SetBy::of(own, index, self.settings.max_wait)
     }
 
-    fn target_of(&self, class: usize) -> Option<Duration> {
-        let own = self.settings.classes[self.order[class]].ttft_target;
-        Some(own.unwrap_or(self.settings.ttft_target)).filter(|target| !target.is_zero())
+    fn target(&self, class: usize, request: &Request) -> Option<Duration> {
+        let of_class = self.settings.classes[self.order[class]].ttft_target;
+        let of_class = of_class.unwrap_or(self.settings.ttft_target);
+        let target = request.ttft_target.unwrap_or(of_class);
+        Some(target).filter(|target| !target.is_zero() && !request.is_background)
     }
 
     fn set_room(&mut self, now: Instant, room: Room) {
@@ -416,19 +426,21 @@ impl<T> Queue<T> {
         }
         self.changed = Some(now);
         // The time that requests wait for busy workers and that for any worker are two times.
-        self.expiries.clear();
-        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
-        for id in ids {
-            let Some(mut entry) = self.entries.remove(&id) else {
-                continue;
-            };
-            if room.workers == 0 {
-                entry.target = None;
-            }
-            entry.expires = self.expiry(&entry);
-            self.expiries.insert((entry.expires, id));
-            self.entries.insert(id, entry);
+        let mut entries = std::mem::take(&mut self.entries);
+        if room.workers == 0 {
+            entries.values_mut().for_each(|entry| entry.target = None);
         }
+        self.set_entries(entries);
+    }
+
+    /// The same requests, which expire at other times.
+    fn set_entries(&mut self, mut entries: FxHashMap<EntryId, Entry<T>>) {
+        for entry in entries.values_mut() {
+            entry.expires = self.expiry(entry);
+        }
+        let expiries = entries.iter().map(|(id, entry)| (entry.expires, *id));
+        self.expiries = expiries.collect();
+        self.entries = entries;
     }
 
     fn remove(&mut self, id: EntryId, is_sent: bool) -> Option<Entry<T>> {
@@ -454,9 +466,18 @@ impl<T> Queue<T> {
             waker: entry.waker,
             outcome,
             class: self.order[entry.class],
-            tokens: entry.cost,
             waited: now.saturating_duration_since(entry.request.entered),
         }
+    }
+}
+
+/// Its place within its client.
+fn place(request: &Request, target: Option<Duration>, id: EntryId) -> Place {
+    let by_length = || request.compute.min(LONG).div_f64(AGEING);
+    Place {
+        has_no_target: target.is_none(),
+        due: request.received + target.unwrap_or_else(by_length),
+        id,
     }
 }
 

@@ -53,13 +53,6 @@ pub struct Room {
     pub rate: u64,
 }
 
-impl Room {
-    /// Whether any worker has room for a request.
-    pub fn has_any(&self) -> bool {
-        !self.is_full || self.others_have_room
-    }
-}
-
 /// What becomes of a waiting request whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -73,6 +66,17 @@ pub enum Look {
     PassOver,
     /// No worker has room for anybody.
     Full,
+}
+
+/// Which part of the order a walk over the waiting requests has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// The first requests, with which each walk begins.
+    First,
+    /// Those behind the first ones, from the beginning.
+    Behind,
+    /// Those behind them, from where the last walk stopped.
+    Resumed,
 }
 
 /// How a request left the queue.

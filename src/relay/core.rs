@@ -93,7 +93,7 @@ impl Relay {
         let connector = prefill_decode.as_ref().map(|settings| settings.connector);
         let queues = Queues::new(fleet.clone(), connector, registry);
         let queue = queue.map(Arc::new);
-        queues.set(queue.as_ref(), models.models(), prefill_decode.as_ref());
+        queues.set(queue.as_ref(), models.models());
         let families = prefill_decode
             .as_ref()
             .map(|disaggregation| disaggregation.families.clone());
@@ -133,8 +133,7 @@ impl Relay {
         let queue = queue.map(Arc::new);
         let former = self.prefill_decode.as_ref();
         let disaggregation = former.map(|settings| settings.successor(prefill_decode));
-        self.queues
-            .set(queue.as_ref(), models.models(), disaggregation.as_ref());
+        self.queues.set(queue.as_ref(), models.models());
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {

@@ -17,11 +17,11 @@ use super::plan::Plan;
 use super::request::batch_line::BatchLine;
 use super::request::context::RequestKind;
 use super::request_count::RequestCount;
-use super::wait::{self, Grant, Placed, Placing, Planned, Standing, Waiting, WaitsFor};
+use super::wait::{self, Grant, Placed, Placing, Planned, Standing, WaitsFor};
 use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
-use crate::queue::{Refusal, RefusalReason, Settings};
+use crate::queue::{Refusal, RefusalReason, Request, Settings};
 use crate::routing::{Expected, PREFIX_CANDIDATES};
 use crate::traces::Event;
 
@@ -40,8 +40,6 @@ pub(super) struct Waits {
     grant: Option<Box<Grant>>,
     /// Whether it has the choice by which it was released.
     is_chosen: bool,
-    /// Whether the worker that it chose before its wait had room.
-    has_room: bool,
     waited: Duration,
 }
 
@@ -134,7 +132,6 @@ impl Relay {
             count: 0,
             grant: None,
             is_chosen: false,
-            has_room: false,
             waited: Duration::ZERO,
         }))
     }
@@ -193,15 +190,9 @@ impl Relay {
         // Its prompt is not known as tokens yet.
         let bytes_per_token = self.models.of(&Model::from(model)).bytes_per_token;
         let tokens = (job.body.len() as f64 / bytes_per_token) as u64;
-        self.enter(
-            job,
-            &Model::from(model),
-            tokens,
-            Duration::ZERO,
-            None,
-            waits,
-        )
-        .await?;
+        let request = self.waiting_request(job, waits, tokens);
+        self.enter(job, &Model::from(model), request, None, waits)
+            .await?;
         Ok(true)
     }
 
@@ -224,10 +215,6 @@ impl Relay {
         if self.may_pass(plan, chosen.as_ref(), promised, &waits.settings) {
             return Ok(chosen);
         }
-        waits.has_room = chosen.as_ref().is_some_and(|chosen| {
-            let worker = plan.group.worker(chosen::computes(chosen).index);
-            wait::has_room(worker, &waits.settings, promised)
-        });
         // Boxed, so that requests that do not wait do not carry the state of a wait.
         Box::pin(self.wait_for_room(job, plan, failed, chosen, waits)).await
     }
@@ -299,12 +286,17 @@ impl Relay {
         chosen: Option<Chosen>,
         waits: &mut Waits,
     ) -> Result<Option<Chosen>, Error> {
-        let tokens = chosen
-            .as_ref()
-            .map(|chosen| chosen::computes(chosen).new_tokens);
-        let tokens = tokens.unwrap_or(plan.request.prompt_tokens);
+        let decision = chosen.as_ref().map(chosen::computes);
+        let tokens = decision.map_or(plan.request.prompt_tokens, |decision| decision.new_tokens);
         let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
-        let compute = Duration::try_from_secs_f64(compute).unwrap_or_default();
+        let request = Request {
+            compute: Duration::try_from_secs_f64(compute).unwrap_or_default(),
+            has_room: decision.is_some_and(|decision| {
+                let worker = plan.group.worker(decision.index);
+                wait::has_room(worker, &waits.settings, self.queues().promised().as_deref())
+            }),
+            ..self.waiting_request(job, waits, tokens.into())
+        };
         let model = plan.group.model.clone();
         // So it is not unseen at its first turn: only so many of those are looked at each time.
         let waits_for = chosen.map(|chosen| WaitsFor {
@@ -316,7 +308,7 @@ impl Relay {
             placing: self.placing(plan.clone(), failed.clone()),
             waits_for,
         };
-        self.enter(job, &model, tokens.into(), compute, Some(planned), waits)
+        self.enter(job, &model, request, Some(planned), waits)
             .await?;
         // Whoever released the request has dropped its part.
         let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal {
@@ -369,27 +361,32 @@ impl Relay {
         Some(after.min(max))
     }
 
+    /// A request that waits, with so many tokens to compute, to the queue.
+    fn waiting_request(&self, job: &Job<'_>, waits: &Waits, tokens: u64) -> Request {
+        Request {
+            priority: waits.standing.priority,
+            client: waits.standing.flow.unwrap_or(job.context.client),
+            tokens,
+            compute: Duration::ZERO,
+            bytes: job.body.len() as u64,
+            received: job.context.started,
+            entered: observe::now(),
+            ttft_target: waits.standing.ttft_target,
+            is_background: !job.context.kind.is_interactive(),
+            deadline: job.context.started + self.settings.request_timeout,
+            has_room: false,
+        }
+    }
+
     async fn enter(
         &self,
         job: &Job<'_>,
         model: &Model,
-        tokens: u64,
-        compute: Duration,
+        request: Request,
         planned: Option<Planned>,
         waits: &mut Waits,
     ) -> Result<(), Error> {
-        let entered = observe::now();
-        let waiting = Waiting {
-            standing: waits.standing,
-            client: waits.standing.flow.unwrap_or(job.context.client),
-            tokens,
-            compute,
-            bytes: job.body.len() as u64,
-            is_background: !job.context.kind.is_interactive(),
-            received: job.context.started,
-            deadline: job.context.started + self.settings.request_timeout,
-            has_room: waits.has_room,
-        };
+        let entered = request.entered;
         let _waiting = WaitTime {
             job,
             model,
@@ -398,7 +395,7 @@ impl Relay {
         };
         waits.count += 1;
         // Boxed, so that requests that find room do not carry the state of a wait.
-        let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, planned)).await;
+        let granted = Box::pin(self.queues().wait(&waits.settings, model, request, planned)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
         waits.grant = Some(Box::new(granted.map_err(Error::NotQueued)?));
         Ok(())

@@ -32,12 +32,11 @@ use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
 use super::choose::promised::Promised;
-use super::prefill_decode::Disaggregation;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};
-use crate::ids::{ClientKey, Model};
+use crate::ids::Model;
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
 use crate::queue::{Outcome, Refusal, RefusalReason, Request, SetBy, Settings};
@@ -51,8 +50,6 @@ pub struct Queues {
     fleet: Arc<Registry>,
     /// `None`: requests are not disaggregated. Else room for a prompt is that of prefill workers, where there are any.
     connector: Option<Connector>,
-    /// Whether decode workers compute all prompts while no prefill worker can, by the newest configuration.
-    is_local_prefill_allowed: AtomicBool,
     /// The settings of `queue` in the newest configuration; `None`: requests do not wait.
     settings: ArcSwapOption<Settings>,
     /// Models that the newest configuration names.
@@ -66,22 +63,6 @@ pub struct Queues {
     stalled: Mutex<Stalled>,
     is_draining: AtomicBool,
     metrics: Metrics,
-}
-
-/// What a request needs to wait.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    pub(super) standing: Standing,
-    pub(super) client: ClientKey,
-    pub(super) tokens: u64,
-    /// The time that a worker takes for them.
-    pub(super) compute: Duration,
-    pub(super) bytes: u64,
-    pub(super) is_background: bool,
-    pub(super) received: Instant,
-    pub(super) deadline: Instant,
-    /// Whether the worker that it has chosen has room.
-    pub(super) has_room: bool,
 }
 
 /// Whether a worker has room for one more request behind what is promised, and no other request waits for it.
@@ -99,7 +80,6 @@ impl Queues {
         let queues = Arc::new(Self {
             fleet,
             connector,
-            is_local_prefill_allowed: AtomicBool::new(false),
             settings: ArcSwapOption::empty(),
             configured: ArcSwap::default(),
             by_name: ArcSwap::default(),
@@ -120,14 +100,7 @@ impl Queues {
     }
 
     /// Uses the settings of a new configuration, also for the requests that wait already.
-    pub(super) fn set(
-        &self,
-        settings: Option<&Arc<Settings>>,
-        configured: FxHashSet<Model>,
-        disaggregation: Option<&Disaggregation>,
-    ) {
-        let is_local = disaggregation.is_some_and(Disaggregation::is_local_prefill_allowed);
-        self.is_local_prefill_allowed.store(is_local, Relaxed);
+    pub(super) fn set(&self, settings: Option<&Arc<Settings>>, configured: FxHashSet<Model>) {
         self.configured.store(Arc::new(configured));
         let changing = self.changing.lock();
         let before = self.settings.swap(settings.cloned());
@@ -202,28 +175,13 @@ impl Queues {
         self: &Arc<Self>,
         settings: &Arc<Settings>,
         model: &Model,
-        waiting: Waiting,
+        mut request: Request,
         mut planned: Option<Planned>,
     ) -> Result<Grant, Refusal> {
-        let entered = observe::now();
-        let mut request = Request {
-            priority: waiting.standing.priority,
-            client: waiting.client,
-            tokens: waiting.tokens,
-            compute: waiting.compute,
-            bytes: waiting.bytes,
-            received: waiting.received,
-            entered,
-            ttft_target: waiting.standing.ttft_target,
-            is_background: waiting.is_background,
-            deadline: waiting.deadline,
-            has_room: waiting.has_room,
-        };
+        let class = &settings.classes[settings.class_of(request.priority)].name;
         let refused = |reason| {
             let retry_after = Duration::from_secs(1);
-            let class = settings.class_of(waiting.standing.priority);
-            self.metrics
-                .on_refused(model, &settings.classes[class].name, reason);
+            self.metrics.on_refused(model, class, reason);
             Refusal {
                 reason,
                 retry_after,
@@ -378,16 +336,21 @@ impl Queues {
         if !has_others {
             return rooms;
         }
-        let others = groups.iter().map(|group| Self::decode_workers_of(group));
+        let others = groups
+            .iter()
+            .map(|group| (&group.model, Self::decode_workers_of(group)));
         rooms.with_others(others, settings, promised, &stalled, now)
     }
 
-    /// The workers that compute prompts now: decode workers if no prefill worker can, and they may.
+    /// The workers that compute prompts now: decode workers if no prefill worker can and they compute any. A request
+    /// that needs a prefill worker all the same fails when it is sent.
     fn workers_of<'a>(&self, group: &'a Group, now: Instant) -> room::Workers<'a> {
         let prefill = room::Workers::prefill(group.prefill_workers());
-        let has_prefill = self.connector.is_some() && !group.prefill_workers().is_empty();
-        let is_local = self.is_local_prefill_allowed.load(Relaxed);
-        if has_prefill && (!is_local || prefill.can_take(now)) {
+        let is_prefill = self.connector.is_some_and(|connector| {
+            let has_others = connector.decodes_alone() || group.prefill_workers().is_empty();
+            !has_others || prefill.can_take(now)
+        });
+        if is_prefill {
             prefill
         } else {
             Self::decode_workers_of(group)
@@ -414,7 +377,6 @@ mod tests {
     use crate::fleet::registry::tests::{bring_up, member, registry};
     use crate::fleet::{Member, Role};
     use crate::ids::WorkerId;
-    use crate::relay::prefill_decode::{self, OnPrefillFailure};
 
     #[test]
     fn a_released_request_was_chosen_before_those_that_wait() {
@@ -444,7 +406,7 @@ mod tests {
             queue.unwrap().settings()
         };
         assert_eq!(settings_of("before"), older);
-        queues.set(Some(&newest), FxHashSet::default(), None);
+        queues.set(Some(&newest), FxHashSet::default());
         assert_eq!(settings_of("before"), newest);
         assert_eq!(settings_of("after"), newest);
     }
@@ -452,17 +414,10 @@ mod tests {
     #[test]
     fn while_no_prefill_worker_can_requests_wait_for_decode_workers_that_compute_alone() {
         let (settings, now) = (Settings::default(), observe::now());
-        let (local, fail) = (OnPrefillFailure::Local, OnPrefillFailure::Fail);
-        for (connector, on_prefill_failure, before, after) in [
-            (Connector::Nixl, local, (1, true, true), (2, false, true)),
-            (Connector::Nixl, fail, (1, true, true), (0, true, false)),
+        for (connector, before, after) in [
+            (Connector::Nixl, (1, true, true), (2, false, true)),
             // Its decode workers compute no prompts.
-            (
-                Connector::Sglang,
-                local,
-                (1, false, true),
-                (0, false, false),
-            ),
+            (Connector::Sglang, (1, false, true), (0, false, false)),
         ] {
             let fleet = registry(&[]);
             let roles = [
@@ -477,14 +432,7 @@ mod tests {
             fleet.set_members("static", members.into());
             bring_up(&fleet, "m");
             let metrics = MetricsRegistry::default();
-            let configured = prefill_decode::Settings {
-                connector: Some(connector),
-                on_prefill_failure,
-                ..prefill_decode::Settings::default()
-            };
-            let disaggregation = Disaggregation::new(&configured, &metrics);
             let queues = Queues::new(fleet.clone(), Some(connector), &metrics);
-            queues.set(None, FxHashSet::default(), disaggregation.as_ref());
             let models = [Model::from("m")];
             let group = fleet.snapshot().models[&models[0]].clone();
             let counted = || {
@@ -492,10 +440,10 @@ mod tests {
                 let can_take = queues.workers_of(&group, now).can_take(now);
                 (rooms.room.workers, rooms.room.others_have_room, can_take)
             };
-            assert_eq!(counted(), before, "{connector}, {on_prefill_failure:?}");
+            assert_eq!(counted(), before, "{connector}");
             let prefill = &group.prefill_workers()[0];
             while !prefill.kv_transfer_breaker.on_failure(now) {}
-            assert_eq!(counted(), after, "{connector}, {on_prefill_failure:?}");
+            assert_eq!(counted(), after, "{connector}");
         }
     }
 }

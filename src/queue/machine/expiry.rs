@@ -10,7 +10,7 @@ impl<T> Queue<T> {
         let max_wait = if entry.request.is_background {
             LONG
         } else {
-            self.max_wait(entry.class)
+            self.max_wait(entry.class).0
         };
         let no_worker = self.settings.no_worker_timeout;
         let since = self
@@ -45,7 +45,7 @@ impl<T> Queue<T> {
                 },
                 _ => RefusalReason::TimedOut {
                     waited,
-                    set_by: self.max_wait_of(entry.class).1,
+                    set_by: self.max_wait(entry.class).1,
                 },
             };
             let refusal = self.refused(reason, entry.class);

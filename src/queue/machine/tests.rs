@@ -92,6 +92,12 @@ impl Rig {
         }
     }
 
+    fn classes(&self) -> Vec<ClassStatus> {
+        let all = self.queue.classes(self.now, |_| &());
+        let none = || vec![ClassStatus::default(); self.queue.order.len()];
+        all.into_values().next().unwrap_or_else(none)
+    }
+
     fn wait(&mut self, ms: u64) {
         self.now += Duration::from_millis(ms);
     }
@@ -104,8 +110,9 @@ impl Rig {
     fn advance_with(
         &mut self,
         room: Room,
-        look: impl FnMut(&u64, Option<Duration>) -> Look,
+        mut look: impl FnMut(&u64, Option<Duration>) -> Look,
     ) -> Vec<(u64, &'static str)> {
+        let look = |number: &u64, time_left, _| look(number, time_left);
         let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
             Outcome::Released => (left.waker, "released"),
@@ -145,7 +152,7 @@ impl Rig {
             self.computed += 20;
             self.advance(FULL);
         }
-        assert!(self.queue.leave(EntryId(filler - 1)));
+        assert!(self.queue.leave(EntryId(filler - 1)).is_some());
         let rate = self.queue.measured_rate().unwrap();
         assert!((900.0..1_100.0).contains(&rate), "{rate}");
     }
@@ -161,7 +168,7 @@ fn as_many_are_released_as_there_is_room_for() {
     assert_eq!(rig.free(1), [(1, "released")]);
     assert_eq!(rig.free(1_001), [(2, "released"), (3, "released")]);
     assert_eq!(rig.free(u64::MAX), [(4, "released"), (5, "released")]);
-    assert!(rig.queue.is_empty() && rig.queue.next_timeout().is_none());
+    assert!(rig.queue.is_empty() && rig.queue.expiries.is_empty());
 }
 
 #[test]
@@ -193,14 +200,33 @@ fn a_priority_below_all_classes_is_of_the_lowest() {
     rig.enter(|request| request.priority = -7).unwrap();
     rig.enter(|request| request.priority = 9).unwrap();
     rig.enter(|request| request.priority = 10).unwrap();
-    let requests: Vec<u32> = rig
-        .queue
-        .classes(rig.now, |_| true)
-        .iter()
-        .map(|class| class.requests)
-        .collect();
+    let requests: Vec<u32> = rig.classes().iter().map(|class| class.requests).collect();
     assert_eq!(requests, [2, 1]);
     assert_eq!(rig.free(u64::MAX)[0].0, 3);
+}
+
+#[test]
+fn what_waits_is_counted_by_kind_class_and_client() {
+    let mut rig = Rig::new(|_| {});
+    for (priority, client) in [(0, 1), (5, 2), (0, 1), (5, 1), (0, 2)] {
+        rig.enter(|request| {
+            (request.priority, request.client) = (priority, ClientKey(client));
+        })
+        .unwrap();
+    }
+    let kinds = ["even", "odd"];
+    let classes = rig
+        .queue
+        .classes(rig.now, |number| &kinds[*number as usize % 2]);
+    let counts = |kind: &'static str| -> Vec<(u32, usize)> {
+        let of_kind = classes[&kind].iter();
+        of_kind
+            .map(|class| (class.requests, class.clients))
+            .collect()
+    };
+    // High, normal and low.
+    assert_eq!(counts("odd"), [(0, 0), (3, 2), (0, 0)]);
+    assert_eq!(counts("even"), [(2, 2), (0, 0), (0, 0)]);
 }
 
 #[test]
@@ -368,28 +394,35 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
     };
     let mut rig = Rig::new(|_| {});
     let max = PASSED_OVER_MAX as u64;
-    for _ in 0..max + 3 {
+    for _ in 0..5 * max {
         rig.enter(|_| {}).unwrap();
     }
     // All but this one are known to wait.
-    let advance = |rig: &mut Rig, free: u64| {
-        let look = |number: &u64, _| {
-            if *number == free {
-                Look::Send
-            } else {
-                Look::PassOver
-            }
-        };
-        rig.advance_with(room, look)
-    };
-    assert_eq!(advance(&mut rig, max + 1), [(max + 1, "released")]);
-    // Those so far behind have a turn seldom.
-    assert_eq!(advance(&mut rig, max + 2), []);
-    assert_eq!(advance(&mut rig, max), [(max, "released")]);
-    rig.wait(99);
-    assert_eq!(advance(&mut rig, max + 3), []);
-    rig.wait(1);
-    assert_eq!(advance(&mut rig, max + 3), [(max + 3, "released")]);
+    for (free, ticks) in [(max, 1), (5 * max, 4), (max / 2, 1), (3 * max, 8)] {
+        let mut left = Vec::new();
+        for _ in 0..ticks {
+            rig.wait(10);
+            let mut looked = 0;
+            let look = |number: &u64, _| {
+                looked += 1;
+                if *number == free {
+                    Look::Send
+                } else {
+                    Look::PassOver
+                }
+            };
+            left.extend(rig.advance_with(room, look));
+            assert!(looked <= 2 * PASSED_OVER_MAX + 1, "{looked}");
+        }
+        assert_eq!(left, [(free, "released")]);
+    }
+    // However often workers are looked at, those behind the first ones are reached 100 times a second.
+    let mut looked = 0;
+    rig.advance_with(room, |_, _| {
+        looked += 1;
+        Look::PassOver
+    });
+    assert_eq!(looked, PASSED_OVER_MAX);
 }
 
 #[test]
@@ -398,7 +431,8 @@ fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
     for _ in 0..4 {
         rig.enter(|_| {}).unwrap();
     }
-    let moved = rig.queue.take_moved(rig.now, |number| number % 2 == 0);
+    let is_moved = |number: &u64| number % 2 == 0;
+    let moved = rig.queue.end(rig.now, Outcome::Moved, is_moved);
     let moved: Vec<u64> = moved.iter().map(|left| left.waker).collect();
     assert_eq!(moved, [2, 4]);
     assert_eq!(rig.free(u64::MAX), [(1, "released"), (3, "released")]);
@@ -408,10 +442,6 @@ fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
 fn a_wait_ends_after_max_wait() {
     let mut rig = Rig::new(|settings| settings.max_wait = Duration::from_secs(2));
     rig.enter(|_| {}).unwrap();
-    assert_eq!(
-        rig.queue.next_timeout(),
-        Some(rig.now + Duration::from_secs(2))
-    );
     rig.wait(1_999);
     assert_eq!(rig.free(0), []);
     rig.wait(1);
@@ -455,8 +485,8 @@ fn a_request_that_leaves_is_not_released() {
     let mut rig = Rig::new(|_| {});
     rig.enter(|_| {}).unwrap();
     rig.enter(|_| {}).unwrap();
-    assert!(rig.queue.leave(EntryId(0)));
-    assert!(!rig.queue.leave(EntryId(0)));
+    assert_eq!(rig.queue.leave(EntryId(0)), Some(1));
+    assert_eq!(rig.queue.leave(EntryId(0)), None);
     assert_eq!(rig.free(u64::MAX), [(2, "released")]);
 }
 
@@ -580,10 +610,47 @@ fn other_settings_hold_for_those_who_wait_already() {
         ..Settings::default()
     };
     rig.queue.set_settings(Arc::new(settings));
-    assert_eq!(rig.queue.classes(rig.now, |_| true)[0].requests, 2);
+    assert_eq!(rig.classes()[0].requests, 2);
     assert_eq!(rig.free(1), [(1, "released")]);
     rig.wait(1_000);
     assert_eq!(rig.free(0), [(2, "queue_timeout")]);
+}
+
+#[test]
+fn another_target_holds_for_those_who_wait_already() {
+    let of = |seconds| Settings {
+        ttft_target: Duration::from_secs(seconds),
+        ..Settings::default()
+    };
+    let mut rig = Rig::new(|settings| *settings = of(1));
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|request| request.ttft_target = Some(Duration::from_secs(1)))
+        .unwrap();
+    rig.queue.set_settings(Arc::new(of(0)));
+    rig.wait(1_000);
+    // Its own one stays.
+    assert_eq!(rig.advance(FULL), [(2, "ttft_target_unreachable")]);
+    rig.queue.set_settings(Arc::new(of(3)));
+    rig.wait(1_999);
+    assert_eq!(rig.advance(FULL), []);
+    rig.wait(1);
+    assert_eq!(rig.advance(FULL), [(1, "ttft_target_unreachable")]);
+}
+
+#[test]
+fn requests_that_are_refused_do_not_prolong_the_wait_for_a_worker() {
+    let mut rig = Rig::new(|settings| {
+        settings.no_worker_timeout = Duration::from_secs(60);
+        settings.max_size = 100;
+    });
+    rig.enter_with(Room::default(), |_| {}).unwrap();
+    rig.wait(59_999);
+    assert_eq!(rig.advance(Room::default()), []);
+    // Of a model that shares a worker, which is up, with others.
+    let refused = rig.enter_with(FULL, |request| request.bytes = 101);
+    assert_eq!(refused, Err("queue_full"));
+    rig.wait(1);
+    assert_eq!(rig.advance(Room::default()), [(1, "no_healthy_worker")]);
 }
 
 #[derive(Clone, Debug)]
@@ -636,7 +703,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Enter { priority, client, tokens, bytes } => {
-                    let before = rig.queue.classes(rig.now, |_| true);
+                    let before = rig.classes();
                     let class = settings.class_of(priority);
                     let has_room = before[class].requests < max && before[class].bytes + bytes <= 100;
                     let client = ClientKey(client);
@@ -654,7 +721,7 @@ proptest! {
                             prop_assert!(waiting.remove(&number), "left twice");
                         }
                         prop_assert_eq!(of_client(&rig), own + 1, "a client paid for itself");
-                        let after = rig.queue.classes(rig.now, |_| true)[class].clone();
+                        let after = rig.classes()[class].clone();
                         prop_assert!(after.requests <= max.max(before[class].requests));
                         prop_assert!(after.bytes <= 100);
                     } else {
@@ -665,8 +732,8 @@ proptest! {
                     let ids: Vec<EntryId> = rig.queue.entries.keys().copied().collect();
                     if !ids.is_empty() {
                         let id = ids[index.index(ids.len())];
-                        waiting.remove(&rig.queue.entries[&id].waker);
-                        prop_assert!(rig.queue.leave(id));
+                        let number = rig.queue.leave(id);
+                        prop_assert!(number.is_some_and(|number| waiting.remove(&number)));
                     }
                 }
                 Step::Advance { ms, lines, workers } => {
@@ -675,7 +742,7 @@ proptest! {
                     // Each waits for one of three workers, and those that have room take one each.
                     let line = |number: &u64| (*number % 3) as usize;
                     let mut free = lines.clone();
-                    let look = |number: &u64, _| {
+                    let look = |number: &u64, _, _| {
                         if std::mem::take(&mut free[line(number)]) {
                             Look::Send
                         } else {
@@ -703,10 +770,10 @@ proptest! {
             }
             prop_assert_eq!(rig.queue.len(), waiting.len());
             prop_assert_eq!(rig.queue.expiries.len(), waiting.len());
-            let requests: u32 = rig.queue.classes(rig.now, |_| true).iter().map(|class| class.requests).sum();
+            let requests: u32 = rig.classes().iter().map(|class| class.requests).sum();
             prop_assert_eq!(requests as usize, waiting.len());
         }
-        let left = rig.queue.end(rig.now, Outcome::Released).len();
+        let left = rig.queue.end(rig.now, Outcome::Released, |_| true).len();
         prop_assert_eq!(left, waiting.len());
         prop_assert!(rig.start <= rig.now && rig.queue.is_empty());
     }
@@ -731,7 +798,7 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
             rig.enter(|request| request.priority = 0).unwrap();
         }
         rig.wait(600);
-        let left = rig.queue.advance(rig.now, FULL, 0, |_, _| Look::Full);
+        let left = rig.queue.advance(rig.now, FULL, 0, |_, _, _| Look::Full);
         let [left] = &left[..] else {
             panic!("{left:?}");
         };

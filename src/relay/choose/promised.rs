@@ -77,6 +77,28 @@ impl Promised {
         }
     }
 
+    /// Takes off the load of a request that waits no longer for room at the first of these.
+    pub(in crate::relay) fn remove_waiting(&mut self, promises: &[(WorkerId, LoadShare)]) {
+        for (place, (owner, less)) in promises.iter().enumerate() {
+            let in_line = if place == 0 { less.requests } else { 0 };
+            self.change(*owner, |promise| {
+                promise.all = promise.all.minus(*less);
+                promise.waiting = promise.waiting.minus(*less);
+                promise.in_line = promise.in_line.saturating_sub(in_line);
+            });
+        }
+    }
+
+    /// Adds what others promised.
+    pub(in crate::relay) fn add_all(&mut self, others: &Self) {
+        for (owner, more) in &others.by_owner {
+            let promise = self.by_owner.entry(*owner).or_default();
+            promise.all = promise.all.plus(more.all);
+            promise.waiting = promise.waiting.plus(more.waiting);
+            promise.in_line += more.in_line;
+        }
+    }
+
     /// Takes off the load of a request that was released.
     pub(in crate::relay) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.minus(less));
@@ -128,6 +150,14 @@ mod tests {
         let in_line = |worker| promised.of(worker).in_line;
         assert_eq!((in_line(prefill), in_line(decode)), (1, 0));
         assert_eq!(promised.of(decode).waiting, SHARE);
+        let before = promised.clone();
+        promised.add_waiting(&[(decode, SHARE)]);
+        promised.add_all(&before);
+        assert_eq!(promised.of(prefill).in_line, 2);
+        for promises in [&[(decode, SHARE)][..], &[(prefill, SHARE), (decode, SHARE)]] {
+            promised.remove_waiting(promises);
+        }
+        assert_eq!(promised.by_owner, before.by_owner);
     }
 
     #[test]

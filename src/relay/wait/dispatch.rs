@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::Queues;
 use super::room::{Rooms, Workers};
-use super::shared_queue::{Gone, Promises, Release, SharedQueue, Waiter, WaitsFor};
+use super::shared_queue::{Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
+use crate::ids::WorkerId;
 use crate::observe;
-use crate::queue::{Look, PASSED_OVER_MAX, Settings};
+use crate::queue::{Look, Settings, Stretch};
 use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
@@ -23,20 +24,11 @@ const STALL_TICK: Duration = Duration::from_millis(100);
 /// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
 /// seen to wait for a worker that is still full is passed over.
 const LOOKED_AT_IN_ORDER: usize = 16;
-/// For how long a request is passed over. Within this time the looks of each [`TICK`] come around at the first
-/// [`PASSED_OVER_MAX`].
+/// For how long one of the first 512 is passed over. Within this time the looks of each [`TICK`] come around at them.
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
-/// The same for those behind them. Ten times a second they are reached, and 16 looks are left, of which the first ones
-/// take 5: within 71 s these come around at the 8,192 that are passed over at most.
-const PASSED_OVER_FAR_FOR: Duration = Duration::from_secs(90);
-
-/// When a waiting request is looked at.
-#[derive(Clone, Copy)]
-struct Looking {
-    now: Instant,
-    /// What its target leaves of time until its first token.
-    time_left: Option<Duration>,
-}
+/// The same for those behind them. 16 looks are left for each tick, of which the first ones take 5: within this time they
+/// come around at 99,000.
+const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
 
 impl Queues {
     /// Runs until the drain begins and no request waits any more.
@@ -80,10 +72,10 @@ impl Queues {
         self.renew_sharing(now);
         let queues = self.by_name.load();
         let settings = self.settings.load();
-        let mut promised = self.granted.promised().with_peers(self.waiting_at_peers());
+        let mut waiting = Promised::default();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
-                Some(settings) => self.advance(queue, settings, &mut promised, now),
+                Some(settings) => self.advance(queue, settings, now),
                 // The queue was turned off.
                 None => queue.release_all(now),
             };
@@ -91,8 +83,11 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
+            queue.add_promises(&mut waiting);
         }
-        self.fleet.waiting().set_own(promised.waiting());
+        self.fleet.waiting().set_own(waiting.waiting());
+        let mut promised = self.released();
+        promised.add_all(&waiting);
         self.granted.set_last(promised);
     }
 
@@ -100,159 +95,186 @@ impl Queues {
     /// before. It leaves if that worker has room and nobody before it waits for it. Promises are made anew each time, so a
     /// worker that becomes free gets what is best there; only those who stand behind many others and wait for a full
     /// worker keep theirs for a while.
-    fn advance(
-        &self,
-        queue: &SharedQueue,
-        settings: &Settings,
-        promised: &mut Promised,
-        now: Instant,
-    ) -> Vec<Gone> {
+    fn advance(&self, queue: &SharedQueue, settings: &Settings, now: Instant) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
-        let mut rooms = self.rooms(&queue.models(), settings, promised, now);
+        let promised = self.released();
+        let rooms = self.rooms(&queue.models(), settings, &promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
-        // Where decode workers alone have room, those that wait for prefill workers need no look each time.
-        let in_order = if room.is_full { 0 } else { LOOKED_AT_IN_ORDER };
-        let (mut looked, mut passed_over) = (0, 0);
-        queue.advance(now, room, computed, |waiter, time_left| {
-            if rooms.is_full() {
-                return (Look::Full, None);
+        let mut behind = queue.behind.lock();
+        let mut walk = QueueWalk {
+            queues: self,
+            snapshot: &snapshot,
+            settings,
+            now,
+            // Where decode workers alone have room, those that wait for prefill workers need no look each time.
+            in_order: if room.is_full { 0 } else { LOOKED_AT_IN_ORDER },
+            rooms,
+            promised,
+            behind: &mut behind,
+            is_behind: false,
+        };
+        queue.advance(now, room, computed, |waiter, time_left, stretch| {
+            walk.step(waiter, time_left, stretch)
+        })
+    }
+}
+
+/// One walk over the requests of a queue.
+struct QueueWalk<'a> {
+    queues: &'a Queues,
+    snapshot: &'a Snapshot,
+    settings: &'a Settings,
+    now: Instant,
+    /// So many more are looked at in their order.
+    in_order: usize,
+    rooms: Rooms,
+    /// What workers are promised by those before.
+    promised: Promised,
+    /// The part of it that is kept for the walks to come.
+    behind: &'a mut Promised,
+    /// It has come to those behind the first ones.
+    is_behind: bool,
+}
+
+impl QueueWalk<'_> {
+    /// `time_left`: what the request's target leaves of time until its first token.
+    fn step(&mut self, waiter: &Waiter, time_left: Option<Duration>, stretch: Stretch) -> Looked {
+        if stretch != Stretch::First && !self.is_behind {
+            self.is_behind = true;
+            if stretch == Stretch::Behind {
+                *self.behind = Promised::default();
             }
-            // The looks come around seldom at those far behind: these wait on for their worker longer.
-            let max_age = if passed_over < PASSED_OVER_MAX {
-                PASSED_OVER_FOR
-            } else {
-                PASSED_OVER_FAR_FOR
-            };
-            if looked >= in_order && pass_over(waiter, &rooms, promised, now, max_age) {
-                passed_over += 1;
-                return (Look::PassOver, None);
-            }
-            looked += 1;
-            let looking = Looking { now, time_left };
-            self.look(&snapshot, waiter, settings, &mut rooms, promised, looking)
+            self.promised.add_all(self.behind);
+            self.rooms.close_waited_for(&self.promised);
+        }
+        if self.rooms.is_full() {
+            return Looked::Other(Look::Full);
+        }
+        if self.in_order > 0 {
+            self.in_order -= 1;
+        } else if self.pass_over(waiter) {
+            return Looked::Other(Look::PassOver);
+        }
+        self.look(waiter, time_left)
+    }
+
+    /// Passes a request over that was looked at not long ago and waits for a worker that is still full: its promises
+    /// are made again. False if the request is to be looked at.
+    fn pass_over(&mut self, waiter: &Waiter) -> bool {
+        let max_age = if self.is_behind {
+            PASSED_OVER_BEHIND_FOR
+        } else {
+            PASSED_OVER_FOR
+        };
+        let seen = waiter.waits_for.borrow();
+        let is_current = |waits_for: &&WaitsFor| {
+            let age = self.now.saturating_duration_since(waits_for.at);
+            age < max_age && self.rooms.is_still_full(waits_for.worker, &waiter.model)
+        };
+        let Some(waits_for) = seen.as_ref().filter(is_current) else {
+            return false;
+        };
+        self.on_waiting(&waits_for.promises);
+        true
+    }
+
+    fn look(&mut self, waiter: &Waiter, time_left: Option<Duration>) -> Looked {
+        let group = self.snapshot.models.get(&waiter.model);
+        let workers = group.map(|group| self.queues.workers_of(group, self.now));
+        let Some(workers) = workers.filter(|workers| workers.can_take(self.now)) else {
+            // It waits for a worker to come, and keeps nobody from those that are there.
+            return Looked::Other(Look::PassOver);
+        };
+        let Some(placing) = &waiter.placing else {
+            // It has to be planned first, which it does once a worker has room.
+            return self.look_unplanned(workers, waiter);
+        };
+        let stalled = self.rooms.stalled(&waiter.model);
+        let Some(placed) = placing(self.now, &self.promised, stalled) else {
+            // None of its workers takes it, for what it is: it finds out why.
+            return Looked::Send(None);
+        };
+        let worker = placed.computes();
+        if !self.rooms.is_open(worker, self.settings, &self.promised) {
+            let worker = worker.id;
+            return self.wait_for(worker, placed.promises);
+        }
+        let first_token = placed.first_token();
+        if time_left.is_some_and(|left| first_token > left) {
+            return Looked::Other(Look::TooLate(first_token));
+        }
+        for (owner, promise) in &placed.promises {
+            self.promised.add(*owner, *promise);
+        }
+        self.rooms
+            .on_promised(worker, self.settings, &self.promised);
+        Looked::Send(Some(Release {
+            promises: placed.promises,
+            chosen: Some((placed.group, placed.chosen)),
+        }))
+    }
+
+    /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
+    /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
+    fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
+        let stalled = self.rooms.stalled(&waiter.model);
+        let working = workers.usable(self.now);
+        let working = working.filter(|worker| !stalled.contains(&worker.id));
+        let is_open = |worker: &Worker| self.rooms.is_open(worker, self.settings, &self.promised);
+        let by_room = |worker: &&Arc<Worker>| {
+            let promised = self.promised.of(worker.id).all.queued_tokens;
+            (!is_open(worker), worker.load.queued_tokens() + promised)
+        };
+        let Some(worker) = working.min_by_key(by_room) else {
+            // All of them have stopped working: it is sent as without a queue.
+            return Looked::Send(None);
+        };
+        let tokens = u32::try_from(waiter.tokens).unwrap_or(u32::MAX);
+        let promise = LoadShare::of_request(tokens, tokens);
+        let promises = Promises::from_iter([(worker.id, promise)]);
+        if !is_open(worker) {
+            return self.wait_for(worker.id, promises);
+        }
+        self.promised.add(worker.id, promise);
+        self.rooms
+            .on_promised(worker, self.settings, &self.promised);
+        Looked::Send(Some(Release {
+            promises,
+            chosen: None,
+        }))
+    }
+
+    fn wait_for(&mut self, worker: WorkerId, promises: Promises) -> Looked {
+        self.on_waiting(&promises);
+        Looked::Wait(WaitsFor {
+            at: self.now,
+            worker,
+            promises,
         })
     }
 
-    fn look(
-        &self,
-        snapshot: &Snapshot,
-        waiter: &Waiter,
-        settings: &Settings,
-        rooms: &mut Rooms,
-        promised: &mut Promised,
-        Looking { now, time_left }: Looking,
-    ) -> (Look, Option<Release>) {
-        let Some(group) = snapshot.models.get(&waiter.model) else {
-            return (Look::Wait, None);
-        };
-        let workers = self.workers_of(group, now);
-        let placed = match &waiter.placing {
-            Some(placing) => placing(now, promised, &rooms.stalled),
-            // It has to be planned first, which it does once a worker has room.
-            None => return look_unplanned(workers, waiter, settings, rooms, promised, now),
-        };
-        let Some(placed) = placed else {
-            // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
-            let look = if workers.can_take(now) {
-                Look::Send
-            } else {
-                Look::Wait
-            };
-            return (look, None);
-        };
-        let worker = placed.computes();
-        let is_sent = rooms.is_open(worker, settings, promised);
-        let first_token = placed.first_token();
-        if is_sent && time_left.is_some_and(|left| first_token > left) {
-            return (Look::TooLate(first_token), None);
+    /// Those that come now are behind a request that waits.
+    fn on_waiting(&mut self, promises: &Promises) {
+        self.promised.add_waiting(promises);
+        if self.is_behind {
+            self.behind.add_waiting(promises);
         }
-        if is_sent {
-            for (owner, promise) in &placed.promises {
-                promised.add(*owner, *promise);
-            }
-            rooms.on_promised(worker, settings, promised);
-            return (Look::Send, Some(placed.into()));
-        }
-        promised.add_waiting(&placed.promises);
-        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
-            at: now,
-            worker: worker.id,
-            promises: placed.promises,
-        });
-        (Look::Wait, None)
     }
-}
-
-/// Passes a request over that was looked at within `max_age` and waits for a worker that is still full: its promises
-/// are made again. False if the request is to be looked at.
-fn pass_over(
-    waiter: &Waiter,
-    rooms: &Rooms,
-    promised: &mut Promised,
-    now: Instant,
-    max_age: Duration,
-) -> bool {
-    let seen = waiter.waits_for.borrow();
-    let is_current = |waits_for: &&WaitsFor| {
-        let age = now.saturating_duration_since(waits_for.at);
-        age < max_age && rooms.is_still_full(waits_for.worker)
-    };
-    let Some(waits_for) = seen.as_ref().filter(is_current) else {
-        return false;
-    };
-    promised.add_waiting(&waits_for.promises);
-    true
-}
-
-/// Looks at a request that is planned only when it is released. So that no more of these are released than there is
-/// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
-fn look_unplanned(
-    workers: Workers<'_>,
-    waiter: &Waiter,
-    settings: &Settings,
-    rooms: &mut Rooms,
-    promised: &mut Promised,
-    now: Instant,
-) -> (Look, Option<Release>) {
-    let by_room = |worker: &Worker| {
-        let queued = worker.load.queued_tokens() + promised.of(worker.id).all.queued_tokens;
-        (!rooms.is_open(worker, settings, promised), queued)
-    };
-    let Some(worker) = workers.usable(now).min_by_key(|worker| by_room(worker)) else {
-        return (Look::Wait, None);
-    };
-    let tokens = u32::try_from(waiter.tokens).unwrap_or(u32::MAX);
-    let promise = LoadShare::of_request(tokens, tokens);
-    let promises = Promises::from_iter([(worker.id, promise)]);
-    if !rooms.is_open(worker, settings, promised) {
-        promised.add_waiting(&promises);
-        *waiter.waits_for.borrow_mut() = Some(WaitsFor {
-            at: now,
-            worker: worker.id,
-            promises,
-        });
-        return (Look::Wait, None);
-    }
-    promised.add(worker.id, promise);
-    rooms.on_promised(worker, settings, promised);
-    let release = Release {
-        promises,
-        chosen: None,
-    };
-    (Look::Send, Some(release))
 }
 
 #[cfg(test)]
 mod tests {
+    use rustc_hash::FxHashSet;
+
     use super::*;
     use crate::fleet::Group;
     use crate::fleet::in_flight::InFlight;
-    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::fleet::registry::tests::{bring_up, facts, registry};
     use crate::ids::{ClientKey, Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
-    use crate::queue::{Request, Room};
+    use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::{self, Split};
-    use crate::relay::wait::shared_queue::{Placed, Planned};
+    use crate::relay::wait::shared_queue::{Placed, Planned, Ticket};
     use crate::routing::{Decision, Expected, Reason};
 
     fn placed(group: &Arc<Group>, index: usize) -> Placed {
@@ -273,74 +295,190 @@ mod tests {
         }
     }
 
-    /// How many requests are released while the first of two workers is full and the second one is idle. So many wait
-    /// for the first one. The last one behind them was seen to wait for the worker `seen`, so long ago, and would be
-    /// sent to the second one now.
-    fn released(before: usize, seen: usize, age: Duration) -> usize {
-        let fleet = registry(&["a", "b"]);
-        bring_up(&fleet, "m");
-        let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
-        let settings = Arc::new(Settings {
-            max_worker_queued_tokens: 1_000,
-            ..Settings::default()
-        });
-        let model = Model::from("m");
-        let group = fleet.snapshot().models[&model].clone();
-        let _computing = InFlight::new(group.workers[0].clone(), 1_000, 0);
-        let queue = queues.of(&model, &settings).unwrap();
-        let start = observe::now();
-        let now = start + age;
-        let room = Room {
-            workers: 2,
-            ..Room::default()
-        };
-        let request = Request {
-            priority: 0,
-            client: ClientKey(1),
-            tokens: 10,
-            compute: Duration::ZERO,
-            bytes: 10,
-            received: now,
-            entered: now,
-            ttft_target: None,
-            is_background: false,
-            deadline: now + Duration::from_secs(60),
-            has_room: false,
-        };
-        let enter = |at: Instant, seen: usize, best: usize| {
-            let waits_for = WaitsFor {
-                at,
-                worker: group.workers[seen].id,
-                promises: placed(&group, seen).promises,
+    /// Requests that wait for three workers, of which the first two are full and the third is idle.
+    struct Rig {
+        queues: Arc<Queues>,
+        group: Arc<Group>,
+        queue: Arc<SharedQueue>,
+        computing: Vec<InFlight>,
+        waiting: Vec<Ticket>,
+        now: Instant,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let fleet = registry(&["a", "b", "c"]);
+            bring_up(&fleet, "m");
+            let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
+            let settings = Arc::new(Settings {
+                max_worker_queued_tokens: 1_000,
+                ..Settings::default()
+            });
+            queues.set(Some(&settings), FxHashSet::default());
+            let model = Model::from("m");
+            let group = fleet.snapshot().models[&model].clone();
+            let full = group.workers[..2].iter();
+            Self {
+                computing: full
+                    .map(|worker| InFlight::new(worker.clone(), 1_000, 0))
+                    .collect(),
+                queue: queues.of(&model, &settings).unwrap(),
+                queues,
+                group,
+                waiting: Vec::new(),
+                now: observe::now() + PASSED_OVER_BEHIND_FOR,
+            }
+        }
+
+        /// So many enter that were seen to wait for the worker `seen`, so long ago, and would be sent to `best` now.
+        fn enter(&mut self, count: usize, seen: usize, age: Duration, best: usize) {
+            for _ in 0..count {
+                let group = self.group.clone();
+                self.enter_one(Some(Planned {
+                    waits_for: Some(WaitsFor {
+                        at: self.now - age,
+                        worker: group.workers[seen].id,
+                        promises: placed(&group, seen).promises,
+                    }),
+                    placing: Box::new(move |_, _, _| Some(placed(&group, best))),
+                }));
+            }
+        }
+
+        fn enter_one(&mut self, mut planned: Option<Planned>) {
+            let room = Room {
+                workers: 3,
+                ..Room::default()
             };
-            let group = group.clone();
-            let planned = Planned {
-                placing: Box::new(move |_, _, _| Some(placed(&group, best))),
-                waits_for: Some(waits_for),
+            let request = Request {
+                priority: 0,
+                client: ClientKey(1),
+                // Its number.
+                tokens: self.waiting.len() as u64,
+                compute: Duration::ZERO,
+                bytes: 10,
+                received: self.now,
+                entered: self.now,
+                ttft_target: None,
+                is_background: false,
+                deadline: self.now + Duration::from_secs(600),
+                has_room: false,
             };
-            let mut planned = Some(planned);
-            let entered = queue.enter(fleet.freed(), now, room, request, &model, &mut planned);
-            let (ticket, _) = entered.unwrap().unwrap();
-            ticket
-        };
-        let _first: Vec<_> = (0..before).map(|_| enter(now, 0, 0)).collect();
-        let _last = enter(start, seen, 1);
-        let gone = queues.advance(&queue, &settings, &mut Promised::default(), now);
-        gone.len()
+            let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
+            let entered = self
+                .queue
+                .enter(freed, self.now, room, request, model, &mut planned);
+            self.waiting.push(entered.unwrap().unwrap().0);
+        }
+
+        /// The first worker, which serves another model, too.
+        fn share_first(&self) -> (Arc<Worker>, Arc<Group>) {
+            let (fleet, first) = (&self.queues.fleet, self.group.workers[0].clone());
+            fleet.set_facts(first.id, facts(&["m", "n"]));
+            let other = fleet.snapshot().models["n"].clone();
+            (first, other)
+        }
+
+        /// The numbers of those who leave.
+        fn advance(&mut self) -> Vec<u64> {
+            let settings = self.queues.settings.load_full().unwrap();
+            let gone = self.queues.advance(&self.queue, &settings, self.now);
+            self.now += TICK;
+            gone.iter().map(|gone| gone.left.waker.tokens).collect()
+        }
     }
 
     #[test]
     fn those_who_chose_a_full_worker_before_they_entered_keep_nobody_from_an_idle_one() {
-        assert_eq!(released(100, 1, Duration::ZERO), 1);
+        let mut rig = Rig::new();
+        rig.enter(100, 0, Duration::ZERO, 0);
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(rig.advance(), [100]);
     }
 
     #[test]
-    fn whoever_is_passed_over_is_looked_at_again_however_far_behind() {
+    fn those_whose_workers_are_all_out_keep_nobody_from_an_idle_one() {
+        let mut rig = Rig::new();
+        let (first, other) = rig.share_first();
+        while !first.breaker.on_failure(rig.now) {}
+        let own = std::mem::replace(&mut rig.group, other);
+        rig.enter(100, 0, Duration::ZERO, 0);
+        rig.group = own;
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn a_request_without_a_plan_is_sent_if_its_workers_have_stopped_working() {
+        let mut rig = Rig::new();
+        // Among the workers of this one are others.
+        rig.enter(1, 0, Duration::ZERO, 0);
+        rig.group = rig.share_first().1;
+        rig.enter_one(None);
+        assert!(rig.advance().is_empty());
+        let stale_after = Settings::default().stale_after;
+        for now in [rig.now, rig.now + stale_after] {
+            let snapshot = rig.queues.fleet.snapshot();
+            rig.queues.stalled.lock().update(&snapshot, now);
+            rig.now = now;
+        }
+        assert_eq!(rig.advance(), [1]);
+    }
+
+    #[test]
+    fn whoever_is_passed_over_is_looked_at_again() {
         let far = LOOKED_AT_IN_ORDER + PASSED_OVER_MAX;
-        for (before, after) in [(far - 1, PASSED_OVER_FOR), (far, PASSED_OVER_FAR_FOR)] {
+        for (before, after) in [(far - 1, PASSED_OVER_FOR), (far, PASSED_OVER_BEHIND_FOR)] {
             let sooner = after - Duration::from_millis(1);
-            assert_eq!(released(before, 0, sooner), 0, "{before}");
-            assert_eq!(released(before, 0, after), 1, "{before}");
+            for (age, expected) in [(sooner, vec![]), (after, vec![before as u64])] {
+                let mut rig = Rig::new();
+                rig.enter(before, 0, Duration::ZERO, 0);
+                rig.enter(1, 0, age, 2);
+                assert_eq!(rig.advance(), expected, "{before}");
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_waits_far_behind_gets_an_idle_worker_after_a_few_walks() {
+        let mut rig = Rig::new();
+        rig.enter(20 * PASSED_OVER_MAX, 0, Duration::ZERO, 0);
+        rig.enter(1, 0, PASSED_OVER_BEHIND_FOR, 2);
+        let left: Vec<u64> = (0..20).flat_map(|_| rig.advance()).collect();
+        assert_eq!(left, [20 * PASSED_OVER_MAX as u64]);
+    }
+
+    #[test]
+    fn of_those_behind_whom_a_walk_has_passed_the_first_gets_the_worker_that_has_room_then() {
+        let mut rig = Rig::new();
+        rig.enter(2 * PASSED_OVER_MAX, 0, Duration::ZERO, 0);
+        rig.enter(2 * PASSED_OVER_MAX, 1, Duration::ZERO, 1);
+        // The walk stops among those that wait for the second worker, which is full.
+        for _ in 0..2 {
+            assert!(rig.advance().is_empty());
+        }
+        rig.computing.truncate(1);
+        let left = (0..4).map(|_| rig.advance()).find(|left| !left.is_empty());
+        assert_eq!(left.unwrap()[0], 2 * PASSED_OVER_MAX as u64);
+    }
+
+    #[test]
+    fn what_waits_is_published_as_a_whole_wherever_the_walk_is() {
+        let mut rig = Rig::new();
+        rig.enter(4 * PASSED_OVER_MAX, 0, Duration::ZERO, 0);
+        let first = rig.group.workers[0].id;
+        let published = |rig: &Rig| {
+            rig.queues.release(rig.now);
+            let own = rig.queues.fleet.waiting().own();
+            let own = own.as_ref().map(|own| own[&first].requests);
+            let last = rig.queues.granted.last().of(first).in_line;
+            (own.unwrap_or_default(), last)
+        };
+        for count in [4, 4, 4, 4, 3, 3] {
+            let count = count * PASSED_OVER_MAX;
+            rig.waiting.truncate(count);
+            rig.now += TICK;
+            assert_eq!(published(&rig), (count as u32, count as u32));
         }
     }
 }

@@ -25,7 +25,7 @@ impl Queues {
         let mut exported = FxHashSet::default();
         let mut loads = Loads::default();
         let waiting = self.waiting_classes();
-        for model in self.known_models() {
+        for model in self.known_models(waiting.keys()) {
             for class in &settings.classes {
                 exported.insert((model.clone(), class.name.clone()));
             }
@@ -86,10 +86,11 @@ impl Queues {
         *load
     }
 
-    pub(super) fn known_models(&self) -> Vec<Model> {
+    /// With those that requests wait for.
+    pub(super) fn known_models<'a>(&self, waiting: impl Iterator<Item = &'a Model>) -> Vec<Model> {
         let mut models: Vec<Model> = self.fleet.snapshot().models.keys().cloned().collect();
         models.extend(self.configured.load().iter().cloned());
-        models.extend(self.waiting_classes().into_keys());
+        models.extend(waiting.cloned());
         models.sort_unstable();
         models.dedup();
         models

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fleet::load::Load;
 use crate::fleet::{Snapshot, Worker};
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::queue::{self, Settings};
 use crate::relay::choose::promised::{Promise, Promised};
 
@@ -126,7 +126,9 @@ pub(super) struct Rooms {
     seen: FxHashSet<WorkerId>,
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
-    pub(super) stalled: Vec<WorkerId>,
+    stalled: Vec<WorkerId>,
+    /// The same with decode workers that stopped working, for the models that have others.
+    stalled_of: FxHashMap<Model, Vec<WorkerId>>,
     is_unknown: bool,
 }
 
@@ -169,32 +171,40 @@ impl Rooms {
         rooms
     }
 
-    /// With workers that compute the prompts of some requests only. They are not counted.
+    /// With each model's workers that compute the prompts of some requests only. They are not counted.
     pub(super) fn with_others<'a>(
         mut self,
-        others: impl Iterator<Item = Workers<'a>>,
+        others: impl Iterator<Item = (&'a Model, Workers<'a>)>,
         settings: &Settings,
         promised: &Promised,
         stalled: &Stalled,
         now: Instant,
     ) -> Self {
-        for workers in others {
-            let is_stalled = |worker: &Worker| stalled.is_full_and_stalled(worker, settings, now);
-            // Pairs go on with stalled ones if there are no others.
-            let has_working = workers.usable(now).any(|worker| !is_stalled(worker));
+        for (model, workers) in others {
             for worker in workers.usable(now) {
-                if !self.seen.insert(worker.id) {
-                    continue;
-                }
-                if has_working && is_stalled(worker) {
-                    self.stalled.push(worker.id);
-                } else if has_room(worker, settings, promised.of(worker.id)) {
+                let is_new = self.seen.insert(worker.id);
+                if is_new && has_room(worker, settings, promised.of(worker.id)) {
                     self.open.insert(worker.id);
                     self.room.others_have_room = true;
                 }
             }
+            let (stopped, working): (Vec<_>, Vec<_>) = workers
+                .usable(now)
+                .partition(|worker| stalled.is_full_and_stalled(worker, settings, now));
+            // Pairs go on with stalled ones if there are no others.
+            if !stopped.is_empty() && !working.is_empty() {
+                let stopped = stopped.into_iter().map(|worker| worker.id);
+                let stopped = stopped.filter(|worker| !self.open.contains(worker));
+                let stalled = self.stalled.iter().copied().chain(stopped).collect();
+                self.stalled_of.insert(model.clone(), stalled);
+            }
         }
         self
+    }
+
+    /// Workers that stopped working, which requests for a model do not wait for.
+    pub(super) fn stalled(&self, model: &Model) -> &[WorkerId] {
+        self.stalled_of.get(model).unwrap_or(&self.stalled)
     }
 
     /// Whether none has room any more.
@@ -217,10 +227,18 @@ impl Rooms {
         }
     }
 
-    /// Whether a worker that was full has no room yet. False for one that is not counted now.
-    pub(super) fn is_still_full(&self, worker: WorkerId) -> bool {
-        let is_counted = self.seen.contains(&worker) && !self.stalled.contains(&worker);
-        is_counted && !self.open.contains(&worker)
+    /// Whether a worker that was full has no room yet. False for one that requests for the model do not wait for now.
+    pub(super) fn is_still_full(&self, worker: WorkerId, model: &Model) -> bool {
+        let is_waited_for = self.seen.contains(&worker) && !self.stalled(model).contains(&worker);
+        is_waited_for && !self.open.contains(&worker)
+    }
+
+    /// Requests that wait come before those that are looked at next: a worker for which one of them waits has no room for
+    /// these.
+    pub(super) fn close_waited_for(&mut self, promised: &Promised) {
+        if !self.is_unknown {
+            self.open.retain(|worker| promised.of(*worker).in_line == 0);
+        }
     }
 
     /// A worker was promised something.
@@ -391,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_decode_worker_is_left_out_while_another_one_works() {
+    fn a_stalled_decode_worker_is_left_out_for_the_models_that_have_another_one() {
         let settings = Settings {
             max_worker_queued_tokens: 1_000,
             ..Settings::default()
@@ -405,15 +423,22 @@ mod tests {
         let later = start + settings.stale_after;
         stalled.update(&snapshot, start);
         stalled.update(&snapshot, later);
-        let rooms = |others: &[Arc<Worker>]| {
-            let others = [Workers::all(others)].into_iter();
-            let promised = Promised::default();
-            Rooms::default().with_others(others, &settings, &promised, &stalled, later)
-        };
-        let both = rooms(&workers);
-        assert_eq!(both.stalled, [workers[0].id]);
-        assert!(both.room.others_have_room);
-        assert!(rooms(&workers[..1]).stalled.is_empty());
+        let (both, alone) = (Model::from("both"), Model::from("alone"));
+        let mut others = [
+            (&both, Workers::all(&workers)),
+            (&alone, Workers::all(&workers[..1])),
+        ];
+        for _ in 0..2 {
+            let (of, promised) = (others.into_iter(), Promised::default());
+            let rooms = Rooms::default().with_others(of, &settings, &promised, &stalled, later);
+            assert_eq!(rooms.stalled(&both), [workers[0].id]);
+            assert!(rooms.stalled(&alone).is_empty());
+            assert!(rooms.room.others_have_room);
+            // So one that waits for it goes elsewhere, and the other one waits on.
+            assert!(!rooms.is_still_full(workers[0].id, &both));
+            assert!(rooms.is_still_full(workers[0].id, &alone));
+            others.reverse();
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::fleet::{Group, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
     Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason,
-    Request, Room, Settings,
+    Request, Room, Settings, Stretch,
 };
 use crate::relay::choose::chosen::{self, Chosen};
 use crate::relay::choose::promised::Promised;
@@ -56,15 +56,6 @@ pub(super) struct Release {
     pub(super) chosen: Option<(Arc<Group>, Chosen)>,
 }
 
-impl From<Placed> for Release {
-    fn from(placed: Placed) -> Self {
-        Self {
-            promises: placed.promises,
-            chosen: Some((placed.group, placed.chosen)),
-        }
-    }
-}
-
 /// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
 pub(in crate::relay) type Placing =
     Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
@@ -86,6 +77,14 @@ pub(super) struct Waiter {
     /// `None` before it was first seen to wait for a worker.
     pub(super) waits_for: RefCell<Option<WaitsFor>>,
     wake: oneshot::Sender<Woken>,
+}
+
+/// What becomes of a waiting request that is looked at.
+pub(super) enum Looked {
+    /// It takes this with it, if its worker is known.
+    Send(Option<Release>),
+    Wait(WaitsFor),
+    Other(Look),
 }
 
 /// The worker for whose room a request was last seen to wait.
@@ -112,16 +111,6 @@ pub(super) enum Woken {
     Moved(Option<Planned>),
 }
 
-impl fmt::Debug for Woken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Granted(_) => "Granted",
-            Self::Refused(_) => "Refused",
-            Self::Moved(_) => "Moved",
-        })
-    }
-}
-
 /// The queue of the models that share workers.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQueue {
@@ -131,6 +120,8 @@ pub(in crate::relay) struct SharedQueue {
     waiting: AtomicU32,
     /// Whether each of them was promised to a worker when workers were last looked at.
     is_all_promised: AtomicBool,
+    /// What those promise who wait behind the first ones and whom the walk over them has passed.
+    pub(super) behind: Mutex<Promised>,
     state: Mutex<State>,
 }
 
@@ -139,6 +130,8 @@ struct State {
     queue: Queue<Waiter>,
     /// How many wait, for each model that any waits for.
     models: FxHashMap<Model, u32>,
+    /// What all of them promise, each to the worker for which it was last seen to wait.
+    promised: Promised,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -219,11 +212,9 @@ impl Grant {
 }
 
 /// A request in the queue. Dropped, it leaves.
-#[derive(Debug)]
 pub(super) struct Ticket {
     queue: Arc<SharedQueue>,
     freed: Arc<Freed>,
-    model: Model,
     id: EntryId,
     woken: oneshot::Receiver<Woken>,
     is_over: bool,
@@ -247,8 +238,8 @@ impl Drop for Ticket {
             return;
         }
         let mut state = self.queue.state.lock();
-        if state.queue.leave(self.id) {
-            state.on_left(&self.model);
+        if let Some(waiter) = state.queue.leave(self.id) {
+            state.on_left(&waiter);
             self.queue.count(&state);
             self.freed.remove_waiting(1);
         }
@@ -269,9 +260,11 @@ impl SharedQueue {
             name,
             waiting: AtomicU32::new(0),
             is_all_promised: AtomicBool::new(true),
+            behind: Mutex::default(),
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
                 models: FxHashMap::default(),
+                promised: Promised::default(),
                 settings,
                 is_closed: false,
             }),
@@ -313,6 +306,7 @@ impl SharedQueue {
             Some(planned) => (Some(planned.placing), planned.waits_for),
             None => (None, None),
         };
+        let promises = waits_for.as_ref().map(|of| of.promises.clone());
         let waiter = Waiter {
             model: model.clone(),
             tokens: request.tokens,
@@ -325,6 +319,7 @@ impl SharedQueue {
             Err((refusal, _)) => return Some(Err(refusal)),
         };
         *state.models.entry(model.clone()).or_default() += 1;
+        state.promised.add_waiting(&promises.unwrap_or_default());
         self.is_all_promised.store(false, Relaxed);
         self.count(&state);
         let gone = state.named(left);
@@ -334,7 +329,6 @@ impl SharedQueue {
         let ticket = Ticket {
             queue: self.clone(),
             freed: freed.clone(),
-            model: model.clone(),
             id,
             woken,
             is_over: false,
@@ -349,26 +343,35 @@ impl SharedQueue {
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&Waiter, Option<Duration>) -> (Look, Option<Release>),
+        mut look: impl FnMut(&Waiter, Option<Duration>, Stretch) -> Looked,
     ) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mut releases = Vec::new();
-        let mut looked = 0;
-        let mut is_cut_short = !room.has_any();
-        let left = state
-            .queue
-            .advance(now, room, computed, |waiter, time_left| {
-                let (look, release) = look(waiter, time_left);
-                looked += usize::from(matches!(look, Look::Wait | Look::PassOver));
-                is_cut_short |= look == Look::Full;
-                if look == Look::Send {
+        let State {
+            queue, promised, ..
+        } = &mut *state;
+        let left = queue.advance(
+            now,
+            room,
+            computed,
+            |waiter, time_left, stretch| match look(waiter, time_left, stretch) {
+                Looked::Send(release) => {
                     releases.push(release);
+                    Look::Send
                 }
-                look
-            });
-        self.count(&state);
-        let is_all = !is_cut_short && looked == state.queue.len();
+                Looked::Wait(waits_for) => {
+                    promised.add_waiting(&waits_for.promises);
+                    if let Some(before) = waiter.waits_for.replace(Some(waits_for)) {
+                        promised.remove_waiting(&before.promises);
+                    }
+                    Look::Wait
+                }
+                Looked::Other(look) => look,
+            },
+        );
+        let is_all = queue.is_all_looked_at();
         self.is_all_promised.store(is_all, Relaxed);
+        self.count(&state);
         let mut gone = state.named(left);
         drop(state);
         let mut releases = releases.into_iter();
@@ -378,6 +381,11 @@ impl SharedQueue {
             }
         }
         gone
+    }
+
+    /// Adds what those promise who wait, each to the worker for which it was last seen to wait.
+    pub(super) fn add_promises(&self, to: &mut Promised) {
+        to.add_all(&self.state.lock().promised);
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests.
@@ -396,9 +404,8 @@ impl SharedQueue {
     /// Takes out the requests of models that now wait in another queue.
     pub(super) fn take_moved(&self, now: Instant, is_moved: impl Fn(&Model) -> bool) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let left = state
-            .queue
-            .take_moved(now, |waiter| is_moved(&waiter.model));
+        let is_moved = |waiter: &Waiter| is_moved(&waiter.model);
+        let left = state.queue.end(now, Outcome::Moved, is_moved);
         self.count(&state);
         state.named(left)
     }
@@ -406,7 +413,7 @@ impl SharedQueue {
     /// Releases everyone.
     pub(super) fn release_all(&self, now: Instant) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let left = state.queue.end(now, Outcome::Released);
+        let left = state.queue.end(now, Outcome::Released, |_| true);
         self.count(&state);
         state.named(left)
     }
@@ -425,13 +432,12 @@ impl SharedQueue {
 
     /// The classes of each model that waits, with their names.
     pub(super) fn status(&self, now: Instant) -> Vec<(Model, Vec<(String, ClassStatus)>)> {
-        let models = self.models();
         let state = self.state.lock();
-        let models = models.into_iter().map(|model| {
-            let classes = state.queue.classes(now, |waiter| waiter.model == model);
+        let models = state.queue.classes(now, |waiter| &waiter.model);
+        let models = models.into_iter().map(|(model, classes)| {
             let named = classes.into_iter();
             let named = named.map(|status| (state.name_of(status.class), status));
-            (model, named.collect())
+            (model.clone(), named.collect())
         });
         models.collect()
     }
@@ -459,12 +465,15 @@ impl State {
         class.map_or_else(String::new, |class| class.name.clone())
     }
 
-    /// One of those who wait for a model has left.
-    fn on_left(&mut self, model: &Model) {
-        if let Some(waiting) = self.models.get_mut(model) {
+    /// A request has left.
+    fn on_left(&mut self, waiter: &Waiter) {
+        if let Some(waits_for) = &*waiter.waits_for.borrow() {
+            self.promised.remove_waiting(&waits_for.promises);
+        }
+        if let Some(waiting) = self.models.get_mut(&waiter.model) {
             *waiting -= 1;
             if *waiting == 0 {
-                self.models.remove(model);
+                self.models.remove(&waiter.model);
             }
         }
     }
@@ -472,7 +481,7 @@ impl State {
     /// Those who have left the queue just now.
     fn named(&mut self, left: Vec<Left<Waiter>>) -> Vec<Gone> {
         for gone in &left {
-            self.on_left(&gone.waker.model);
+            self.on_left(&gone.waker);
         }
         let gone = left.into_iter().map(|left| Gone {
             class: self.name_of(left.class),

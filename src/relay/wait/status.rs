@@ -115,7 +115,8 @@ impl Queues {
         let shown = settings.as_deref().cloned().unwrap_or_default();
         let mut loads = Loads::default();
         let mut waiting = self.waiting_classes();
-        let models = self.known_models().into_iter().map(|model| {
+        let models = self.known_models(waiting.keys()).into_iter();
+        let models = models.map(|model| {
             let rate = self.get(&model).and_then(|queue| queue.measured_rate());
             let classes = waiting
                 .remove(&model)

@@ -121,7 +121,7 @@ impl Line {
         let mut waiting = vec![LoadShare::default(); workers.loads.len()];
         let mut sent = Vec::new();
         let room = workers.room(max);
-        let look = |request: &usize, _| {
+        let look = |request: &usize, _, _| {
             let is_open = |worker: usize| !is_waited_for[worker] && workers.has_room(worker, max);
             if !(0..workers.loads.len()).any(is_open) {
                 return Look::Full;
