@@ -431,7 +431,7 @@ fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
     for _ in 0..4 {
         rig.enter(|_| {}).unwrap();
     }
-    let is_moved = |number: &u64| number % 2 == 0;
+    let is_moved = |number: &u64| number.is_multiple_of(2);
     let moved = rig.queue.end(rig.now, Outcome::Moved, is_moved);
     let moved: Vec<u64> = moved.iter().map(|left| left.waker).collect();
     assert_eq!(moved, [2, 4]);
