@@ -66,6 +66,10 @@ const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
 /// The same after a trial that has failed.
 const RETRIAL_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A batch that is written while a look for work begins is due from that moment on, a little after the time of the look. Were
+/// it not seen, another one would get its turn.
+const WRITTEN_MEANWHILE_MS: u64 = 100;
+
 /// How often a claim is made anew because others have written.
 const MAX_CLAIM_ROUNDS: u32 = 5;
 
@@ -168,11 +172,12 @@ impl Runner {
     async fn due(&self, from: usize, max: usize) -> Result<Vec<Document>, store::Error> {
         let Batches { store, .. } = &*self.batches;
         let now_ms = self.batches.now_ms();
+        let until_ms = now_ms + WRITTEN_MEANWHILE_MS;
         let mut due = Vec::new();
         loop {
             let start = from + due.len();
             let places = start..start + MAX_DUE;
-            let found = store.due_documents(Collection::Batches, now_ms, places);
+            let found = store.due_documents(Collection::Batches, until_ms, places);
             let page = found.await?;
             // A page may be shorter than it could be: it has a bound of bytes, and leaves out what cannot be read.
             if page.is_empty() {
