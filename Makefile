@@ -41,7 +41,7 @@ quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no netw
 # What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy, the
 # manifests and the demo are run with. What waits for servers most of the time runs beside the last steps; beside the integration tests
 # it would load two cores so much that tests of what happens in time see other times.
-STEPS := format clippy documentation redis tests unit templates integration loom demo
+STEPS := format clippy documentation redis tests unit templates integration demo
 BESIDE := sdk browser envoy manifests
 
 .PHONY: test
@@ -186,12 +186,6 @@ demo: tests ## The demo, which ends by itself.
 .PHONY: bench
 bench: ## Run the benches.
 	$(CARGO) bench --locked $(FEATURES)
-
-# A package of its own, because loom stands in for the standard library's atomics.
-.PHONY: loom
-loom: ## All interleavings of a lookup and the writer of the KV index, up to two preemptions.
-	$(call heading,interleavings of the KV index)
-	$(CARGO) run --locked --manifest-path tests/loom/Cargo.toml --target-dir $(TARGET)/loom
 
 # Needs cargo-fuzz and a C++ compiler. libFuzzer's instrumentation is not stable, hence the variable.
 .PHONY: fuzz

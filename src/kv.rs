@@ -19,6 +19,7 @@ mod owner_table;
 pub mod page_fold;
 pub mod page_hash;
 pub mod predicted;
+mod prefetch;
 pub mod prefix_owners;
 pub mod protobuf;
 pub mod source;

@@ -21,8 +21,7 @@ use crate::units::SizeText;
 pub struct Settings {
     /// Memory of the index of all workers' cached blocks, at about 50 bytes a block: 2 GiB are 40 million blocks
     /// or 600 million tokens. When it is full, the blocks that were stored longest ago are dropped from it, for all
-    /// workers that have them and the ends of chains first. What it has taken for blocks is used again, and given back
-    /// when the last worker of a model has left; names and tables shrink before.
+    /// workers that have them and the ends of chains first. What blocks took is given back when they are removed.
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1MiB"))]
     pub max_index_memory: u64,

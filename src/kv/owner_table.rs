@@ -6,7 +6,7 @@
 
 use parking_lot::RwLock;
 
-use super::index::prefetch;
+use super::prefetch::prefetch;
 use crate::ids::{BlockHash, WorkerId};
 
 /// A worker that owns a block.

@@ -29,10 +29,6 @@ impl MemoryBudget {
         })
     }
 
-    pub(super) fn max_bytes(&self) -> u64 {
-        self.max_bytes
-    }
-
     fn add(&self, more: u64) {
         self.bytes.fetch_add(more, Relaxed);
         self.gauge.add(more as i64);
@@ -102,18 +98,7 @@ impl MemoryAccount {
         }
     }
 
-    #[inline]
-    pub(super) fn is_over_limit(&self) -> bool {
-        self.budget.bytes.load(Relaxed) > self.budget.max_bytes
-    }
-
-    /// Of all indexes together.
-    pub(super) fn bytes_over_limit(&self) -> usize {
-        let bytes = self.budget.bytes.load(Relaxed);
-        bytes.saturating_sub(self.budget.max_bytes) as usize
-    }
-
-    /// An index gives no pages back while it lives, so the first one could leave nothing to later ones:
+    /// An index drops blocks only where it stores some itself, so the first one could leave nothing to later ones:
     /// an eighth of the budget is only for indexes that have less than an equal part.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {
         let bytes = bytes as u64;

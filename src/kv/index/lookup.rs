@@ -1,53 +1,33 @@
-//! Finds how long a prefix of a prompt each tree owns, while the writer goes on.
-//!
-//! What a lookup reports of a block was true at one moment between the lookup's start and its end:
-//! after it read what a page's version, a block's owner set or a set's generation stand for, it loads
-//! each of them again. If one has changed, the lookup reads again or does not use the block.
+//! Finds how long a prefix of a prompt each tree owns: one walk over the prompt's pages for all trees.
 
-mod remaining;
-mod walk;
+use smallvec::SmallVec;
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
-use self::remaining::RemainingTrees;
-use super::members::Members;
-use super::owner_sets::{EMPTY_SET, SetId};
-use super::page_table::PageTable;
-use super::pages::{Body, Head, LOOKAHEAD, PageId, Version};
-use super::race_point::race_point;
-use super::shared::Shared;
-use super::simd::prefetch;
-use super::sync::{AtomicU32, AtomicU64, MAX_TRIES, spin_loop};
+use super::pages::{Page, PageOwner, Pages, Slot};
 use super::types::RankPrefix;
 use crate::kv::block::{ChainRoot, LocalHash, PathHash, SEGMENT_BLOCKS};
+use crate::kv::event::Tier;
 
-/// An id that no block has: there is no such class of sets.
-const NO_SET: SetId = u32::MAX;
+/// A tree that owns all blocks so far.
+struct RemainingTree {
+    slot: Slot,
+    /// The leading blocks that are all in the GPU; [`ALL`] as long as these are all blocks.
+    gpu_blocks: u32,
+    disk_blocks: u32,
+}
 
-/// A lookup on its way along a prompt.
+/// Pages that are looked for together, so that the processor waits for several cache lines at the same time.
+const AT_ONCE: usize = 8;
+
+const ALL: u32 = u32::MAX;
+
 struct Lookup<'a> {
-    shared: &'a Shared,
-    trees: RemainingTrees<'a>,
-    /// The owners of the last block.
-    last: LastOwners<'a>,
-    /// The trees of the set that was read last.
-    members: Members,
+    pages: &'a Pages,
+    /// Sorted by slot.
+    trees: SmallVec<[RemainingTree; 64]>,
+    found: &'a mut Vec<RankPrefix>,
 }
 
-/// A set that contains all remaining trees, with its generation when it was read.
-struct LastOwners<'a> {
-    set: SetId,
-    generation: &'a AtomicU64,
-    generation_read: u64,
-}
-
-/// A page on the way: its head, and the guess at the page [`LOOKAHEAD`] segments on.
-type PageAhead<'a> = (&'a Head, &'a AtomicU32);
-
-/// Path hashes of a segment's first and last block.
-type SegmentEnds = (PathHash, PathHash);
-
-impl Shared {
+impl Pages {
     pub(super) fn overlap(
         &self,
         root: ChainRoot,
@@ -55,244 +35,163 @@ impl Shared {
         found: &mut Vec<RankPrefix>,
     ) {
         let mut lookup = Lookup {
-            shared: self,
-            trees: RemainingTrees::new(&self.slots, found),
-            last: LastOwners {
-                set: NO_SET,
-                generation: self.sets.generation(NO_SET),
-                generation_read: 0,
-            },
-            members: Members::default(),
+            pages: self,
+            trees: SmallVec::new(),
+            found,
         };
-        let before_first = Head::before_first();
-        let mut page = (&before_first, &before_first.next);
         let mut path = PathHash::start(root);
         let mut depth = 0;
-        let (segments, rest) = locals.as_chunks::<SEGMENT_BLOCKS>();
-        for segment in segments {
-            let ends = path.segment(segment);
-            let next = lookup
-                .step_as_before(page, ends)
-                .or_else(|| lookup.step(page, path, ends, segment, depth));
-            let Some(next) = next else {
-                return;
+        for segments in locals.chunks(AT_ONCE * SEGMENT_BLOCKS) {
+            let mut end = path;
+            let of_segment = |segment| {
+                let before = end;
+                let (first, last) = end.segment(segment);
+                end = last;
+                (before, segment, last, self.starting_with(first.0, 0))
             };
-            page = next;
-            (_, path) = ends;
-            depth += SEGMENT_BLOCKS as u32;
-        }
-        if !rest.is_empty() {
-            let ends = path.segment(rest);
-            if lookup.step(page, path, ends, rest, depth).is_none() {
-                return;
+            let segments = segments.chunks(SEGMENT_BLOCKS).map(of_segment);
+            let segments: SmallVec<[_; AT_ONCE]> = segments.collect();
+            for (before, segment, last, page) in segments {
+                let Some(page) = page.map(|page| self.get(page)) else {
+                    lookup.report_all(depth);
+                    return;
+                };
+                if depth == 0 {
+                    lookup.start(page);
+                }
+                // Every block of the segment counts for the path hash of the last one.
+                if page.has_path_at(segment.len() - 1, last.0) {
+                    lookup.pass(page, segment.len(), depth);
+                } else if !lookup.walk(page, before, segment, depth) {
+                    return;
+                }
+                depth += segment.len() as u32;
+                if lookup.trees.is_empty() {
+                    return;
+                }
             }
-            depth += rest.len() as u32;
+            path = end;
         }
-        lookup.trees.report_all(depth);
-    }
-
-    /// The page where the chain continued from a page last, if it begins with this path hash.
-    #[inline]
-    fn page_after(&self, head: &Head, first: PathHash) -> Option<(PageId, &Head)> {
-        let next = head.next.load(Relaxed);
-        let head = self.pages.head(next)?;
-        begins_with(head, first).then_some((next, head))
-    }
-
-    /// The page that begins with this path hash.
-    #[inline(never)]
-    fn page_at(&self, table: &PageTable, first: PathHash) -> Option<(PageId, &Head)> {
-        let found = table.find(first.mixed(), |page| {
-            let head = self.pages.head(page);
-            head.is_some_and(|head| begins_with(head, first))
-        })?;
-        // The next pages usually follow it, two heads to a cache line.
-        for ahead in (1..LOOKAHEAD as u32).step_by(2) {
-            if let Some((head, far)) = self.pages.ahead(found.wrapping_add(ahead)) {
-                prefetch(head);
-                prefetch(far);
-            }
-        }
-        Some((found, self.pages.head(found)?))
+        lookup.report_all(depth);
     }
 }
 
-impl<'a> Lookup<'a> {
-    /// One segment on, in nearly every step of a long prompt: the guess at the next page is right, the page
-    /// is exactly this segment, and all its blocks have the same owners as the last block.
-    #[inline]
-    fn step_as_before(
-        &self,
-        (head, far): PageAhead<'a>,
-        (first, last): SegmentEnds,
-    ) -> Option<PageAhead<'a>> {
-        let pages = &self.shared.pages;
-        if let Some((head, far)) = pages.ahead(far.load(Relaxed)) {
-            prefetch(head);
-            prefetch(far);
-        }
-        let (head, far) = pages.ahead(head.next.load(Relaxed))?;
-        let (version, common) = whole_page(head, first, last, SEGMENT_BLOCKS)?;
-        (self.are_last_owners(common) && head.is_still(version)).then_some((head, far))
+impl Lookup<'_> {
+    /// Starts with the visible owners of the first page.
+    fn start(&mut self, page: &Page) {
+        let visible = page.owners.iter().filter(|owner| {
+            let rank = &self.pages.slots[owner.slot as usize];
+            rank.as_ref().is_some_and(|rank| rank.is_visible)
+        });
+        self.trees.extend(visible.map(|owner| RemainingTree {
+            slot: owner.slot,
+            gpu_blocks: ALL,
+            disk_blocks: 0,
+        }));
     }
 
-    /// One segment on, in any other case; `before` is the path hash before it. Returns the segment's last
-    /// page; none when the lookup is over.
-    #[inline(never)]
-    fn step(
-        &mut self,
-        (head, _): PageAhead<'a>,
-        before: PathHash,
-        (first, last): SegmentEnds,
-        segment: &[LocalHash],
-        depth: u32,
-    ) -> Option<PageAhead<'a>> {
-        let next = self.shared.page_after(head, first);
-        let next = next.or_else(|| self.shared.page_at(&self.shared.starts.load(), first));
-        let Some((page, head)) = next else {
-            self.trees.report_all(depth);
-            return None;
-        };
-        let is_passed = match depth {
-            0 => self.start_with_page(head, first, last, segment.len()),
-            _ => self.pass_page(head, first, last, segment.len()),
-        };
-        if is_passed {
-            return self.shared.pages.ahead(page);
-        }
-        let (_, body) = self.shared.pages.page(page)?;
-        prefetch(&body.paths);
-        prefetch(&body.paths[SEGMENT_BLOCKS / 2]);
-        prefetch(&body.owners);
-        if depth == 0 && !self.start_with_block(head, body, first) {
-            return None;
-        }
-        let last = self.walk_segment((page, head, body), before, segment, depth)?;
-        self.shared.pages.ahead(last)
-    }
-
-    /// Starts with the owners of the first page, if all its blocks have the same and it is exactly this
-    /// segment: then its blocks need not be looked at.
-    #[inline]
-    fn start_with_page(
-        &mut self,
-        head: &Head,
-        first: PathHash,
-        last: PathHash,
-        len: usize,
-    ) -> bool {
-        let Some((version, common)) = whole_page(head, first, last, len) else {
-            return false;
-        };
-        match self.read_owners(&head.common, common) {
-            Some(generation) if head.is_still(version) => {
-                self.trees.start(&self.members);
-                self.set_last_owners(common, generation);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Starts with the owners of the first block. False if there are none.
-    fn start_with_block(&mut self, head: &Head, body: &Body, first: PathHash) -> bool {
-        for _ in 0..MAX_TRIES {
-            let Some(version) = head.version() else {
-                spin_loop();
-                continue;
-            };
-            if version.len() == 0 || body.paths[0].load(Relaxed) != first.0 {
-                return false;
-            }
-            race_point();
-            let owners = body.owners[0].load(Acquire);
-            if owners == EMPTY_SET {
-                return false;
-            }
-            if let Some(generation) = self.read_owners(&body.owners[0], owners)
-                && head.is_still(version)
-            {
-                self.trees.start(&self.members);
-                self.set_last_owners(owners, generation);
+    /// Goes along a segment block by block, where its blocks lie in several pages: chains fork within it. Returns false
+    /// at the end of what the index has of the prompt.
+    fn walk(&mut self, first: &Page, before: PathHash, segment: &[LocalHash], depth: u32) -> bool {
+        let mut path = before;
+        let paths = segment.iter().zip(depth..).map(|(local, depth)| {
+            path = path.step(*local, depth);
+            path.0
+        });
+        let paths: SmallVec<[u64; SEGMENT_BLOCKS]> = paths.collect();
+        let mut page = first;
+        let mut at = 0;
+        loop {
+            let known = paths[at..].iter().zip(&page.paths[..page.len()]);
+            let known = known.take_while(|(path, known)| path == known).count();
+            self.pass(page, known, depth + at as u32);
+            at += known;
+            if at == paths.len() {
                 return true;
             }
-            spin_loop();
+            let Some(next) = self.pages.starting_with(paths[at], depth + at as u32) else {
+                self.report_all(depth + at as u32);
+                return false;
+            };
+            page = self.pages.get(next);
         }
-        false
     }
 
-    /// Whether a page is exactly this segment, and all remaining trees own all of it in the same tier as
-    /// before.
-    #[inline]
-    fn pass_page(&mut self, head: &Head, first: PathHash, last: PathHash, len: usize) -> bool {
-        let Some((version, common)) = whole_page(head, first, last, len) else {
-            return false;
+    /// Goes on by the first `blocks` blocks of a page, which are at `depth` of the prompt. Reports the trees that do
+    /// not own all of them.
+    fn pass(&mut self, page: &Page, blocks: usize, depth: u32) {
+        let Self {
+            pages,
+            trees,
+            found,
+        } = self;
+        let all = u16::MAX >> (SEGMENT_BLOCKS - blocks);
+        let mut owners = &page.owners[..];
+        // Mostly each tree owns all of the page, and no other tree does.
+        let owns_all = |(tree, owner): (&RemainingTree, &PageOwner)| {
+            tree.slot == owner.slot && owner.tiers[Tier::Gpu as usize] & all == all
         };
-        if self.are_last_owners(common) {
-            return head.is_still(version);
+        if trees.len() == owners.len() && trees.iter().zip(owners).all(owns_all) {
+            return;
         }
-        let Some(generation) = self.read_owners(&head.common, common) else {
-            return false;
+        let mut pass = |tree: &mut RemainingTree| {
+            while let [owner, rest @ ..] = owners
+                && owner.slot < tree.slot
+            {
+                owners = rest;
+            }
+            let owner = owners.first().filter(|owner| owner.slot == tree.slot);
+            let tiers = owner.map_or([0; Tier::COUNT], |owner| owner.tiers);
+            let [gpu, cpu, disk] = tiers.map(|tier| tier & all);
+            if gpu == all {
+                return true;
+            }
+            if tree.gpu_blocks == ALL {
+                tree.gpu_blocks = depth + gpu.trailing_ones();
+            }
+            let passed = (gpu | cpu | disk).trailing_ones();
+            let on_disk = u32::from(disk) & ((1 << passed) - 1);
+            tree.disk_blocks += on_disk.count_ones();
+            let owns_all = passed as usize == blocks;
+            if !owns_all && depth + passed > 0 {
+                found.extend(prefix_of(pages, tree, depth + passed));
+            }
+            owns_all
         };
-        if !head.is_still(version) || self.trees.would_change(&self.members) {
-            return false;
+        if let Some(first) = trees.iter_mut().position(|tree| !pass(tree)) {
+            let mut kept = first;
+            for at in first + 1..trees.len() {
+                if pass(&mut trees[at]) {
+                    trees.swap(kept, at);
+                    kept += 1;
+                }
+            }
+            trees.truncate(kept);
         }
-        self.set_last_owners(common, generation);
-        true
     }
 
-    fn set_last_owners(&mut self, set: SetId, generation_read: u64) {
-        self.last = LastOwners {
-            set,
-            generation: self.shared.sets.generation(set),
-            generation_read,
-        };
-    }
-
-    /// Whether a set is the last block's and unchanged, so that all remaining trees are in it.
-    #[inline]
-    fn are_last_owners(&self, set: SetId) -> bool {
-        // A set's generation only rises: if it is the same now, it was the same in between.
-        set == self.last.set && self.last.generation.load(Acquire) == self.last.generation_read
-    }
-
-    /// Reads a set's trees into `members`. Returns its generation, or none if `place` has another set by
-    /// now or the set has changed.
-    #[inline]
-    fn read_owners(&mut self, place: &AtomicU32, set: SetId) -> Option<u64> {
-        self.members.reset(self.trees.groups());
-        race_point();
-        if set == EMPTY_SET {
-            return Some(0);
-        }
-        let generation = self.shared.sets.read(set, &mut self.members)?;
-        race_point();
-        // In this order: at the moment of the first load the set was there, and it was what was read from
-        // before that until after it.
-        let is_there = place.load(Acquire) == set;
-        let is_same = self.shared.sets.generation(set).load(Acquire) == generation;
-        (is_there && is_same).then_some(generation)
+    /// The prompt, or what the index has of it, ends after `depth` blocks.
+    fn report_all(&mut self, depth: u32) {
+        let Self {
+            pages,
+            trees,
+            found,
+        } = self;
+        found.extend(
+            trees
+                .iter()
+                .filter_map(|tree| prefix_of(pages, tree, depth)),
+        );
     }
 }
 
-#[inline]
-fn begins_with(head: &Head, first: PathHash) -> bool {
-    head.first.load(Relaxed) == first.0 && head.len() > 0
-}
-
-/// A page's version and common owners, if it is exactly this segment and has common owners.
-#[inline]
-fn whole_page(
-    head: &Head,
-    first: PathHash,
-    last: PathHash,
-    len: usize,
-) -> Option<(Version, SetId)> {
-    let version = head.version()?;
-    let is_segment = version.len() == len
-        && head.last.load(Relaxed) == last.0
-        && head.first.load(Relaxed) == first.0;
-    race_point();
-    let common = head.common.load(Acquire);
-    (is_segment && common != EMPTY_SET).then_some((version, common))
+fn prefix_of(pages: &Pages, tree: &RemainingTree, blocks: u32) -> Option<RankPrefix> {
+    let rank = pages.slots[tree.slot as usize].as_ref()?;
+    Some(RankPrefix {
+        worker: rank.worker,
+        rank: rank.rank,
+        blocks,
+        gpu_blocks: tree.gpu_blocks.min(blocks),
+        disk_blocks: tree.disk_blocks,
+    })
 }

@@ -1,237 +1,383 @@
-//! Pages of up to 16 consecutive blocks of one chain: what a lookup reads of them, without a lock.
-//!
-//! A page never crosses a segment ([`SEGMENT_BLOCKS`] blocks of a chain). So a prompt that no other
-//! prompt shares in part has one page for each segment, and a page whose blocks all have the same
-//! owners costs a lookup one comparison. Each block has its own owners, so a block missing in the
-//! middle of a chain is seen exactly.
-//!
-//! One writer at a time (the index's lock) changes pages; readers take no lock. The version in
-//! [`Head::state`] keeps them from taking one page's owners for another page's blocks: it is odd while
-//! the page's blocks change, and a reader discards what it read between two different versions. The
-//! owners of a block that stays are one atomic number and may change at any time.
+//! What lookups read: pages of up to 16 consecutive blocks of a chain, found by the path hash of their first block, and
+//! which trees own the blocks. There are no links from block to block: a block's path hash stands for everything before
+//! it.
 
-use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
 
-use super::owner_sets::{EMPTY_SET, SetId};
-use super::sync::{AtomicU32, AtomicU64, PAGES_AT_ONCE, fence};
+use crate::ids::WorkerId;
 use crate::kv::block::SEGMENT_BLOCKS;
+use crate::kv::event::{EngineHash, Tier};
 
-/// A page's number. Pages that one event takes are numbered consecutively where possible.
+/// A tree's number in its index.
+pub(super) type Slot = u32;
+
 pub(super) type PageId = u32;
 
-/// The page's number times 16, plus the block's offset in the page.
-pub(super) type BlockId = u32;
+/// A block's page and its position there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BlockId(u32);
 
-/// No page, or no block.
-pub(super) const NO_ID: u32 = u32::MAX;
-
-pub(super) fn block_id(page: PageId, offset: usize) -> BlockId {
-    page * SEGMENT_BLOCKS as u32 + offset as u32
-}
-
-pub(super) fn locate(block: BlockId) -> (PageId, usize) {
-    (
-        block / SEGMENT_BLOCKS as u32,
-        block as usize % SEGMENT_BLOCKS,
-    )
-}
-
-/// What a lookup reads of a page that it passes as a whole. Two fit a cache line.
-#[derive(Debug, Default)]
-#[repr(align(32))]
-pub(super) struct Head {
-    /// The number of blocks in the lowest byte, the version above it.
-    state: AtomicU64,
-    /// The path hash of the first block.
-    pub(super) first: AtomicU64,
-    /// The path hash of the last block.
-    pub(super) last: AtomicU64,
-    /// The owner set of every block if all have the same, else [`EMPTY_SET`].
-    pub(super) common: AtomicU32,
-    /// A guess: the page of the next segment, where a chain continued from this page last.
-    pub(super) next: AtomicU32,
-}
-
-/// What a lookup reads of a page block by block.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub(super) struct Body {
-    pub(super) paths: [AtomicU64; SEGMENT_BLOCKS],
-    pub(super) owners: [AtomicU32; SEGMENT_BLOCKS],
-}
-
-/// A page's version and how many blocks it had then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Version(u64);
-
-impl Version {
-    pub(super) fn len(self) -> usize {
-        (self.0 & 0xff) as usize
-    }
-}
-
-const ODD: u64 = 1 << 8;
-
-impl Head {
-    /// The head of no page, with no next page: where a lookup starts.
-    pub(super) fn before_first() -> Self {
-        Self {
-            next: AtomicU32::new(NO_ID),
-            ..Self::default()
-        }
-    }
-
-    /// The version that everything read from here on must be checked against ([`Head::is_still`]); none
-    /// while the page changes.
+impl BlockId {
     #[inline]
-    pub(super) fn version(&self) -> Option<Version> {
-        let state = self.state.load(Acquire);
-        (state & ODD == 0).then_some(Version(state))
+    pub(super) fn new(page: PageId, offset: usize) -> Self {
+        Self(page * SEGMENT_BLOCKS as u32 + offset as u32)
     }
 
-    /// Whether the page has not changed since it had `version`.
+    /// The block's bit among those of its page.
     #[inline]
-    pub(super) fn is_still(&self, version: Version) -> bool {
-        fence(Acquire);
-        self.state.load(Relaxed) == version.0
+    pub(super) fn bit(self) -> u16 {
+        1 << self.offset()
     }
 
-    /// For the writer, who needs no version.
+    #[inline]
+    pub(super) fn page(self) -> PageId {
+        self.0 / SEGMENT_BLOCKS as u32
+    }
+
+    #[inline]
+    pub(super) fn offset(self) -> usize {
+        self.0 as usize % SEGMENT_BLOCKS
+    }
+}
+
+/// The blocks of a page that one tree owns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageOwner {
+    pub(super) slot: Slot,
+    /// A bit for each block, at the fastest tier that has a copy of it.
+    pub(super) tiers: [u16; Tier::COUNT],
+}
+
+impl PageOwner {
+    #[inline]
+    pub(super) fn blocks(&self) -> u16 {
+        self.tiers.iter().fold(0, |all, tier| all | tier)
+    }
+}
+
+/// In this order, what a lookup of the whole page reads lies together: the last path hash and what follows it.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Page {
+    pub(super) paths: [u64; SEGMENT_BLOCKS],
+    len: u8,
+    owned: u16,
+    /// Blocks whose name is in the table of names, a bit each.
+    named: u16,
+    /// Blocks before the first one.
+    pub(super) depth: u32,
+    /// Sorted by slot. The second of two owners still needs no memory of its own.
+    pub(super) owners: SmallVec<[PageOwner; 2]>,
+    /// The path hash before the first block.
+    pub(super) parent_path: u64,
+    /// The block before the first one, as it was once: a guess.
+    pub(super) parent: Option<BlockId>,
+    names: [EngineHash; SEGMENT_BLOCKS],
+}
+
+impl Page {
+    /// Up to the last block that any tree owns.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        (self.state.load(Relaxed) & 0xff) as usize
+        self.len.into()
     }
 
-    /// The writer is about to write after the page's last block. Only a reader that still sees the page
-    /// as longer looks there; it must then see that the page changed.
     #[inline]
-    pub(super) fn prepare_append(&self) {
-        fence(Release);
+    pub(super) fn has_path_at(&self, offset: usize, path: u64) -> bool {
+        offset < self.len() && self.paths[offset] == path
     }
 
-    /// The writer is about to change which blocks the page has.
+    /// The name of a block in the table of names.
     #[inline]
-    pub(super) fn open(&self) {
-        self.state.fetch_or_relaxed(ODD);
-        // No later store may be seen before the odd version.
-        fence(Release);
+    pub(super) fn name(&self, offset: usize) -> Option<EngineHash> {
+        (self.named >> offset & 1 == 1).then(|| self.names[offset])
     }
 
-    /// The page has `len` blocks now; everything stored since [`Head::open`] is part of this version.
+    pub(super) fn set_name(&mut self, offset: usize, name: EngineHash) {
+        self.names[offset] = name;
+        self.named |= 1 << offset;
+    }
+
+    pub(super) fn take_name(&mut self, offset: usize) -> Option<EngineHash> {
+        let name = self.name(offset);
+        self.named &= !(1 << offset);
+        name
+    }
+
+    /// Blocks that any tree owns, a bit each.
     #[inline]
-    pub(super) fn close(&self, len: usize) {
-        let state = self.state.load(Relaxed);
-        let next = (state | 0xff).wrapping_add(1) & !0xff;
-        self.state.store(next | len as u64, Release);
+    pub(super) fn owned(&self) -> u16 {
+        self.owned
     }
-}
 
-trait FetchOrRelaxed {
-    fn fetch_or_relaxed(&self, bits: u64);
-}
-
-impl FetchOrRelaxed for AtomicU64 {
-    /// There is one writer, so this needs no locked instruction.
     #[inline]
-    fn fetch_or_relaxed(&self, bits: u64) {
-        self.store(self.load(Relaxed) | bits, Relaxed);
+    fn position_of(&self, slot: Slot) -> Result<usize, usize> {
+        self.owners.binary_search_by_key(&slot, |owner| owner.slot)
+    }
+
+    #[inline]
+    pub(super) fn owner(&self, slot: Slot) -> Option<&PageOwner> {
+        self.position_of(slot).ok().map(|at| &self.owners[at])
+    }
+
+    /// The fastest tier where a tree has a block.
+    #[inline]
+    pub(super) fn residency(&self, slot: Slot, offset: usize) -> Option<Tier> {
+        let owner = self.owner(slot)?;
+        let is_in = |tier: &Tier| owner.tiers[*tier as usize] >> offset & 1 == 1;
+        Tier::ALL.into_iter().find(is_in)
+    }
+
+    /// Of some blocks (a bit each). Returns whether the tree came to the page or has left it.
+    fn set_residency(&mut self, slot: Slot, blocks: u16, residency: Option<Tier>) -> bool {
+        let (at, is_new) = match self.position_of(slot) {
+            Ok(at) => (at, false),
+            Err(at) => {
+                let tiers = [0; Tier::COUNT];
+                self.owners.insert(at, PageOwner { slot, tiers });
+                (at, true)
+            }
+        };
+        let owner = &mut self.owners[at];
+        owner.tiers.iter_mut().for_each(|tier| *tier &= !blocks);
+        if let Some(tier) = residency {
+            owner.tiers[tier as usize] |= blocks;
+            self.owned |= blocks;
+            return is_new;
+        }
+        let has_left = owner.blocks() == 0;
+        if has_left {
+            self.owners.remove(at);
+            if self.owners.len() * 4 < self.owners.capacity() {
+                self.owners.shrink_to_fit();
+            }
+        }
+        let of_others = self
+            .owners
+            .iter()
+            .fold(0, |all, owner| all | owner.blocks());
+        self.owned &= of_others | !blocks;
+        self.len = (u16::BITS - self.owned.leading_zeros()) as u8;
+        has_left
+    }
+
+    fn heap_bytes(&self) -> usize {
+        match self.owners.spilled() {
+            true => self.owners.capacity() * size_of::<PageOwner>(),
+            false => 0,
+        }
     }
 }
 
-/// Pages are allocated this many at once.
-pub(super) const CHUNK: usize = PAGES_AT_ONCE;
-
-#[derive(Debug)]
-struct Chunk {
-    heads: Box<[Head; CHUNK]>,
-    bodies: Box<[Body; CHUNK]>,
-    /// Guesses: the page [`LOOKAHEAD`] segments after each page.
-    far: Box<[AtomicU32; CHUNK]>,
+/// Where the next block of a chain goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChainEnd {
+    /// Path hash of the last block, or of the root.
+    pub(super) path: u64,
+    /// Blocks so far.
+    pub(super) depth: u32,
+    /// The last block; none at a chain's start.
+    pub(super) block: Option<BlockId>,
 }
 
-/// How many pages ahead a lookup asks for heads: loading one takes about as long as passing this many.
-pub(super) const LOOKAHEAD: usize = 8;
-
-fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
-    let made: Box<[T]> = (0..N).map(|_| T::default()).collect();
-    let Ok(made) = made.try_into() else {
-        unreachable!("the boxed slice has N items")
-    };
-    made
+/// The dp rank that a slot stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RankOfSlot {
+    pub(super) worker: WorkerId,
+    pub(super) rank: u32,
+    pub(super) is_visible: bool,
 }
 
-/// All pages of an index. They are allocated when needed, reused, and freed with the index.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pages {
-    chunks: Box<[OnceLock<Chunk>]>,
+    pages: Vec<Option<Box<Page>>>,
+    free: Vec<PageId>,
+    /// Pages by the path hash of their first block: those that start a segment, and those that start within one, where
+    /// a chain forks off another. The second table is the smaller one, and is asked for each new block.
+    starts: [HashMap<u64, PageId, FxBuildHasher>; 2],
+    pub(super) slots: Vec<Option<RankOfSlot>>,
+    /// Memory of the pages' lists of owners.
+    owner_bytes: usize,
 }
 
 impl Pages {
-    /// Memory of a page.
-    pub(super) const BYTES: usize = size_of::<Head>() + size_of::<Body>() + 4;
+    #[inline]
+    pub(super) fn find(&self, page: PageId) -> Option<&Page> {
+        self.pages.get(page as usize)?.as_deref()
+    }
 
-    pub(super) fn new(max_pages: usize) -> Self {
-        let chunks = max_pages.div_ceil(CHUNK).max(1);
-        Self {
-            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+    /// A page that is known to exist.
+    #[inline]
+    pub(super) fn get(&self, page: PageId) -> &Page {
+        self.find(page).expect("it has blocks")
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, page: PageId) -> &mut Page {
+        let page = self.pages[page as usize].as_deref_mut();
+        page.expect("it has blocks")
+    }
+
+    /// Whether the table of names has this name for a block.
+    #[inline]
+    pub(super) fn has_name(&self, block: BlockId, name: EngineHash) -> bool {
+        self.get(block.page()).name(block.offset()) == Some(name)
+    }
+
+    /// The page that begins with the block with this path hash, which has `depth` blocks before it.
+    #[inline]
+    pub(super) fn starting_with(&self, path: u64, depth: u32) -> Option<PageId> {
+        self.starts[table_at(depth)].get(&path).copied()
+    }
+
+    pub(super) fn slot_of(&self, worker: WorkerId, rank: u32) -> Option<Slot> {
+        let is_it = |of: &RankOfSlot| of.worker == worker && of.rank == rank;
+        let mut slots = self.slots.iter();
+        let slot = slots.position(|of| of.as_ref().is_some_and(is_it))?;
+        Some(slot as Slot)
+    }
+
+    fn in_use(&self) -> usize {
+        self.pages.len() - self.free.len()
+    }
+
+    /// All memory of the pages.
+    pub(super) fn bytes(&self) -> usize {
+        self.in_use() * size_of::<Page>()
+            + self.pages.capacity() * size_of::<Option<Box<Page>>>()
+            + self.free.capacity() * size_of::<PageId>()
+            + self
+                .starts
+                .each_ref()
+                .map(HashMap::allocation_size)
+                .iter()
+                .sum::<usize>()
+            + self.slots.capacity() * size_of::<Option<RankOfSlot>>()
+            + self.owner_bytes
+    }
+
+    /// The same, counted by a walk over all pages.
+    #[cfg(test)]
+    pub(super) fn recount(&self) -> usize {
+        let pages = self.pages.iter().flatten();
+        let owners: usize = pages.map(|page| page.heap_bytes()).sum();
+        self.bytes() - self.owner_bytes + owners
+    }
+
+    /// All pages there are.
+    pub(super) fn ids(&self) -> impl Iterator<Item = PageId> {
+        let pages = (0..).zip(&self.pages);
+        pages.filter_map(|(id, page)| page.is_some().then_some(id))
+    }
+
+    /// The end of the chain whose last block this is.
+    pub(super) fn end_at(&self, block: BlockId) -> ChainEnd {
+        let page = self.get(block.page());
+        ChainEnd {
+            path: page.paths[block.offset()],
+            depth: page.depth + block.offset() as u32 + 1,
+            block: Some(block),
         }
     }
 
-    pub(super) fn max_pages(&self) -> usize {
-        self.chunks.len() * CHUNK
+    /// The position after a chain's end in the same page. None if the segment is full, or the end is not there any
+    /// more.
+    #[inline]
+    fn after(&self, end: &ChainEnd) -> Option<BlockId> {
+        let last = end.block?;
+        let is_full = (end.depth as usize).is_multiple_of(SEGMENT_BLOCKS);
+        let page = self.find(last.page()).filter(|_| !is_full)?;
+        page.has_path_at(last.offset(), end.path)
+            .then(|| BlockId::new(last.page(), last.offset() + 1))
     }
 
-    pub(super) fn own_bytes(&self) -> usize {
-        size_of_val(&*self.chunks)
-    }
-
-    /// Allocates the chunk of pages from `first` on.
-    pub(super) fn make(&self, first: PageId) {
-        self.chunks[first as usize / CHUNK].get_or_init(|| Chunk {
-            heads: boxed(),
-            bodies: boxed(),
-            far: boxed(),
+    /// The block that continues a chain with this path hash, if any tree owns it or a later one of its page.
+    #[inline]
+    pub(super) fn find_after(&self, end: &ChainEnd, path: u64) -> Option<BlockId> {
+        let in_page = self.after(end).filter(|next| {
+            let page = self.get(next.page());
+            page.has_path_at(next.offset(), path)
         });
+        in_page.or_else(|| Some(BlockId::new(self.starting_with(path, end.depth)?, 0)))
     }
 
-    /// None if the page was not allocated yet.
+    /// Adds a block that [`Self::find_after`] does not find. A tree is to own it at once.
     #[inline]
-    pub(super) fn head(&self, page: PageId) -> Option<&Head> {
-        let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
-        Some(&chunk.heads[page as usize % CHUNK])
+    pub(super) fn add(&mut self, end: &ChainEnd, path: u64) -> BlockId {
+        if let Some(next) = self.after(end) {
+            let page = self.get_mut(next.page());
+            if page.len() == next.offset() {
+                page.paths[next.offset()] = path;
+                page.len += 1;
+                return next;
+            }
+        }
+        let mut page = Box::new(Page {
+            paths: [0; SEGMENT_BLOCKS],
+            names: [EngineHash(0); SEGMENT_BLOCKS],
+            owners: SmallVec::new(),
+            parent_path: end.path,
+            parent: end.block,
+            depth: end.depth,
+            owned: 0,
+            named: 0,
+            len: 1,
+        });
+        page.paths[0] = path;
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.pages.push(None);
+            self.pages.len() as PageId - 1
+        });
+        self.pages[id as usize] = Some(page);
+        self.starts[table_at(end.depth)].insert(path, id);
+        BlockId::new(id, 0)
     }
 
-    #[inline]
-    pub(super) fn page(&self, page: PageId) -> Option<(&Head, &Body)> {
-        let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
-        let offset = page as usize % CHUNK;
-        Some((&chunk.heads[offset], &chunk.bodies[offset]))
+    /// Says in which tier a tree has some blocks of a page (a bit each). Returns whether the tree came to the page or
+    /// has left it.
+    pub(super) fn set_residency(
+        &mut self,
+        slot: Slot,
+        page: PageId,
+        blocks: u16,
+        residency: Option<Tier>,
+    ) -> bool {
+        let page = self.pages[page as usize].as_deref_mut();
+        let page = page.expect("it has blocks");
+        let before = page.heap_bytes();
+        let has_changed = page.set_residency(slot, blocks, residency);
+        self.owner_bytes = self.owner_bytes + page.heap_bytes() - before;
+        has_changed
     }
 
-    /// A page's head, and the guess at the page [`LOOKAHEAD`] segments on.
-    #[inline]
-    pub(super) fn ahead(&self, page: PageId) -> Option<(&Head, &AtomicU32)> {
-        let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
-        let offset = page as usize % CHUNK;
-        Some((&chunk.heads[offset], &chunk.far[offset]))
+    /// Removes a page whose last block has no owner any more.
+    pub(super) fn remove_if_empty(&mut self, id: PageId) {
+        if let Some(page) = self.find(id).filter(|page| page.len() == 0) {
+            let (first, depth) = (page.paths[0], page.depth);
+            self.owner_bytes -= page.heap_bytes();
+            self.starts[table_at(depth)].remove(&first);
+            self.pages[id as usize] = None;
+            self.free.push(id);
+        }
     }
 
-    /// For the writer, which only has numbers of pages that it allocated.
-    #[inline]
-    pub(super) fn get(&self, page: PageId) -> (&Head, &Body) {
-        self.page(page).expect("the writer allocated the page")
+    /// Whether most of a table is unused.
+    pub(super) fn is_sparse(&self) -> bool {
+        let mut starts = self.starts.iter();
+        starts.any(|starts| starts.capacity() > 64 + starts.len() * 4)
+    }
+
+    /// Gives memory of unused parts of the tables back.
+    pub(super) fn shrink(&mut self) {
+        for starts in &mut self.starts {
+            starts.shrink_to(starts.len() * 2);
+        }
     }
 }
 
-impl Body {
-    /// The owner set of the first `len` blocks if all have the same, else [`EMPTY_SET`].
-    #[inline]
-    pub(super) fn common(&self, len: usize) -> SetId {
-        let first = self.owners[0].load(Relaxed);
-        let differ = self.owners[..len]
-            .iter()
-            .fold(0, |differ, owners| differ | (owners.load(Relaxed) ^ first));
-        if differ == 0 { first } else { EMPTY_SET }
-    }
+/// The table of pages that begin at this depth.
+fn table_at(depth: u32) -> usize {
+    usize::from(!(depth as usize).is_multiple_of(SEGMENT_BLOCKS))
 }

@@ -1,19 +1,19 @@
-//! One index: what lookups read, beside the writer behind its lock.
+//! One index: the pages that lookups read, and the writer. Each is behind a lock of its own; whoever takes both takes
+//! the writer's first.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tracing::warn;
 
 use super::budget::MemoryBudget;
 use super::metrics::{IndexKey, Metrics};
-use super::owner_sets::{MAX_TREES, NO_SLOT, Slot};
-use super::shared::Shared;
+use super::pages::{Pages, Slot};
 use super::types::{RankPrefix, TreeBlock};
-use super::writer::Writer;
 use super::writer::list::Listing;
+use super::writer::{MAX_TREES, Writer};
 use crate::ids::WorkerId;
 use crate::kv::block::{ChainRoot, LocalHash};
 
@@ -22,7 +22,7 @@ const PAGES_AT_ONCE: usize = 256;
 
 #[derive(Debug)]
 pub struct PrefixIndex {
-    shared: Shared,
+    pages: RwLock<Pages>,
     writer: Mutex<Writer>,
     trees: AtomicUsize,
     metrics: Metrics,
@@ -31,20 +31,19 @@ pub struct PrefixIndex {
 
 impl PrefixIndex {
     pub(in crate::kv) fn new(budget: Arc<MemoryBudget>, metrics: Metrics, key: IndexKey) -> Self {
-        let shared = Shared::new(budget);
         Self {
-            writer: Mutex::new(Writer::new(&shared)),
-            shared,
+            pages: RwLock::default(),
+            writer: Mutex::new(Writer::new(budget)),
             trees: AtomicUsize::new(0),
             metrics,
             key,
         }
     }
 
-    /// Adds, in no order, the prefix of this prompt that each visible tree owns. Takes no lock; blocks
-    /// that are being stored at this moment may be missed.
+    /// Adds, in no order, the prefix of this prompt that each visible tree owns: all of them as they are at one moment.
+    /// Of a long event that is being applied, or a tree that is being dropped, that may be a part.
     pub fn overlap(&self, root: ChainRoot, locals: &[LocalHash], found: &mut Vec<RankPrefix>) {
-        self.shared.overlap(root, locals, found);
+        self.pages.read().overlap(root, locals, found);
     }
 
     /// Blocks that any tree owns.
@@ -57,8 +56,7 @@ impl PrefixIndex {
     }
 
     pub fn memory_bytes(&self) -> usize {
-        let fixed = self.shared.pages.own_bytes() + size_of::<Self>();
-        fixed + self.writer().bytes()
+        size_of::<Self>() + self.read(|writer, pages| writer.bytes(pages))
     }
 
     pub(in crate::kv) fn has_trees(&self) -> bool {
@@ -78,17 +76,19 @@ impl PrefixIndex {
         rank: u32,
         mut between: impl FnMut(),
     ) -> Vec<TreeBlock> {
-        let find = || self.shared.slots.find(worker, rank);
-        let pages = self.read(|writer, _| find().map(|slot| writer.pages_of(slot)));
+        let find = |pages: &Pages| pages.slot_of(worker, rank);
+        let pages = self.read(|writer, pages| find(pages).map(|slot| writer.pages_of(slot)));
         let mut listing = Listing::default();
         for slice in pages.unwrap_or_default().chunks(PAGES_AT_ONCE) {
             let writer = self.writer();
-            let Some(slot) = find() else {
+            let pages = self.pages.read();
+            let Some(slot) = find(&pages) else {
                 break;
             };
             for page in slice {
-                writer.list_page(&self.shared, slot, *page, &mut listing);
+                writer.list_page(&pages, slot, *page, &mut listing);
             }
+            drop(pages);
             // To the event that waits, if there is one.
             MutexGuard::unlock_fair(writer);
             between();
@@ -96,43 +96,54 @@ impl PrefixIndex {
         listing.finish()
     }
 
-    /// A slot for a new tree, invisible to lookups; [`NO_SLOT`] if the index has none left.
-    pub(super) fn add_slot(&self, worker: WorkerId, rank: u32) -> Slot {
+    /// A slot for a new tree, invisible to lookups; none if the index has none left.
+    pub(super) fn add_slot(&self, worker: WorkerId, rank: u32) -> Option<Slot> {
         self.trees.fetch_add(1, Relaxed);
-        let slot = self.writer().add_tree(&self.shared, worker, rank);
-        slot.unwrap_or_else(|| {
+        let slot = self
+            .writer()
+            .add_tree(&mut self.pages.write(), worker, rank);
+        if slot.is_none() {
             warn!(
                 %worker,
                 rank,
                 max_ranks = MAX_TREES,
                 "KV index can track no more dp ranks; routing sees nothing cached at this rank"
             );
-            NO_SLOT
-        })
+        }
+        slot
     }
 
-    pub(super) fn remove_slot(&self, slot: Slot) {
-        if slot != NO_SLOT {
-            self.write(|writer, shared| writer.remove_tree(shared, slot));
+    pub(super) fn remove_slot(&self, slot: Option<Slot>) {
+        if let Some(slot) = slot {
+            self.write(|writer, pages| writer.remove_tree(pages, slot));
         }
         self.trees.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn writer(&self) -> MutexGuard<'_, Writer> {
+    pub(super) fn set_visible(&self, slot: Slot, is_visible: bool) {
+        // As for all changes: lookups do not wait behind whoever reads all pages with the writer's lock.
+        let _writer = self.writer();
+        if let Some(rank) = &mut self.pages.write().slots[slot as usize] {
+            rank.is_visible = is_visible;
+        }
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock()
     }
 
-    pub(super) fn read<T>(&self, read: impl FnOnce(&Writer, &Shared) -> T) -> T {
-        read(&self.writer(), &self.shared)
+    pub(super) fn read<T>(&self, read: impl FnOnce(&Writer, &Pages) -> T) -> T {
+        let writer = self.writer();
+        read(&writer, &self.pages.read())
     }
 
     /// Changes the index, then accounts for its memory and blocks.
     #[inline]
-    pub(super) fn write<T>(&self, write: impl FnOnce(&mut Writer, &Shared) -> T) -> T {
+    pub(super) fn write<T>(&self, write: impl FnOnce(&mut Writer, &RwLock<Pages>) -> T) -> T {
         let mut writer = self.writer();
         let before = writer.blocks;
-        let result = write(&mut writer, &self.shared);
-        writer.charge(&self.shared);
+        let result = write(&mut writer, &self.pages);
+        writer.charge(&self.pages.read());
         self.metrics.update_blocks(before, writer.blocks);
         let dropped = std::mem::take(&mut writer.dropped_blocks);
         drop(writer);

@@ -2,7 +2,6 @@
 
 mod concurrent;
 mod copied;
-mod interleaved;
 mod listed;
 mod memory_limit;
 mod model;

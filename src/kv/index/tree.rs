@@ -4,17 +4,22 @@
 
 use std::sync::Arc;
 
-use super::owner_sets::Slot;
+use parking_lot::RwLock;
+
+use super::pages::{Pages, Slot};
 use super::prefix_index::PrefixIndex;
 use super::types::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
+use super::writer::Writer;
 use super::writer::list::Listing;
+use super::writer::store::Report;
 use crate::ids::WorkerId;
 use crate::kv::event::{EngineHash, Tier};
 
 #[derive(Debug)]
 pub struct Tree {
     index: Arc<PrefixIndex>,
-    slot: Slot,
+    /// None if the index was full: the tree stays empty.
+    slot: Option<Slot>,
 }
 
 impl PrefixIndex {
@@ -37,9 +42,11 @@ impl Tree {
         tier: Tier,
         copies: CopyReport,
     ) -> Result<(), UnknownParent> {
-        let slot = self.slot;
-        self.index
-            .write(|writer, shared| writer.store(shared, slot, parent, blocks, tier, copies))
+        let report = Report { tier, copies };
+        let stored = self.write(Err(UnknownParent), |writer, pages, slot| {
+            writer.store(pages, slot, parent, blocks, report)
+        });
+        stored.map(|_| ())
     }
 
     /// Adds one copy of each block in a tier below the GPU's: of a block that the tree knows by its name, whatever the
@@ -52,74 +59,61 @@ impl Tree {
         tier: Tier,
         copies: CopyReport,
     ) -> usize {
-        let slot = self.slot;
-        self.index
-            .write(|writer, shared| writer.store_lower(shared, slot, parent, blocks, tier, copies))
+        let report = Report { tier, copies };
+        self.write(blocks.len(), |writer, pages, slot| {
+            writer.store_lower(pages, slot, parent, blocks, report)
+        })
     }
 
     /// Adds one copy of each block that the tree knows by its name. Returns how many it does not know.
     pub fn add_copies(&mut self, names: &[EngineHash], tier: Tier, copies: CopyReport) -> usize {
-        let slot = self.slot;
-        let names = names.iter().copied();
-        self.index
-            .write(|writer, shared| writer.add_copies(shared, slot, names, tier, copies))
+        let report = Report { tier, copies };
+        self.write(names.len(), |writer, pages, slot| {
+            writer.add_copies(pages, slot, names.iter().copied(), report)
+        })
     }
 
     /// Whether a copy can be removed, now or later: an unknown number of copies counts as one from now on.
     pub fn count_copy_to_remove(&mut self, name: EngineHash, tier: Tier) -> bool {
-        let slot = self.slot;
-        self.index
-            .write(|writer, shared| writer.count_copy_to_remove(shared, slot, name, tier))
+        self.write(false, |writer, pages, slot| {
+            writer.count_copy_to_remove(pages, slot, name, tier)
+        })
     }
 
     /// How many copies the tree counts of a block; an unknown number counts as one.
     pub fn copies(&self, name: EngineHash, tier: Tier) -> u32 {
-        self.index
-            .read(|writer, shared| writer.copies_of(shared, self.slot, name, tier))
+        self.read(0, |writer, pages, slot| {
+            writer.copies_of(pages, slot, name, tier)
+        })
     }
 
     /// Removes one copy of each block. Returns how many of them had no copy in that tier.
     pub fn remove(&mut self, names: &[EngineHash], tier: Tier) -> usize {
-        let slot = self.slot;
-        self.index
-            .write(|writer, shared| writer.remove(shared, slot, names, tier))
+        self.write(names.len(), |writer, pages, slot| {
+            writer.remove(pages, slot, names, tier)
+        })
     }
 
     /// Forgets all blocks.
     pub fn clear(&mut self) {
-        let slot = self.slot;
-        self.index
-            .write(|writer, shared| writer.clear(shared, slot));
+        self.write((), |writer, pages, slot| writer.clear(pages, slot));
     }
 
     /// Whether lookups see the tree. At first they do not.
     pub fn set_visible(&mut self, is_visible: bool) {
-        let slot = self.slot;
-        self.index
-            .read(|_, shared| shared.slots.set_visible(slot, is_visible));
-    }
-
-    pub(super) fn index(&self) -> &PrefixIndex {
-        &self.index
-    }
-
-    pub(super) fn slot(&self) -> Slot {
-        self.slot
+        if let Some(slot) = self.slot {
+            self.index.set_visible(slot, is_visible);
+        }
     }
 
     /// Blocks in each tier.
     pub fn blocks(&self) -> [u64; Tier::COUNT] {
-        self.index.read(|writer, _| {
-            writer
-                .tree(self.slot)
-                .map_or([0; Tier::COUNT], |tree| tree.blocks)
-        })
+        self.read([0; Tier::COUNT], |writer, _, slot| writer.tree(slot).blocks)
     }
 
     /// Blocks in any tier.
     pub fn len(&self) -> u64 {
-        self.index
-            .read(|writer, _| writer.tree(self.slot).map_or(0, |tree| tree.len))
+        self.read(0, |writer, _, slot| writer.tree(slot).len)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -128,20 +122,18 @@ impl Tree {
 
     /// The tree's share of the index's memory, by its share of all memberships.
     pub fn memory_bytes(&self) -> usize {
-        self.index.read(|writer, _| {
-            let share = |len| writer.bytes() as u64 * len / writer.memberships.max(1);
-            writer
-                .tree(self.slot)
-                .map_or(0, |tree| share(tree.len) as usize)
+        self.read(0, |writer, pages, slot| {
+            let share = writer.bytes(pages) as u64 * writer.tree(slot).len;
+            (share / writer.memberships.max(1)) as usize
         })
     }
 
     /// All blocks as they are now, parents before children.
     pub fn list(&self) -> Vec<TreeBlock> {
-        self.index.read(|writer, shared| {
+        self.read(Vec::new(), |writer, pages, slot| {
             let mut listing = Listing::default();
-            for page in writer.pages_of(self.slot) {
-                writer.list_page(shared, self.slot, page, &mut listing);
+            for page in writer.pages_of(slot) {
+                writer.list_page(pages, slot, page, &mut listing);
             }
             listing.finish()
         })
@@ -149,9 +141,29 @@ impl Tree {
 
     /// Whether the memory limit took blocks from the tree since this was last asked.
     pub fn take_evicted(&mut self) -> bool {
-        let mut writer = self.index.writer();
-        let tree = writer.tree_mut(self.slot);
-        tree.is_some_and(|tree| std::mem::take(&mut tree.was_evicted))
+        self.write(false, |writer, _, slot| {
+            std::mem::take(&mut writer.tree_mut(slot).was_evicted)
+        })
+    }
+
+    /// Reads the tree; `otherwise` if it has no slot.
+    pub(super) fn read<T>(&self, otherwise: T, read: impl FnOnce(&Writer, &Pages, Slot) -> T) -> T {
+        match self.slot {
+            Some(slot) => self.index.read(|writer, pages| read(writer, pages, slot)),
+            None => otherwise,
+        }
+    }
+
+    /// Changes the tree; `otherwise` if it has no slot.
+    fn write<T>(
+        &mut self,
+        otherwise: T,
+        write: impl FnOnce(&mut Writer, &RwLock<Pages>, Slot) -> T,
+    ) -> T {
+        match self.slot {
+            Some(slot) => self.index.write(|writer, pages| write(writer, pages, slot)),
+            None => otherwise,
+        }
     }
 }
 

@@ -37,9 +37,9 @@ const MAX_COUNTED_COPIES: u32 = 64;
 impl Tree {
     /// Begins a copy of the tree.
     pub fn begin_copy(&self) -> CopyCursor {
-        let pages = self
-            .index()
-            .read(|writer, _| writer.pages_by_depth(self.slot()));
+        let pages = self.read(Vec::new(), |writer, pages, slot| {
+            writer.pages_by_depth(pages, slot)
+        });
         CopyCursor {
             pages: pages.into_iter(),
             names: FxHashMap::default(),
@@ -54,12 +54,12 @@ impl Tree {
         copied: &mut CopiedBlocks,
     ) -> bool {
         let until = copied.len() + blocks;
-        self.index().read(|writer, shared| {
+        self.read(false, |writer, pages, slot| {
             while copied.len() < until {
                 let Some(page) = cursor.pages.next() else {
                     return false;
                 };
-                writer.copy_page(shared, self.slot(), page, &mut cursor.names, copied);
+                writer.copy_page(pages, slot, page, &mut cursor.names, copied);
             }
             true
         })

@@ -1,7 +1,5 @@
 //! What goes into an index and comes out of it.
 
-use std::fmt;
-
 use crate::ids::WorkerId;
 use crate::kv::block::{ChainRoot, LocalHash};
 use crate::kv::event::{EngineHash, Tier};
@@ -32,17 +30,9 @@ pub enum CopyReport {
 }
 
 /// The tree does not own the parent of the stored blocks, so their place in a chain is unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the parent block is not known")]
 pub struct UnknownParent;
-
-// By hand, because the models of tests/loom compile this file with few dependencies.
-impl fmt::Display for UnknownParent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the parent block is not known")
-    }
-}
-
-impl std::error::Error for UnknownParent {}
 
 /// A block that a tree owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

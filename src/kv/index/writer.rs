@@ -1,58 +1,49 @@
-//! Changes an index, behind its lock: beside what lookups read, the writer knows every block's name
-//! and every tree's copies. This file has its state and the steps that storing, removing and evicting
-//! share.
+//! Changes an index. Beside the pages, which lookups read, the writer knows every block's name and every tree's copies.
+//! This file has its state and the steps that storing, removing and evicting share.
+//!
+//! The writer has the lock of the pages for a few blocks at a time, so that lookups wait for microseconds, and hands it
+//! to those that wait. What takes longer (looking for old pages, a larger table of names) only reads the pages.
 
-mod add_owner;
 mod copies;
-mod copies_of_known;
-mod copy;
 mod evict;
-mod fork_filter;
 pub(super) mod list;
-mod page_alloc;
-mod page_rows;
-mod place;
-#[cfg(test)]
-mod recount;
 mod remove;
-mod store;
+pub(super) mod store;
 mod tree_state;
 
-use std::collections::BTreeSet;
+use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use self::fork_filter::ForkFilter;
-use self::page_rows::{PageMeta, RowChunk};
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use parking_lot::RwLock;
+use rustc_hash::FxBuildHasher;
+
+use self::copies::{Copies, residency_of};
 use self::tree_state::TreeState;
-use super::interner::SetInterner;
-use super::name_table::{NameHash, NameTable};
-use super::owner_sets::{EMPTY_SET, MAX_TREES, Residency, Slot};
-use super::page_table::PageTable;
-use super::pages::{BlockId, CHUNK, PageId, Pages, block_id, locate};
-use super::shared::Shared;
-use super::simd::prefetch;
+use super::budget::{MemoryAccount, MemoryBudget};
+use super::pages::{BlockId, PageId, Pages, RankOfSlot, Slot};
 use crate::ids::WorkerId;
 use crate::kv::block::SEGMENT_BLOCKS;
-use crate::kv::event::EngineHash;
+use crate::kv::event::{EngineHash, Tier};
+
+/// Names whose blocks are changed with the lock held. A longer event is applied in several pieces.
+const PIECE: usize = 64;
+
+/// Trees of one index. Each may be an owner of a page, and lookups read all of its owners.
+pub(super) const MAX_TREES: usize = 24_000;
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    chunks: Vec<RowChunk>,
-    names: NameTable,
-    /// Pages that start a segment, and pages that start within one.
-    starts: Directory,
-    forks: Directory,
-    fork_filter: ForkFilter,
-    free: Vec<PageId>,
-    /// Pages from here on were never used.
-    first_unused: PageId,
-    sets: SetInterner,
+    /// Blocks by the name that a tree first gave them. The pages have the names.
+    names: HashTable<BlockId>,
+    /// By slot.
     trees: Vec<Option<Box<TreeState>>>,
-    free_slots: BTreeSet<Slot>,
-    /// Scratch space: the path hashes of the blocks that are placed, and the hashes of their names.
-    paths: Vec<u64>,
-    name_hashes: Vec<NameHash>,
+    free_slots: Vec<Slot>,
+    /// By page, the writer's clock when a block of it was stored last. Before an eviction also: when one that continues
+    /// the page's chain was.
+    stored_at: Vec<u64>,
+    memory: MemoryAccount,
     /// Blocks that any tree owns.
     pub(super) blocks: u64,
     /// Blocks, counted once for each tree that owns them.
@@ -64,261 +55,251 @@ pub(super) struct Writer {
     trees_bytes: usize,
     /// Blocks dropped for the memory limit since the caller took this count.
     pub(super) dropped_blocks: u64,
-    /// Copies in a lower tier that were not counted, because the GPU has their blocks under other names, since the
-    /// caller took this count.
-    misnamed: usize,
 }
 
-/// A page table as the writer has it; lookups have the same one.
-#[derive(Debug)]
-struct Directory {
-    table: Arc<PageTable>,
-    len: usize,
+#[inline]
+fn hash_of(name: EngineHash) -> u64 {
+    FxBuildHasher.hash_one(name)
+}
+
+/// The hash of the name that a block has in the table.
+fn hash_of_block(pages: &Pages, block: BlockId) -> u64 {
+    let name = pages.get(block.page()).name(block.offset());
+    hash_of(name.unwrap_or(EngineHash(0)))
+}
+
+/// The offsets of some blocks of a page (a bit each).
+fn offsets_of(blocks: u16) -> impl Iterator<Item = usize> {
+    (0..SEGMENT_BLOCKS).filter(move |offset| blocks >> offset & 1 == 1)
 }
 
 impl Writer {
-    pub(super) fn new(shared: &Shared) -> Self {
-        let directory = |table| Directory { table, len: 0 };
+    pub(super) fn new(budget: Arc<MemoryBudget>) -> Self {
         Self {
-            chunks: Vec::new(),
-            names: NameTable::new(),
-            starts: directory(shared.starts.load_full()),
-            forks: directory(shared.forks.load_full()),
-            fork_filter: ForkFilter::new(),
-            free: Vec::new(),
-            first_unused: 0,
-            sets: SetInterner::new(),
+            names: HashTable::new(),
             trees: Vec::new(),
-            free_slots: BTreeSet::new(),
-            paths: Vec::new(),
-            name_hashes: Vec::new(),
+            free_slots: Vec::new(),
+            stored_at: Vec::new(),
+            memory: MemoryAccount::new(budget),
             blocks: 0,
             memberships: 0,
             clock: 0,
             evicted_at: 0,
             trees_bytes: 0,
             dropped_blocks: 0,
-            misnamed: 0,
         }
     }
 
-    /// None if there are as many trees as an owner set has room for.
+    /// A slot for a new tree, invisible to lookups. None if there are as many trees as an index takes.
     pub(super) fn add_tree(
         &mut self,
-        shared: &Shared,
+        pages: &mut Pages,
         worker: WorkerId,
         rank: u32,
     ) -> Option<Slot> {
-        let slot = match self.free_slots.pop_first() {
+        let slot = match self.free_slots.pop() {
             Some(slot) => slot,
             None if self.trees.len() < MAX_TREES => {
                 self.trees.push(None);
+                pages.slots.push(None);
                 self.trees.len() as Slot - 1
             }
             None => return None,
         };
-        self.trees[slot as usize] = Some(Box::default());
-        shared.slots.add(slot, worker, rank);
+        self.trees[slot as usize] = Some(Box::new(TreeState::new(slot)));
+        self.change(slot, |_, _| {});
+        pages.slots[slot as usize] = Some(RankOfSlot {
+            worker,
+            rank,
+            is_visible: false,
+        });
         Some(slot)
     }
 
     /// Removes a tree and all its blocks; then its slot is free.
-    pub(super) fn remove_tree(&mut self, shared: &Shared, slot: Slot) {
-        self.clear(shared, slot);
-        shared.slots.remove(slot);
+    pub(super) fn remove_tree(&mut self, lock: &RwLock<Pages>, slot: Slot) {
+        self.clear(lock, slot);
+        lock.write().slots[slot as usize] = None;
         if let Some(tree) = self.trees[slot as usize].take() {
             self.trees_bytes -= tree.counted_bytes;
         }
-        self.free_slots.insert(slot);
+        self.free_slots.push(slot);
     }
 
-    pub(super) fn tree(&self, slot: Slot) -> Option<&TreeState> {
-        self.trees.get(slot as usize)?.as_deref()
+    pub(super) fn tree(&self, slot: Slot) -> &TreeState {
+        let tree = self.trees[slot as usize].as_deref();
+        tree.expect("its handle has the slot")
     }
 
-    pub(super) fn tree_mut(&mut self, slot: Slot) -> Option<&mut TreeState> {
-        self.trees.get_mut(slot as usize)?.as_deref_mut()
+    pub(super) fn tree_mut(&mut self, slot: Slot) -> &mut TreeState {
+        let tree = self.trees[slot as usize].as_deref_mut();
+        tree.expect("its handle has the slot")
     }
 
-    /// A tree's state, taken out while the writer changes the tree; to be put back.
-    fn take_tree(&mut self, slot: Slot) -> Option<Box<TreeState>> {
-        self.trees.get_mut(slot as usize)?.take()
+    /// Changes a tree, whose state is out of the writer meanwhile.
+    fn change<T>(&mut self, slot: Slot, change: impl FnOnce(&mut Self, &mut TreeState) -> T) -> T {
+        let tree = self.trees[slot as usize].take();
+        let mut tree = tree.expect("its handle has the slot");
+        let result = change(self, &mut tree);
+        let bytes = tree.bytes();
+        self.trees_bytes = self.trees_bytes + bytes - tree.counted_bytes;
+        tree.counted_bytes = bytes;
+        self.trees[slot as usize] = Some(tree);
+        result
     }
 
-    /// All memory that is allocated.
-    pub(super) fn bytes(&self) -> usize {
-        self.side_bytes() + self.names.bytes() + self.page_bytes()
+    /// All memory of the index.
+    pub(super) fn bytes(&self, pages: &Pages) -> usize {
+        pages.bytes()
+            + self.names.allocation_size()
+            + self.trees_bytes
+            + self.stored_at.capacity() * size_of::<u64>()
+            + self.trees.capacity() * size_of::<Option<Box<TreeState>>>()
+            + self.free_slots.capacity() * size_of::<Slot>()
     }
 
-    /// What counts for the memory limit. Everything that grows with the blocks counts as if all pages
-    /// were full: they may become so, and pages are not given back.
-    pub(super) fn limited_bytes(&self) -> usize {
-        let chunks = self.chunks.len();
-        self.side_bytes().max(chunks * SIDE_BYTES)
-            + self.names.bytes().max(chunks * NAMES_BYTES)
-            + self.page_bytes()
+    /// The same, counted by a walk over all pages and trees.
+    #[cfg(test)]
+    pub(super) fn recount(&self, pages: &Pages) -> usize {
+        let trees = self.trees.iter().flatten().map(|tree| tree.bytes());
+        self.bytes(pages) - self.trees_bytes - pages.bytes()
+            + trees.sum::<usize>()
+            + pages.recount()
     }
 
-    fn side_bytes(&self) -> usize {
-        self.trees_bytes
-            + self.sets.bytes()
-            + self.starts.table.bytes()
-            + self.forks.table.bytes()
-            + (self.free.capacity() + self.trees.capacity() * 2) * 4
-            + self.paths.capacity() * 8
-            + ForkFilter::BYTES
-    }
-
-    pub(super) fn page_bytes(&self) -> usize {
-        self.chunks.len() * (CHUNK * Pages::BYTES + RowChunk::BYTES)
-    }
-
-    #[inline]
-    fn meta(&self, page: PageId) -> &PageMeta {
-        &self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK].meta
-    }
-
-    #[inline]
-    fn meta_mut(&mut self, page: PageId) -> &mut PageMeta {
-        &mut self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK].meta
+    /// Charges the memory budget with what the index takes now.
+    pub(super) fn charge(&self, pages: &Pages) {
+        self.memory.charge(self.bytes(pages));
     }
 
     #[inline]
-    fn chunk(&self, page: PageId) -> &RowChunk {
-        &self.chunks[page as usize / CHUNK]
+    fn find_name(&self, pages: &Pages, name: EngineHash) -> Option<BlockId> {
+        let has_name = |block: &BlockId| pages.has_name(*block, name);
+        self.names.find(hash_of(name), has_name).copied()
     }
 
-    /// Whether the name table has this name for a block.
+    /// A name's entry in the table of names.
     #[inline]
-    fn has_name(&self, block: BlockId, name: EngineHash) -> bool {
-        let (page, offset) = locate(block);
-        self.chunk(page).has_name(page, offset, name.0)
-    }
-
-    /// Asks at once for all cache lines that are read of a block, or written after it.
-    #[inline]
-    fn prefetch_block(&self, shared: &Shared, block: BlockId) {
-        let (page, offset) = locate(block);
-        let (head, body) = shared.pages.get(page);
-        let row = &self.chunk(page).rows[page as usize % CHUNK];
-        prefetch(head);
-        prefetch(&body.paths[offset]);
-        prefetch(&body.owners);
-        prefetch(&row.meta);
-        prefetch(&row.names[offset]);
+    fn entry(&mut self, pages: &Pages, name: EngineHash) -> Entry<'_, BlockId> {
+        let has_name = |block: &BlockId| pages.has_name(*block, name);
+        let of_block = |block: &BlockId| hash_of_block(pages, *block);
+        self.names.entry(hash_of(name), has_name, of_block)
     }
 
     /// The block that a tree knows by this name.
     #[inline]
-    fn resolve(
-        &self,
-        shared: &Shared,
+    fn resolve(&self, pages: &Pages, tree: &TreeState, name: EngineHash) -> Option<BlockId> {
+        let in_table = || self.find_name(pages, name);
+        Self::resolve_with(pages, tree, name, in_table)
+    }
+
+    /// The same, where the table of names need not be asked for the block with that name.
+    #[inline]
+    fn resolve_with(
+        pages: &Pages,
         tree: &TreeState,
-        slot: Slot,
         name: EngineHash,
+        in_table: impl FnOnce() -> Option<BlockId>,
     ) -> Option<BlockId> {
         if let Some(block) = tree.alias(name) {
             return Some(block);
         }
-        let block = self.names.find(name.0, |block| {
-            let (page, offset) = locate(block);
-            self.prefetch_block(shared, block);
-            self.chunk(page).has_name(page, offset, name.0)
-        })?;
-        self.owns_by_table_name(shared, tree, slot, block)
-            .then_some(block)
+        let block = in_table()?;
+        let page = pages.get(block.page());
+        let is_owner = page.residency(tree.slot, block.offset()).is_some();
+        (is_owner && tree.alias_of(block).is_none()).then_some(block)
     }
 
-    /// Whether a tree owns a block, and knows it by its name in the name table.
+    /// How many copies of a block a tree has.
     #[inline]
-    fn owns_by_table_name(
-        &self,
-        shared: &Shared,
-        tree: &TreeState,
-        slot: Slot,
-        block: BlockId,
-    ) -> bool {
-        self.residency(shared, slot, block) != Residency::Absent && !tree.has_alias(block)
+    fn copies(&self, pages: &Pages, tree: &TreeState, block: BlockId) -> Copies {
+        let page = pages.get(block.page());
+        tree.copies(block, page.residency(tree.slot, block.offset()))
     }
 
-    #[inline]
-    fn residency(&self, shared: &Shared, slot: Slot, block: BlockId) -> Residency {
-        let (page, offset) = locate(block);
-        let (_, body) = shared.pages.get(page);
-        self.sets
-            .residency(&shared.sets, body.owners[offset].load(Relaxed), slot)
-    }
-
-    /// Changes where a tree has a block. [`Writer::invalidate`] must come before the first change to a
-    /// page, and [`Writer::refresh`] after the last.
-    #[inline]
-    fn set_residency(&mut self, shared: &Shared, slot: Slot, block: BlockId, residency: Residency) {
-        let (page, offset) = locate(block);
-        let owners = &shared.pages.get(page).1.owners[offset];
-        let old = owners.load(Relaxed);
-        let new = self.sets.with_residency(&shared.sets, old, slot, residency);
-        if new == old {
-            return;
-        }
-        self.sets.retain(new, 1);
-        // Readers must see the new set before the old one may be reused.
-        owners.store(new, Release);
-        self.sets.release(&shared.sets, old, 1);
-        if old == EMPTY_SET {
-            self.meta_mut(page).owned += 1;
-            self.blocks += 1;
-        } else if new == EMPTY_SET {
-            self.note_unowned(page, offset);
+    /// Changes how many copies of a block a tree has.
+    fn set_copies(&mut self, pages: &mut Pages, tree: &mut TreeState, block: BlockId, new: Copies) {
+        let page = pages.get(block.page());
+        let (before, after) = (page.residency(tree.slot, block.offset()), residency_of(new));
+        tree.set_copies(block, tree.copies(block, before), new);
+        match (before, after) {
+            (None, Some(tier)) => self.add_owner(pages, tree, block.page(), block.bit(), tier),
+            (Some(_), None) => self.remove_owner(pages, tree, block.page(), block.bit()),
+            (Some(_), Some(_)) => {
+                pages.set_residency(tree.slot, block.page(), block.bit(), after);
+            }
+            (None, None) => {}
         }
     }
 
-    /// A block's last owner has gone.
-    fn note_unowned(&mut self, page: PageId, offset: usize) {
-        self.blocks -= 1;
-        let meta = self.meta_mut(page);
-        meta.owned -= 1;
-        if meta.named >> offset & 1 == 1 {
-            meta.named &= !(1 << offset);
-            let name = self.chunk(page).rows[page as usize % CHUNK].names[offset];
-            self.names.remove_soon(name, block_id(page, offset));
+    /// Makes a tree own some blocks of a page (a bit each) that it does not own. Their copies are counted by the
+    /// caller.
+    fn add_owner(
+        &mut self,
+        pages: &mut Pages,
+        tree: &mut TreeState,
+        page: PageId,
+        blocks: u16,
+        tier: Tier,
+    ) {
+        let unowned = blocks & !pages.get(page).owned();
+        self.blocks += u64::from(unowned.count_ones());
+        self.memberships += u64::from(blocks.count_ones());
+        tree.len += u64::from(blocks.count_ones());
+        if pages.set_residency(tree.slot, page, blocks, Some(tier)) {
+            tree.pages.insert(page);
         }
     }
 
-    /// Removes a page's common owner set, which refers to a set without being counted: it must not
-    /// outlive the blocks that it was taken from.
-    #[inline]
-    fn invalidate(&self, shared: &Shared, page: PageId) {
-        shared.pages.get(page).0.common.store(EMPTY_SET, Relaxed);
+    /// Makes a tree own some of its blocks in a page (a bit each) no more. Their copies are counted by the caller. A
+    /// block loses its name with its last owner, and the page is removed with its last block.
+    fn remove_owner(&mut self, pages: &mut Pages, tree: &mut TreeState, page: PageId, blocks: u16) {
+        self.memberships -= u64::from(blocks.count_ones());
+        tree.len -= u64::from(blocks.count_ones());
+        if pages.set_residency(tree.slot, page, blocks, None) {
+            tree.pages.remove(&page);
+        }
+        let of_page = pages.get_mut(page);
+        let unowned = blocks & !of_page.owned();
+        self.blocks -= u64::from(unowned.count_ones());
+        for offset in offsets_of(blocks) {
+            tree.drop_alias(BlockId::new(page, offset));
+            if unowned >> offset & 1 == 1
+                && let Some(name) = of_page.take_name(offset)
+            {
+                let is_it = |known: &BlockId| *known == BlockId::new(page, offset);
+                if let Ok(entry) = self.names.find_entry(hash_of(name), is_it) {
+                    entry.remove();
+                }
+            }
+        }
+        pages.remove_if_empty(page);
     }
 
-    /// Brings a page up to date with its blocks' owners: their common set, shorter if its last blocks
-    /// have no owner, free if none has.
-    #[inline]
-    fn refresh(&mut self, shared: &Shared, page: PageId) {
-        if self.meta(page).owned == 0 {
-            self.free_page(shared, page);
-            return;
+    /// Removes all copies of one block from a tree.
+    fn forget(&mut self, pages: &mut Pages, tree: &mut TreeState, block: BlockId) {
+        self.set_copies(pages, tree, block, [0; Tier::COUNT]);
+    }
+
+    /// Removes all copies of a tree's blocks in a page. Returns how many blocks.
+    fn forget_in_page(&mut self, pages: &mut Pages, tree: &mut TreeState, page: PageId) -> u32 {
+        let owner = pages.get(page).owner(tree.slot);
+        let blocks = owner.map_or(0, |owner| owner.blocks());
+        for offset in offsets_of(blocks) {
+            self.forget(pages, tree, BlockId::new(page, offset));
         }
-        let (head, body) = shared.pages.get(page);
-        let old = head.len();
-        let mut len = old;
-        while len > 0 && body.owners[len - 1].load(Relaxed) == EMPTY_SET {
-            len -= 1;
+        blocks.count_ones()
+    }
+
+    /// Gives memory back of tables that are nearly empty.
+    fn shrink(&mut self, lock: &RwLock<Pages>) {
+        if self.names.capacity() > 64 + self.names.len() * 4 {
+            let pages = lock.read();
+            let of_block = |block: &BlockId| hash_of_block(&pages, *block);
+            self.names.shrink_to(self.names.len() * 2, of_block);
         }
-        if len == old {
-            // Release: whoever sees this id sees the set. The page's version does not change here.
-            head.common.store(body.common(len), Release);
-            return;
+        if lock.read().is_sparse() {
+            lock.write().shrink();
         }
-        head.open();
-        head.last.store(body.paths[len - 1].load(Relaxed), Relaxed);
-        head.common.store(body.common(len), Relaxed);
-        head.close(len);
     }
 }
-
-/// What the trees, sets and tables of a chunk's pages usually take at most.
-const SIDE_BYTES: usize = CHUNK * 64;
-
-/// What the names of a chunk's blocks may take: buckets that were just split are three eighths full.
-const NAMES_BYTES: usize = CHUNK * SEGMENT_BLOCKS * 22;

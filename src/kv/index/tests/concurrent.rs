@@ -1,5 +1,5 @@
-//! Lookups on threads beside the writer's: pages, sets and slots are reused under them all the time, and
-//! no lookup may report a block that the worker never had.
+//! Lookups on threads beside the writer's: pages and slots are reused under them all the time, and no lookup may report
+//! a block that the worker never had.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,9 +26,6 @@ fn start(prompt: usize, is_apart: bool) -> ChainRoot {
     }
 }
 
-/// Not a proof: it fails if slots lack the check "was there when the snapshot was taken", but not if a
-/// page's version or a set's generation is not checked again. [`super::interleaved`] finds those within
-/// seconds.
 #[test]
 fn lookups_never_report_blocks_that_a_worker_never_had() {
     for (trees, is_apart) in [(2, true), (5, false), (6, true), (70, false)] {
@@ -50,6 +47,42 @@ fn lookups_never_report_blocks_that_a_worker_never_had() {
             }
         });
     }
+}
+
+#[test]
+fn a_lookup_sees_all_blocks_of_an_event_or_none() {
+    const BLOCKS: usize = 40;
+    let (_indexes, index) = index_of(64 << 20);
+    let run = Run {
+        tree: 0,
+        prompt: 0,
+        from: 0,
+        len: BLOCKS,
+        naming: EngineNames::Common,
+        tier: Tier::Gpu,
+    };
+    let mut tree = index.add_tree(WorkerId(1), 0);
+    tree.set_visible(true);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let locals = locals_of(0);
+            let mut found = Vec::new();
+            let mut seen = [0; 2];
+            while seen.contains(&0) || seen[0] + seen[1] < 10_000 {
+                found.clear();
+                index.overlap(root_of(0), &locals, &mut found);
+                let blocks = found.first().map_or(0, |prefix| prefix.blocks as usize);
+                assert!(blocks == 0 || blocks == BLOCKS, "{blocks} blocks");
+                seen[usize::from(blocks > 0)] += 1;
+            }
+        });
+        while !reader.is_finished() {
+            tree.store(run.after(), &run.blocks(), Tier::Gpu, CopyReport::OneMore)
+                .unwrap();
+            assert_eq!(tree.remove(&run.names(), Tier::Gpu), 0);
+        }
+        reader.join().unwrap();
+    });
 }
 
 fn read(index: &PrefixIndex, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u64 {

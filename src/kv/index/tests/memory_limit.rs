@@ -152,7 +152,7 @@ fn an_index_that_comes_later_gets_memory_too() {
     };
     let (mut first, mut later) = (tree_of("a"), tree_of("b"));
     for tree in [&mut first, &mut later] {
-        for number in 0..400 {
+        for number in 0..600 {
             let blocks = chain(number, 1_000);
             tree.store(
                 Parent::Root(ChainRoot(1)),
