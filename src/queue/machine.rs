@@ -29,7 +29,7 @@ const AGEING: f64 = 0.3;
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look. Then, at most every [`BEHIND_EVERY`], so many again of
+/// those behind them from others. Each costs a small part of a look. Then, at most every `BEHIND_EVERY`, so many again of
 /// those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
 const BEHIND_EVERY: Duration = Duration::from_millis(10);
