@@ -251,7 +251,9 @@ impl Runner {
                 Some(work) if !works.has_room(work) => return Ok(Taken::Nothing),
                 Some(_) => {}
                 // It is due for nothing: by when it was written, something else would have happened by now.
-                None if is_due(&record, now_ms) => return Ok(Taken::Nothing),
+                None if is_due(&record, now_ms + WRITTEN_MEANWHILE_MS) => {
+                    return Ok(Taken::Nothing);
+                }
                 None => {}
             }
             let records = &self.batches.records;

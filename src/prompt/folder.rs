@@ -97,7 +97,12 @@ impl Error {
 
     /// Whether the folder or the template is not there at all.
     pub fn is_missing(&self) -> bool {
-        matches!(self, Error::NoFolder(_) | Error::NoTemplate(_))
+        match self {
+            // It may be a file, or below a folder that cannot be read.
+            Error::NoFolder(path) => path.try_exists().is_ok_and(|exists| !exists),
+            Error::NoTemplate(_) => true,
+            _ => false,
+        }
     }
 }
 

@@ -57,6 +57,12 @@ impl<'a> Environment<'a> {
         parsed
     }
 
+    /// A variable with a value that is not shown.
+    pub(super) fn unusable(&mut self, name: &str, expected: &str) {
+        self.warnings
+            .push(format!("{name} is ignored: expected {expected}"));
+    }
+
     pub(super) fn wrong(&mut self, name: &str, text: &str, expected: &str) {
         let warning = format!("{name}={text} is ignored: expected {expected}");
         self.warnings.push(warning);

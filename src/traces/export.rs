@@ -130,8 +130,12 @@ fn export(settings: &Settings, environment: &mut Environment<'_>) -> Export {
         None => configured(),
         Some((name, url)) => match of_environment(&name, &url, protocol, environment) {
             Ok(endpoint) => endpoint,
-            Err(expected) => {
-                environment.wrong(&name, &url, &expected);
+            Err(_) => {
+                // It may have a password, or a token in its query.
+                environment.unusable(
+                    &name,
+                    "`http://HOST:PORT` or `https://HOST:PORT`, without user and query",
+                );
                 configured()
             }
         },

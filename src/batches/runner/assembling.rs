@@ -368,6 +368,10 @@ pub(super) async fn write_failed(
         Err(StorageError::NotFound) => {}
         Err(error) => return Err(error.into()),
     }
+    // Nothing would delete it any more.
+    if work.own_record().await.is_none() {
+        return Err(Halt::Stopped(StopWork::Lost));
+    }
     let written = file.finish().await?;
     work.check_storage().await?;
     Ok(written.map(|(id, _)| id))

@@ -202,6 +202,20 @@ fn a_variable_that_cannot_be_used_is_named_and_ignored() {
 }
 
 #[test]
+fn a_password_in_a_variable_is_not_shown() {
+    for url in ["https://me:secret@c:4317", "https://c:4317?token=secret"] {
+        let found = with(Some("{}"), &[("OTEL_EXPORTER_OTLP_ENDPOINT", url)]);
+        let [warning] = &*found.warnings else {
+            panic!("{:?}", found.warnings);
+        };
+        assert!(
+            warning.contains("without user and query") && !warning.contains("secret"),
+            "{warning}"
+        );
+    }
+}
+
+#[test]
 fn settings_that_cannot_work_are_problems() {
     let check = |text: &str, expected: &[&str]| {
         let settings: Settings = serde_json::from_str(text).unwrap();

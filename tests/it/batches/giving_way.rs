@@ -8,7 +8,7 @@ use warmroute::sim::worker::Settings;
 
 use super::clients::{Client, chat_line, custom_ids};
 use super::start;
-use crate::cluster::{chat, eventually, fast};
+use crate::cluster::{eventually, fast};
 
 const SLOTS: NonZeroU32 = NonZeroU32::new(4).unwrap();
 
@@ -32,8 +32,9 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     let mut people = JoinSet::new();
     for number in 0..SLOTS.get() {
         let client = client.clone();
-        let body = chat(&format!("{number}: hi"), 400, false);
-        people.spawn(async move { client.send("POST", "/v1/chat/completions", body).await });
+        let body = json!({"model": "sim", "prompt": format!("{number}: hi"), "max_tokens": 400});
+        let body = body.to_string();
+        people.spawn(async move { client.send("POST", "/v1/completions", body).await });
     }
     let all_lines = 3.0;
     eventually("the lines give way", async || {
@@ -41,9 +42,10 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
         cluster.metric(gave_way, &[]).await >= all_lines
     })
     .await;
-    let ended = ["outcome=\"completed\""];
-    let results = cluster.metric("warmroute_batch_lines_total", &ended).await;
-    assert_eq!(results, 0.0, "no line had to end for that");
+    // Only lines are chats.
+    let ended = ["api=\"chat\"", "outcome=\"complete\""];
+    let answers = cluster.metric("warmroute_requests_total", &ended).await;
+    assert_eq!(answers, 0.0, "no line had to end for that");
     while let Some(answer) = people.join_next().await {
         assert_eq!(answer.unwrap().status, 200);
     }
