@@ -175,9 +175,9 @@ class Rig:
     def lines_that_gave_way(self):
         return self.counted("warmroute_batch_lines_gave_way_total")
 
-    def body(self, text, tokens, **more):
+    def body(self, text, tokens):
         messages = [{"role": "user", "content": text}]
-        return {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "messages": messages, **more}
+        return {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "messages": messages}
 
     def line(self, identity, body):
         return json.dumps({"custom_id": identity, "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n"
