@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Queues;
 use super::room::{Rooms, Workers};
-use super::shared_queue::{Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
+use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker};
@@ -29,6 +29,10 @@ const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
 /// The same for those behind them. 16 looks are left for each tick, of which the first ones take 5: within this time they
 /// come around at 99,000.
 const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
+
+/// After this time a walk over those behind the first ones begins anew if a worker has room that one of those it has passed
+/// waits for. 512 are passed every 10 ms: of fewer than 100,000 it has come to the end by then, or looks at many of them again.
+const WALK_BEHIND_MAX: Duration = Duration::from_secs(2);
 
 impl Queues {
     /// Runs until the drain begins and no request waits any more.
@@ -131,7 +135,7 @@ struct QueueWalk<'a> {
     /// What workers are promised by those before.
     promised: Promised,
     /// The part of it that is kept for the walks to come.
-    behind: &'a mut Promised,
+    behind: &'a mut Behind,
     /// It has come to those behind the first ones.
     is_behind: bool,
 }
@@ -140,11 +144,17 @@ impl QueueWalk<'_> {
     /// `time_left`: what the request's target leaves of time until its first token.
     fn step(&mut self, waiter: &Waiter, time_left: Option<Duration>, stretch: Stretch) -> Looked {
         if stretch != Stretch::First && !self.is_behind {
-            self.is_behind = true;
             if stretch == Stretch::Behind {
-                *self.behind = Promised::default();
+                *self.behind = Behind::default();
             }
-            self.promised.add_all(self.behind);
+            let began = *self.behind.began.get_or_insert(self.now);
+            let is_long = self.now.saturating_duration_since(began) >= WALK_BEHIND_MAX;
+            if is_long && self.rooms.has_room_for_one_of(&self.behind.promised) {
+                // The next walk begins anew, and finds the one that waits for it.
+                return Looked::Other(Look::Full);
+            }
+            self.is_behind = true;
+            self.promised.add_all(&self.behind.promised);
             self.rooms.close_waited_for(&self.promised);
         }
         if self.rooms.is_full() {
@@ -257,7 +267,7 @@ impl QueueWalk<'_> {
     fn on_waiting(&mut self, promises: &Promises) {
         self.promised.add_waiting(promises);
         if self.is_behind {
-            self.behind.add_waiting(promises);
+            self.behind.promised.add_waiting(promises);
         }
     }
 }
@@ -459,6 +469,21 @@ mod tests {
         }
         rig.computing.truncate(1);
         let left = (0..4).map(|_| rig.advance()).find(|left| !left.is_empty());
+        assert_eq!(left.unwrap()[0], 2 * PASSED_OVER_MAX as u64);
+    }
+
+    #[test]
+    fn a_long_walk_begins_anew_for_a_worker_that_has_room_meanwhile() {
+        let mut rig = Rig::new();
+        rig.enter(2 * PASSED_OVER_MAX, 0, Duration::ZERO, 0);
+        rig.enter(80 * PASSED_OVER_MAX, 1, Duration::ZERO, 1);
+        for _ in 0..2 {
+            assert!(rig.advance().is_empty());
+        }
+        rig.now += WALK_BEHIND_MAX;
+        rig.computing.truncate(1);
+        // The first ones are looked at again meanwhile. The walk would come to its end after 80.
+        let left = (0..60).map(|_| rig.advance()).find(|left| !left.is_empty());
         assert_eq!(left.unwrap()[0], 2 * PASSED_OVER_MAX as u64);
     }
 

@@ -241,6 +241,12 @@ impl Rooms {
         }
     }
 
+    /// Whether a worker that one of those waits for would have room now.
+    pub(super) fn has_room_for_one_of(&self, waiting: &Promised) -> bool {
+        let mut open = self.open.iter();
+        !self.is_unknown && open.any(|worker| waiting.of(*worker).in_line > 0)
+    }
+
     /// A worker was promised something.
     pub(super) fn on_promised(
         &mut self,

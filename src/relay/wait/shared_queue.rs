@@ -56,6 +56,14 @@ pub(super) struct Release {
     pub(super) chosen: Option<(Arc<Group>, Chosen)>,
 }
 
+/// The walk over those who wait behind the first ones, which takes several looks at the queue.
+#[derive(Debug, Default)]
+pub(super) struct Behind {
+    /// What those promise whom it has passed.
+    pub(super) promised: Promised,
+    pub(super) began: Option<Instant>,
+}
+
 /// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
 pub(in crate::relay) type Placing =
     Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
@@ -120,8 +128,8 @@ pub(in crate::relay) struct SharedQueue {
     waiting: AtomicU32,
     /// Whether each of them was promised to a worker when workers were last looked at.
     is_all_promised: AtomicBool,
-    /// What those promise who wait behind the first ones and whom the walk over them has passed.
-    pub(super) behind: Mutex<Promised>,
+    /// The walk over those who wait behind the first ones.
+    pub(super) behind: Mutex<Behind>,
     state: Mutex<State>,
 }
 
