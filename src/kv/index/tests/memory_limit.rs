@@ -63,6 +63,23 @@ fn at_the_limit_the_coldest_tree_loses_its_deepest_blocks() {
 }
 
 #[test]
+fn one_long_event_stays_within_the_limit() {
+    let bytes_max = 4 << 20;
+    let (_indexes, index) = index_of(bytes_max);
+    let mut tree = index.add_tree(WorkerId(1), 0);
+    tree.store(
+        Parent::Root(ChainRoot(1)),
+        &chain(1, 500_000),
+        Tier::Gpu,
+        CopyReport::OneMore,
+    )
+    .unwrap();
+    assert!(tree.take_evicted());
+    assert!(tree.len() > 40_000, "{} blocks in 4 MiB", tree.len());
+    assert!(index.memory_bytes() as u64 <= bytes_max + (1 << 20));
+}
+
+#[test]
 fn what_is_removed_makes_room_for_what_comes() {
     let (_indexes, index) = index_of(64 << 20);
     let mut both = Modelled::new(index.clone(), 4);

@@ -69,6 +69,8 @@ impl Writer {
                 }
                 misnamed
             });
+            // The next piece has the room that this one left.
+            self.charge(&pages);
             RwLockWriteGuard::unlock_fair(pages);
             placed += piece.len();
         }
