@@ -154,11 +154,15 @@ impl Page {
                 self.owners.shrink_to_fit();
             }
         }
-        let of_others = self
-            .owners
-            .iter()
-            .fold(0, |all, owner| all | owner.blocks());
-        self.owned &= of_others | !blocks;
+        // Mostly one of the first owners has all of them.
+        let mut unowned = blocks;
+        for owner in &self.owners {
+            unowned &= !owner.blocks();
+            if unowned == 0 {
+                break;
+            }
+        }
+        self.owned &= !unowned;
         self.len = (u16::BITS - self.owned.leading_zeros()) as u8;
         has_left
     }

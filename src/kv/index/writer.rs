@@ -286,7 +286,12 @@ impl Writer {
         let owner = pages.get(page).owner(tree.slot);
         let blocks = owner.map_or(0, |owner| owner.blocks());
         for offset in offsets_of(blocks) {
-            self.forget(pages, tree, BlockId::new(page, offset));
+            let block = BlockId::new(page, offset);
+            let copies = self.copies(pages, tree, block);
+            tree.set_copies(block, copies, [0; Tier::COUNT]);
+        }
+        if blocks != 0 {
+            self.remove_owner(pages, tree, page, blocks);
         }
         blocks.count_ones()
     }
