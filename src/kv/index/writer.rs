@@ -22,7 +22,7 @@ use rustc_hash::FxBuildHasher;
 use self::copies::{Copies, residency_of};
 use self::tree_state::TreeState;
 use super::budget::{MemoryAccount, MemoryBudget};
-use super::pages::{BlockId, PageId, Pages, RankOfSlot, Slot};
+use super::pages::{BlockId, PageId, Pages, RankOfSlot, ResizedStarts, Slot};
 use crate::ids::WorkerId;
 use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};
@@ -71,6 +71,13 @@ fn hash_of_block(pages: &Pages, block: BlockId) -> u64 {
 /// The offsets of some blocks of a page (a bit each).
 fn offsets_of(blocks: u16) -> impl Iterator<Item = usize> {
     (0..SEGMENT_BLOCKS).filter(move |offset| blocks >> offset & 1 == 1)
+}
+
+/// Replaces tables of pages. Lookups wait neither for the new ones nor until the old ones are freed.
+fn resize_starts(lock: &RwLock<Pages>, mut resized: ResizedStarts) {
+    if resized.iter().any(Option::is_some) {
+        lock.write().swap_starts(&mut resized);
+    }
 }
 
 impl Writer {
@@ -303,8 +310,7 @@ impl Writer {
             let of_block = |block: &BlockId| hash_of_block(&pages, *block);
             self.names.shrink_to(self.names.len() * 2, of_block);
         }
-        if lock.read().is_sparse() {
-            lock.write().shrink();
-        }
+        let smaller = lock.read().smaller_starts();
+        resize_starts(lock, smaller);
     }
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::copies::UNKNOWN;
 use super::tree_state::TreeState;
-use super::{PIECE, Writer, hash_of_block};
+use super::{PIECE, Writer, hash_of_block, resize_starts};
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::pages::{BlockId, ChainEnd, Pages, Slot};
@@ -53,7 +53,11 @@ impl Writer {
                 self.tree_mut(slot).was_evicted = true;
                 break;
             }
-            self.make_room_for_names(&lock.read(), piece);
+            let pages = lock.read();
+            self.make_room_for_names(&pages, piece);
+            let larger = pages.larger_starts(piece.len());
+            drop(pages);
+            resize_starts(lock, larger);
             let mut pages = lock.write();
             misnamed += self.change(slot, |writer, tree| {
                 let mut misnamed = 0;
