@@ -58,6 +58,7 @@ impl Writer {
             let larger = pages.larger_starts(piece.len());
             drop(pages);
             resize_starts(lock, larger);
+            self.tree_mut(slot).reserve(piece.len());
             let mut pages = lock.write();
             misnamed += self.change(slot, |writer, tree| {
                 let mut misnamed = 0;
@@ -317,6 +318,7 @@ impl Writer {
             if piece.is_empty() {
                 return unknown;
             }
+            self.tree_mut(slot).reserve(piece.len());
             let mut pages = lock.write();
             self.change(slot, |writer, tree| {
                 for name in piece {
