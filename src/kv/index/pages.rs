@@ -378,6 +378,12 @@ impl Pages {
         }
     }
 
+    /// The lists of pages and of free numbers, to be freed when there is no page left. Whoever still has a page's number
+    /// looks for it by [`Self::find`].
+    pub(super) fn take_unused(&mut self) -> (Vec<Option<Box<Page>>>, Vec<PageId>) {
+        (mem::take(&mut self.pages), mem::take(&mut self.free))
+    }
+
     /// Copies, with room, of the large tables that have none for so many more pages.
     pub(super) fn larger_starts(&self, more: usize) -> ResizedStarts {
         self.starts.each_ref().map(|starts| {

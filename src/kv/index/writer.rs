@@ -312,5 +312,10 @@ impl Writer {
         }
         let smaller = lock.read().smaller_starts();
         resize_starts(lock, smaller);
+        if self.blocks == 0 && !self.stored_at.is_empty() {
+            self.stored_at = Vec::new();
+            // They are freed with the lock free.
+            let _unused = lock.write().take_unused();
+        }
     }
 }

@@ -209,6 +209,23 @@ fn an_index_is_there_while_it_has_trees() {
 }
 
 #[test]
+fn an_index_that_loses_its_last_block_gives_all_its_memory_back() {
+    let (_indexes, index) = index_of(64 << 20);
+    let mut tree = index.add_tree(WorkerId(1), 0);
+    let empty = index.memory_bytes();
+    for number in 0..2 {
+        let blocks = chain(number, 20_000);
+        let parent = Parent::Root(ChainRoot(1));
+        tree.store(parent, &blocks, Tier::Gpu, CopyReport::OneMore)
+            .unwrap();
+        assert!(index.memory_bytes() > empty + 20_000 * 16);
+        let names: Vec<EngineHash> = blocks.iter().map(|block| block.name).collect();
+        assert_eq!(tree.remove(&names, Tier::Gpu), 0);
+        assert_eq!(index.memory_bytes(), empty);
+    }
+}
+
+#[test]
 fn trees_that_come_and_go_leave_nothing() {
     let (_indexes, index) = index_of(64 << 20);
     let mut after_some = 0;
