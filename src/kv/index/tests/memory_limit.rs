@@ -80,6 +80,40 @@ fn one_long_event_stays_within_the_limit() {
 }
 
 #[test]
+fn a_chain_that_is_continued_after_a_long_pause_keeps_its_end() {
+    let long = chain(0, 164);
+    // Stores part of the chain, then chains of one block until one needs an eviction. Returns how many.
+    let fill = |max_others: u64| {
+        let (indexes, index) = index_of(1 << 20);
+        let mut tree = index.add_tree(WorkerId(1), 0);
+        tree.set_visible(true);
+        let mut store = |blocks: &[NewBlock]| {
+            let parent = Parent::Root(ChainRoot(1));
+            tree.store(parent, blocks, Tier::Gpu, CopyReport::OneMore)
+                .unwrap();
+            tree.take_evicted()
+        };
+        assert!(!store(&long[..100]));
+        let mut others = 0;
+        while others < max_others {
+            others += 1;
+            if store(&chain(others, 1)) {
+                break;
+            }
+        }
+        (indexes, index, tree, others)
+    };
+    let (_, _, _, others) = fill(u64::MAX);
+    let (_indexes, index, mut tree, _) = fill(others - 1);
+    assert_eq!(depth_of(&index, 0)[0].blocks, 100);
+    let parent = Parent::Block(long[99].name);
+    tree.store(parent, &long[100..], Tier::Gpu, CopyReport::OneMore)
+        .unwrap();
+    assert!(tree.take_evicted());
+    assert_eq!(depth_of(&index, 0)[0].blocks, 164);
+}
+
+#[test]
 fn what_is_removed_makes_room_for_what_comes() {
     let (_indexes, index) = index_of(64 << 20);
     let mut both = Modelled::new(index.clone(), 4);

@@ -44,6 +44,10 @@ impl Writer {
             }
         };
         self.clock += 1;
+        // A chain that is continued after a long pause must not lose its end to what continues it.
+        if let Some(block) = end.block {
+            self.note_stored(block);
+        }
         let mut misnamed = 0;
         let mut placed = 0;
         for piece in blocks.chunks(PIECE) {
