@@ -17,6 +17,9 @@ pub(super) type Slot = u32;
 
 pub(super) type PageId = u32;
 
+/// A [`BlockId`] has no numbers for more pages.
+pub(super) const MAX_PAGES: usize = u32::MAX as usize / SEGMENT_BLOCKS;
+
 /// A block's page and its position there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlockId(u32);
@@ -254,7 +257,7 @@ impl Pages {
         Some(slot as Slot)
     }
 
-    fn in_use(&self) -> usize {
+    pub(super) fn in_use(&self) -> usize {
         self.pages.len() - self.free.len()
     }
 

@@ -9,7 +9,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 
 use super::Writer;
 use crate::kv::block::SEGMENT_BLOCKS;
-use crate::kv::index::pages::{ChainEnd, Page, PageId, Pages, Slot};
+use crate::kv::index::pages::{ChainEnd, MAX_PAGES, Page, PageId, Pages, Slot};
 
 /// What a page takes with its blocks' names.
 const PAGE_BYTES: usize = size_of::<Page>() + SEGMENT_BLOCKS * 12;
@@ -32,6 +32,10 @@ impl Writer {
         end: ChainEnd,
         blocks: usize,
     ) -> bool {
+        // Each block may begin a page.
+        if lock.read().in_use() + blocks > MAX_PAGES {
+            return false;
+        }
         let wanted = blocks / SEGMENT_BLOCKS + 2;
         let has_room = |writer: &Self| writer.memory.has_room_for(wanted * PAGE_BYTES);
         if has_room(self) {
