@@ -381,8 +381,8 @@ impl Pages {
         }
     }
 
-    /// The lists of pages and of free numbers, to be freed when there is no page left. Whoever still has a page's number
-    /// looks for it by [`Self::find`].
+    /// The lists of pages and of free numbers, to be freed when there is no page left. Whoever still has a page's
+    /// number looks for it by [`Self::find`].
     pub(super) fn take_unused(&mut self) -> (Vec<Option<Box<Page>>>, Vec<PageId>) {
         (mem::take(&mut self.pages), mem::take(&mut self.free))
     }

@@ -1,9 +1,9 @@
 //! Changes an index. Beside the pages, which lookups read, the writer knows every block's name and every tree's copies.
 //! This file has its state and the steps that storing, removing and evicting share.
 //!
-//! The writer has the lock of the pages for a few blocks or owners at a time, so that lookups wait for microseconds, and
-//! hands it to those that wait. What takes longer (looking for old pages, another size of a large table) only reads the
-//! pages: lookups go on, and events of all ranks wait, for a table of millions of names some 100 ms.
+//! The writer has the lock of the pages for a few blocks or owners at a time, so that lookups wait for microseconds,
+//! and hands it to those that wait. What takes longer (looking for old pages, another size of a large table) only reads
+//! the pages: lookups go on, and events of all ranks wait. The longest wait is for all names, when their table doubles.
 
 mod copies;
 mod evict;
