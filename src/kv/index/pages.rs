@@ -2,6 +2,8 @@
 //! which trees own the blocks. There are no links from block to block: a block's path hash stands for everything before
 //! it.
 
+use std::mem;
+
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -14,6 +16,9 @@ use crate::kv::event::{EngineHash, Tier};
 pub(super) type Slot = u32;
 
 pub(super) type PageId = u32;
+
+/// A [`BlockId`] has no numbers for more pages.
+pub(super) const MAX_PAGES: usize = u32::MAX as usize / SEGMENT_BLOCKS;
 
 /// A block's page and its position there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,11 +159,15 @@ impl Page {
                 self.owners.shrink_to_fit();
             }
         }
-        let of_others = self
-            .owners
-            .iter()
-            .fold(0, |all, owner| all | owner.blocks());
-        self.owned &= of_others | !blocks;
+        // Mostly one of the first owners has all of them.
+        let mut unowned = blocks;
+        for owner in &self.owners {
+            unowned &= !owner.blocks();
+            if unowned == 0 {
+                break;
+            }
+        }
+        self.owned &= !unowned;
         self.len = (u16::BITS - self.owned.leading_zeros()) as u8;
         has_left
     }
@@ -190,13 +199,22 @@ pub(super) struct RankOfSlot {
     pub(super) is_visible: bool,
 }
 
+/// Pages by the path hash of their first block.
+type Starts = HashMap<u64, PageId, FxBuildHasher>;
+
+/// Other sizes of [`Pages`]' two tables; none for one that stays as it is.
+pub(super) type ResizedStarts = [Option<Starts>; 2];
+
+/// A table with more entries takes long to resize: that is not done while lookups wait.
+pub(super) const LARGE_TABLE: usize = 1_024;
+
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     pages: Vec<Option<Box<Page>>>,
     free: Vec<PageId>,
-    /// Pages by the path hash of their first block: those that start a segment, and those that start within one, where
-    /// a chain forks off another. The second table is the smaller one, and is asked for each new block.
-    starts: [HashMap<u64, PageId, FxBuildHasher>; 2],
+    /// Those pages that start a segment, and those that start within one, where a chain forks off another. The second
+    /// table is the smaller one, and is asked for each new block.
+    starts: [Starts; 2],
     pub(super) slots: Vec<Option<RankOfSlot>>,
     /// Memory of the pages' lists of owners.
     owner_bytes: usize,
@@ -239,7 +257,7 @@ impl Pages {
         Some(slot as Slot)
     }
 
-    fn in_use(&self) -> usize {
+    pub(super) fn in_use(&self) -> usize {
         self.pages.len() - self.free.len()
     }
 
@@ -363,18 +381,43 @@ impl Pages {
         }
     }
 
-    /// Whether most of a table is unused.
-    pub(super) fn is_sparse(&self) -> bool {
-        let mut starts = self.starts.iter();
-        starts.any(|starts| starts.capacity() > 64 + starts.len() * 4)
+    /// The lists of pages and of free numbers, to be freed when there is no page left. Whoever still has a page's
+    /// number looks for it by [`Self::find`].
+    pub(super) fn take_unused(&mut self) -> (Vec<Option<Box<Page>>>, Vec<PageId>) {
+        (mem::take(&mut self.pages), mem::take(&mut self.free))
     }
 
-    /// Gives memory of unused parts of the tables back.
-    pub(super) fn shrink(&mut self) {
-        for starts in &mut self.starts {
-            starts.shrink_to(starts.len() * 2);
+    /// Copies, with room, of the large tables that have none for so many more pages.
+    pub(super) fn larger_starts(&self, more: usize) -> ResizedStarts {
+        self.starts.each_ref().map(|starts| {
+            let is_full = starts.capacity() - starts.len() < more;
+            (is_full && starts.len() > LARGE_TABLE).then(|| with_room(starts))
+        })
+    }
+
+    /// Smaller copies of the tables that are mostly unused.
+    pub(super) fn smaller_starts(&self) -> ResizedStarts {
+        self.starts.each_ref().map(|starts| {
+            let is_sparse = starts.capacity() > 64 + starts.len() * 4;
+            is_sparse.then(|| with_room(starts))
+        })
+    }
+
+    /// Exchanges tables for copies of them, which nothing was added to or removed from since.
+    pub(super) fn swap_starts(&mut self, resized: &mut ResizedStarts) {
+        for (starts, resized) in self.starts.iter_mut().zip(resized) {
+            if let Some(resized) = resized {
+                mem::swap(starts, resized);
+            }
         }
     }
+}
+
+/// A copy of a table, with room for as many pages again.
+fn with_room(starts: &Starts) -> Starts {
+    let mut copy = Starts::with_capacity_and_hasher(starts.len() * 2, FxBuildHasher);
+    copy.extend(starts);
+    copy
 }
 
 /// The table of pages that begin at this depth.

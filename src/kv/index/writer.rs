@@ -1,8 +1,9 @@
 //! Changes an index. Beside the pages, which lookups read, the writer knows every block's name and every tree's copies.
 //! This file has its state and the steps that storing, removing and evicting share.
 //!
-//! The writer has the lock of the pages for a few blocks at a time, so that lookups wait for microseconds, and hands it
-//! to those that wait. What takes longer (looking for old pages, a larger table of names) only reads the pages.
+//! The writer has the lock of the pages for a few blocks or owners at a time, so that lookups wait for microseconds,
+//! and hands it to those that wait. What takes longer (looking for old pages, another size of a large table) only reads
+//! the pages: lookups go on, and events of all ranks wait. The longest wait is for all names, when their table doubles.
 
 mod copies;
 mod evict;
@@ -22,7 +23,7 @@ use rustc_hash::FxBuildHasher;
 use self::copies::{Copies, residency_of};
 use self::tree_state::TreeState;
 use super::budget::{MemoryAccount, MemoryBudget};
-use super::pages::{BlockId, PageId, Pages, RankOfSlot, Slot};
+use super::pages::{BlockId, PageId, Pages, RankOfSlot, ResizedStarts, Slot};
 use crate::ids::WorkerId;
 use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};
@@ -71,6 +72,13 @@ fn hash_of_block(pages: &Pages, block: BlockId) -> u64 {
 /// The offsets of some blocks of a page (a bit each).
 fn offsets_of(blocks: u16) -> impl Iterator<Item = usize> {
     (0..SEGMENT_BLOCKS).filter(move |offset| blocks >> offset & 1 == 1)
+}
+
+/// Replaces tables of pages. Lookups wait neither for the new ones nor until the old ones are freed.
+fn resize_starts(lock: &RwLock<Pages>, mut resized: ResizedStarts) {
+    if resized.iter().any(Option::is_some) {
+        lock.write().swap_starts(&mut resized);
+    }
 }
 
 impl Writer {
@@ -286,7 +294,12 @@ impl Writer {
         let owner = pages.get(page).owner(tree.slot);
         let blocks = owner.map_or(0, |owner| owner.blocks());
         for offset in offsets_of(blocks) {
-            self.forget(pages, tree, BlockId::new(page, offset));
+            let block = BlockId::new(page, offset);
+            let copies = self.copies(pages, tree, block);
+            tree.set_copies(block, copies, [0; Tier::COUNT]);
+        }
+        if blocks != 0 {
+            self.remove_owner(pages, tree, page, blocks);
         }
         blocks.count_ones()
     }
@@ -298,8 +311,12 @@ impl Writer {
             let of_block = |block: &BlockId| hash_of_block(&pages, *block);
             self.names.shrink_to(self.names.len() * 2, of_block);
         }
-        if lock.read().is_sparse() {
-            lock.write().shrink();
+        let smaller = lock.read().smaller_starts();
+        resize_starts(lock, smaller);
+        if self.blocks == 0 && !self.stored_at.is_empty() {
+            self.stored_at = Vec::new();
+            // They are freed with the lock free.
+            let _unused = lock.write().take_unused();
         }
     }
 }

@@ -63,6 +63,57 @@ fn at_the_limit_the_coldest_tree_loses_its_deepest_blocks() {
 }
 
 #[test]
+fn one_long_event_stays_within_the_limit() {
+    let bytes_max = 4 << 20;
+    let (_indexes, index) = index_of(bytes_max);
+    let mut tree = index.add_tree(WorkerId(1), 0);
+    tree.store(
+        Parent::Root(ChainRoot(1)),
+        &chain(1, 500_000),
+        Tier::Gpu,
+        CopyReport::OneMore,
+    )
+    .unwrap();
+    assert!(tree.take_evicted());
+    assert!(tree.len() > 40_000, "{} blocks in 4 MiB", tree.len());
+    assert!(index.memory_bytes() as u64 <= bytes_max + (1 << 20));
+}
+
+#[test]
+fn a_chain_that_is_continued_after_a_long_pause_keeps_its_end() {
+    let long = chain(0, 164);
+    // Stores part of the chain, then chains of one block until one needs an eviction. Returns how many.
+    let fill = |max_others: u64| {
+        let (indexes, index) = index_of(1 << 20);
+        let mut tree = index.add_tree(WorkerId(1), 0);
+        tree.set_visible(true);
+        let mut store = |blocks: &[NewBlock]| {
+            let parent = Parent::Root(ChainRoot(1));
+            tree.store(parent, blocks, Tier::Gpu, CopyReport::OneMore)
+                .unwrap();
+            tree.take_evicted()
+        };
+        assert!(!store(&long[..100]));
+        let mut others = 0;
+        while others < max_others {
+            others += 1;
+            if store(&chain(others, 1)) {
+                break;
+            }
+        }
+        (indexes, index, tree, others)
+    };
+    let (_, _, _, others) = fill(u64::MAX);
+    let (_indexes, index, mut tree, _) = fill(others - 1);
+    assert_eq!(depth_of(&index, 0)[0].blocks, 100);
+    let parent = Parent::Block(long[99].name);
+    tree.store(parent, &long[100..], Tier::Gpu, CopyReport::OneMore)
+        .unwrap();
+    assert!(tree.take_evicted());
+    assert_eq!(depth_of(&index, 0)[0].blocks, 164);
+}
+
+#[test]
 fn what_is_removed_makes_room_for_what_comes() {
     let (_indexes, index) = index_of(64 << 20);
     let mut both = Modelled::new(index.clone(), 4);
@@ -189,6 +240,23 @@ fn an_index_is_there_while_it_has_trees() {
     let _tree = again.add_tree(WorkerId(2), 0);
     drop(second);
     assert_eq!(sizes(&indexes), [16]);
+}
+
+#[test]
+fn an_index_that_loses_its_last_block_gives_all_its_memory_back() {
+    let (_indexes, index) = index_of(64 << 20);
+    let mut tree = index.add_tree(WorkerId(1), 0);
+    let empty = index.memory_bytes();
+    for number in 0..2 {
+        let blocks = chain(number, 20_000);
+        let parent = Parent::Root(ChainRoot(1));
+        tree.store(parent, &blocks, Tier::Gpu, CopyReport::OneMore)
+            .unwrap();
+        assert!(index.memory_bytes() > empty + 20_000 * 16);
+        let names: Vec<EngineHash> = blocks.iter().map(|block| block.name).collect();
+        assert_eq!(tree.remove(&names, Tier::Gpu), 0);
+        assert_eq!(index.memory_bytes(), empty);
+    }
 }
 
 #[test]

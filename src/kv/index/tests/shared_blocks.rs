@@ -149,6 +149,30 @@ fn blocks_that_many_workers_share_stay_known_at_the_limit() {
 }
 
 #[test]
+fn a_page_that_many_workers_own_is_dropped_for_all_of_them() {
+    let mut fleet = Fleet::new(500, false);
+    let blocks = prompt(0, 32, None);
+    let names: Vec<EngineHash> = blocks.iter().map(|block| block.name).collect();
+    for worker in 0..500 {
+        fleet.store(worker, 0, 32);
+        if worker % 2 == 0 {
+            fleet.trees[worker].add_copies(&names, Tier::Cpu, CopyReport::OneMore);
+        }
+    }
+    assert_eq!(fleet.depths(0, 32).len(), 500);
+    // Prompts that do not begin like the first one.
+    for number in 0..200 {
+        fleet.store(0, number * 3 + 1, 400);
+    }
+    assert!(fleet.depths(0, 32).is_empty());
+    for tree in &mut fleet.trees[1..] {
+        assert!(tree.take_evicted() && tree.is_empty());
+        assert_eq!(tree.blocks(), [0; Tier::COUNT]);
+    }
+    fleet.check_accounts();
+}
+
+#[test]
 fn a_chain_that_is_continued_keeps_its_beginning() {
     let mut fleet = Fleet::new(1, false);
     let long = prompt(7, 3_000, None);

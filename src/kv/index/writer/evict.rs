@@ -9,7 +9,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 
 use super::Writer;
 use crate::kv::block::SEGMENT_BLOCKS;
-use crate::kv::index::pages::{ChainEnd, Page, PageId, Pages, Slot};
+use crate::kv::index::pages::{ChainEnd, MAX_PAGES, Page, PageId, Pages, Slot};
 
 /// What a page takes with its blocks' names.
 const PAGE_BYTES: usize = size_of::<Page>() + SEGMENT_BLOCKS * 12;
@@ -20,8 +20,8 @@ const MIN_EVICTED: usize = 32;
 /// How often one piece drops pages. The next one goes on.
 const MAX_ROUNDS: usize = 4;
 
-/// Pages that are dropped before lookups get their turn.
-const PAGES_AT_ONCE: usize = 4;
+/// Owners that lose a page before lookups get their turn.
+const OWNERS_AT_ONCE: usize = 4;
 
 impl Writer {
     /// Makes room for blocks after a chain's end. Returns false if there is none, or the tree has lost the end.
@@ -32,6 +32,10 @@ impl Writer {
         end: ChainEnd,
         blocks: usize,
     ) -> bool {
+        // Each block may begin a page.
+        if lock.read().in_use() + blocks > MAX_PAGES {
+            return false;
+        }
         let wanted = blocks / SEGMENT_BLOCKS + 2;
         let has_room = |writer: &Self| writer.memory.has_room_for(wanted * PAGE_BYTES);
         if has_room(self) {
@@ -70,13 +74,11 @@ impl Writer {
             oldest.truncate(wanted);
         }
         oldest.sort_unstable();
-        for piece in oldest.chunks(PAGES_AT_ONCE) {
-            let mut pages = lock.write();
-            for (_, _, page) in piece {
-                self.evict_page(&mut pages, *page);
-            }
-            RwLockWriteGuard::unlock_fair(pages);
+        let mut pages = lock.write();
+        for (_, _, page) in &oldest {
+            self.evict_page(&mut pages, *page);
         }
+        drop(pages);
         for slot in 0..self.trees.len() {
             if self.trees[slot].is_some() {
                 self.change(slot as Slot, |_, tree| tree.shrink());
@@ -108,16 +110,20 @@ impl Writer {
         self.evicted_at = self.clock;
     }
 
-    /// Takes a page's blocks from all trees, which removes the page.
-    fn evict_page(&mut self, pages: &mut Pages, page: PageId) {
-        let owners = pages.get(page).owners.iter();
+    /// Takes a page's blocks from all trees, which removes the page. Lookups get their turn between some owners.
+    fn evict_page(&mut self, pages: &mut RwLockWriteGuard<'_, Pages>, page: PageId) {
+        // The last owner first: no others move up in the list.
+        let owners = pages.get(page).owners.iter().rev();
         let slots: Vec<Slot> = owners.map(|owner| owner.slot).collect();
-        for slot in slots {
-            let dropped = self.change(slot, |writer, tree| {
-                tree.was_evicted = true;
-                writer.forget_in_page(pages, tree, page)
-            });
-            self.dropped_blocks += u64::from(dropped);
+        for slots in slots.chunks(OWNERS_AT_ONCE) {
+            for slot in slots {
+                let dropped = self.change(*slot, |writer, tree| {
+                    tree.was_evicted = true;
+                    writer.forget_in_page(pages, tree, page)
+                });
+                self.dropped_blocks += u64::from(dropped);
+            }
+            RwLockWriteGuard::bump(pages);
         }
     }
 }

@@ -36,11 +36,11 @@ impl Writer {
                         left = rest;
                     }
                 }
-                tree.shrink();
                 missing
             });
             RwLockWriteGuard::unlock_fair(pages);
         }
+        self.change(slot, |_, tree| tree.shrink());
         self.shrink(lock);
         missing
     }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::copies::UNKNOWN;
 use super::tree_state::TreeState;
-use super::{PIECE, Writer, hash_of_block};
+use super::{PIECE, Writer, hash_of_block, resize_starts};
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::pages::{BlockId, ChainEnd, Pages, Slot};
@@ -44,6 +44,10 @@ impl Writer {
             }
         };
         self.clock += 1;
+        // A chain that is continued after a long pause must not lose its end to what continues it.
+        if let Some(block) = end.block {
+            self.note_stored(block);
+        }
         let mut misnamed = 0;
         let mut placed = 0;
         for piece in blocks.chunks(PIECE) {
@@ -53,7 +57,12 @@ impl Writer {
                 self.tree_mut(slot).was_evicted = true;
                 break;
             }
-            self.make_room_for_names(&lock.read(), piece);
+            let pages = lock.read();
+            self.make_room_for_names(&pages, piece);
+            let larger = pages.larger_starts(piece.len());
+            drop(pages);
+            resize_starts(lock, larger);
+            self.tree_mut(slot).reserve(piece.len());
             let mut pages = lock.write();
             misnamed += self.change(slot, |writer, tree| {
                 let mut misnamed = 0;
@@ -69,6 +78,8 @@ impl Writer {
                 }
                 misnamed
             });
+            // The next piece has the room that this one left.
+            self.charge(&pages);
             RwLockWriteGuard::unlock_fair(pages);
             placed += piece.len();
         }
@@ -311,6 +322,7 @@ impl Writer {
             if piece.is_empty() {
                 return unknown;
             }
+            self.tree_mut(slot).reserve(piece.len());
             let mut pages = lock.write();
             self.change(slot, |writer, tree| {
                 for name in piece {

@@ -7,7 +7,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::copies::{Copies, default_copies, residency_of};
 use crate::kv::event::{EngineHash, Tier};
-use crate::kv::index::pages::{BlockId, PageId, Slot};
+use crate::kv::index::pages::{BlockId, LARGE_TABLE, PageId, Slot};
 
 #[derive(Debug)]
 pub(in crate::kv::index) struct TreeState {
@@ -97,6 +97,21 @@ impl TreeState {
             + self.names.allocation_size()
             + self.copies.allocation_size()
             + size_of::<Self>()
+    }
+
+    /// Makes large tables larger for blocks that come, before lookups have to wait for it.
+    pub(super) fn reserve(&mut self, blocks: usize) {
+        fn reserve<K: Eq + Hash, V>(map: &mut HashMap<K, V, FxBuildHasher>, more: usize) {
+            if map.len() > LARGE_TABLE {
+                map.reserve(more);
+            }
+        }
+        if self.pages.len() > LARGE_TABLE {
+            self.pages.reserve(blocks);
+        }
+        reserve(&mut self.aliases, blocks);
+        reserve(&mut self.names, blocks);
+        reserve(&mut self.copies, blocks);
     }
 
     /// Gives memory back if most of it is unused.
