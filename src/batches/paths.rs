@@ -50,7 +50,8 @@ pub(super) fn own_results(batch: &str) -> String {
     format!("batches/{batch}/{OWN_RESULTS}")
 }
 
-/// The same, if it has failed as a whole. Another object: a replica that has lost the batch may write it at any time.
+/// The results of a batch that has failed as a whole. It is another object: a replica that
+/// has lost the batch may write it at any time.
 pub(super) fn own_errors(batch: &str) -> String {
     format!("batches/{batch}/{OWN_ERRORS}")
 }

@@ -433,7 +433,7 @@ impl<T> Queue<T> {
         self.set_entries(entries);
     }
 
-    /// The same requests, which expire at other times.
+    /// Keeps these requests, and works out anew when each of them expires.
     fn set_entries(&mut self, mut entries: FxHashMap<EntryId, Entry<T>>) {
         for entry in entries.values_mut() {
             entry.expires = self.expiry(entry);

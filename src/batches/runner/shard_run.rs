@@ -253,7 +253,7 @@ impl ShardRun<'_> {
             work.check_storage().await
         };
         match written.await {
-            // Those of a shard that was lost before are run again elsewhere, and count there.
+            // If the shard was lost before, its lines are run again elsewhere, and count there.
             Ok(()) => {
                 for outcome in self.part.on_written() {
                     let lines = &batches.metrics.lines;

@@ -173,9 +173,10 @@ impl Page {
     }
 
     fn heap_bytes(&self) -> usize {
-        match self.owners.spilled() {
-            true => self.owners.capacity() * size_of::<PageOwner>(),
-            false => 0,
+        if self.owners.spilled() {
+            self.owners.capacity() * size_of::<PageOwner>()
+        } else {
+            0
         }
     }
 }
@@ -276,7 +277,7 @@ impl Pages {
             + self.owner_bytes
     }
 
-    /// The same, counted by a walk over all pages.
+    /// What `bytes` returns, counted by a walk over all pages.
     #[cfg(test)]
     pub(super) fn recount(&self) -> usize {
         let pages = self.pages.iter().flatten();

@@ -166,7 +166,7 @@ impl Writer {
             + self.free_slots.capacity() * size_of::<Slot>()
     }
 
-    /// The same, counted by a walk over all pages and trees.
+    /// What `bytes` returns, counted by a walk over all pages and trees.
     #[cfg(test)]
     pub(super) fn recount(&self, pages: &Pages) -> usize {
         let trees = self.trees.iter().flatten().map(|tree| tree.bytes());
@@ -201,7 +201,7 @@ impl Writer {
         Self::resolve_with(pages, tree, name, in_table)
     }
 
-    /// The same, where the table of names need not be asked for the block with that name.
+    /// The block that a tree knows by this name. `in_table` says which block the table of names has for it.
     #[inline]
     fn resolve_with(
         pages: &Pages,

@@ -92,10 +92,12 @@ impl UsageRewriter {
         }
         match self.line {
             Line::Prefix(matched) => {
-                self.line = match byte == FIELD[matched] {
-                    false => Line::Other,
-                    true if matched + 1 == FIELD.len() => Line::Json,
-                    true => Line::Prefix(matched + 1),
+                self.line = if byte != FIELD[matched] {
+                    Line::Other
+                } else if matched + 1 == FIELD.len() {
+                    Line::Json
+                } else {
+                    Line::Prefix(matched + 1)
                 };
                 position + 1
             }

@@ -26,8 +26,8 @@ const STALL_TICK: Duration = Duration::from_millis(100);
 const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long one of the first 512 is passed over. Within this time the looks of each [`TICK`] come around at them.
 const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
-/// The same for those behind them. 16 looks are left for each tick, of which the first ones take 5: within this time they
-/// come around at 99,000.
+/// For how long one of those behind them is passed over. 16 looks are left for each tick, of which the first ones take
+/// 5: within this time they come around at 99,000.
 const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
 
 /// After this time a walk over those behind the first ones begins anew if a worker has room that one of those it has passed

@@ -127,7 +127,7 @@ pub(super) struct Rooms {
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
     stalled: Vec<WorkerId>,
-    /// The same with decode workers that stopped working, for the models that have others.
+    /// These and the decode workers that stopped working, for each model that has other decode workers.
     stalled_of: FxHashMap<Model, Vec<WorkerId>>,
     is_unknown: bool,
 }
