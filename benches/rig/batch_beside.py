@@ -2,7 +2,7 @@
 """What a batch costs the people who wait, what it gets, and what its files cost the router.
 
     benches/rig/batch_beside.py beside [--engine URL]     interactive requests with and without a batch beside them
-    benches/rig/batch_beside.py order                     lines sorted by prefix, as the router sends them, and in the file's order
+    benches/rig/batch_beside.py order                     lines as the router sends them, sorted by prefix, and in the file's order
     benches/rig/batch_beside.py memory [--size MIB]       memory of the router while a large file is uploaded, checked and run
 
 One router with files in a folder, which goes with the run. WARMROUTE names the program (target/release/warmroute).
@@ -14,9 +14,9 @@ beside: the capacity is measured first, by a closed loop of --clients. Then inte
     OpenAI's API (and vLLM's `ignore_eos`); in front of that a batch of --lines then runs to its end at the second of the --loads, and
     its results are counted.
 order: each shard (256 lines) asks four questions about 64 documents, question after question, so that the file's order leaves as much
-    as possible between two lines with the same document. The router sorts lines by the JSON text of their prompts. White space before
-    the first message, which neither engine nor router counts as prompt, either brings the lines of a shard into the file's order or is
-    the same in all.
+    as possible between two lines with the same document. The router sorts lines by the JSON text of their prompts and deals them into
+    COLUMNS. White space before the first message, which neither engine nor router counts as prompt, brings the lines of a shard into
+    another order, or is the same in all.
 memory: the peak of the router's resident memory (VmHWM, Linux), reset before each step.
 """
 
@@ -42,6 +42,8 @@ FILLER = "The report lists what was measured, by whom and when. " * 4_000
 ENDS = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "batch-beside"
 SHARD_LINES, DOCUMENTS, QUESTIONS = 256, 64, 4
+# As in src/batches/runner/input_lines.rs.
+COLUMNS = 16
 
 
 class Rig:
@@ -396,13 +398,20 @@ async def beside(options):
             await whole_batch(rig, options.loads[min(1, len(options.loads) - 1)] * capacity)
 
 
-def order_lines(rig, shards, keeps_order):
-    """Shards whose lines the router sorts by prefix, or leaves as they are."""
+ORDERS = ("as the router sends them", "sorted by prefix", "the file's order")
+
+
+def order_lines(rig, shards, order):
+    """Shards whose lines the router sends in an order."""
     for number in range(shards * SHARD_LINES):
         shard, place = divmod(number, SHARD_LINES)
         question, document = divmod(place, DOCUMENTS)
+        sent = document * QUESTIONS + question if order == "sorted by prefix" else place
+        # Where the router sorts it to, if it is to send it there.
+        column, row = sent % COLUMNS, sent // COLUMNS
+        place = 0 if order == "as the router sends them" else column * (SHARD_LINES // COLUMNS) + row
         # Tabs sort before spaces.
-        mark = f"{place:08b}".replace("0", "\t").replace("1", " ") if keeps_order else " " * 8
+        mark = f"{place:08b}".replace("0", "\t").replace("1", " ")
         text = prompt("document", f"{shard} {document}", rig.options.document) + f" Question {question}?"
         line = rig.line(f"{number}", rig.body(text, rig.options.answer))
         yield line.replace('"messages": [', f'"messages": [{mark}', 1)
@@ -410,14 +419,14 @@ def order_lines(rig, shards, keeps_order):
 
 def order(options):
     assert DOCUMENTS * QUESTIONS == SHARD_LINES
-    names = {False: "sorted by prefix", True: "the file's order"}
-    runs = {False: [], True: []}
+    runs = {name: [] for name in ORDERS}
     flags, count = sim_flags(options), options.shards * SHARD_LINES
     for number in range(options.rounds):
-        for keeps_order in (number % 2 == 0, number % 2 == 1):
+        # None is always the first.
+        for name in ORDERS[number % 3 :] + ORDERS[: number % 3]:
             # Caches are empty.
             with Rig(options, flags) as rig:
-                identity = rig.create(order_lines(rig, options.shards, keeps_order))
+                identity = rig.create(order_lines(rig, options.shards, name))
                 rig.wait(identity, ("in_progress", "finalizing", "completed"))
                 began = time.monotonic()
                 batch = rig.wait(identity)
@@ -427,15 +436,15 @@ def order(options):
             usage = batch["usage"]
             cached = usage["input_tokens_details"]["cached_tokens"]
             computed = (usage["input_tokens"] - cached) / options.prefill
-            runs[keeps_order].append((cached / usage["input_tokens"], computed, took))
-            print(f"round {number + 1}, {names[keeps_order]}: {cached / usage['input_tokens']:.1%} cached, {took:.1f} s", file=sys.stderr)
+            runs[name].append((cached / usage["input_tokens"], computed, took))
+            print(f"round {number + 1}, {name}: {cached / usage['input_tokens']:.1%} cached, {took:.1f} s", file=sys.stderr)
     print(
         f"{options.engines} simulated engines ({' '.join(flags)}), {count} lines: {QUESTIONS} questions about each of "
         f"{options.shards * DOCUMENTS} documents of {options.document} tokens, answers of {options.answer}; {options.rounds} rounds with new engines.\n"
     )
     rows = [["lines", "prompt tokens cached", "engine seconds for prompts", "time of the batch"]]
-    for keeps_order, name in names.items():
-        cached, computed, took = zip(*runs[keeps_order])
+    for name in ORDERS:
+        cached, computed, took = zip(*runs[name])
         rows.append([name, spread([100 * part for part in cached], 1) + " %", spread(computed, 1), spread(took, 1) + " s"])
     table(rows)
 
