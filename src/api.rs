@@ -172,16 +172,9 @@ impl ApiServer {
         request: Request<RequestBody>,
         peer: IpAddr,
     ) -> Response<LoggedBody> {
-        let is_head = request.method() == Method::HEAD;
-        let open_page = match request.uri().path() {
-            _ if !is_head && request.method() != Method::GET => None,
-            HEALTH_PATH => Some(health(self.readiness.check().await)),
-            ROOT_PATH => Some(root()),
-            _ => None,
-        };
-        if let Some(page) = open_page {
-            // Needs no key. Not logged: load balancers ask every few seconds.
-            let page = if is_head { without_body(page) } else { page };
+        // Boxed, so that no future below has a copy.
+        let request = Box::new(request);
+        if let Some(page) = self.open_page(request.method(), request.uri().path()).await {
             return page.map(|body| LoggedBody::new(body, None));
         }
         let (mut envelope, checked) = {
@@ -195,11 +188,13 @@ impl ApiServer {
                 peer,
             )
         };
-        let answer = match (checked, self.cors.preflight(&request, &envelope.grant)) {
-            (Err(error), _) => Err(error),
-            (Ok(()), Some(answer)) => answer,
-            (Ok(()), None) => self.answer(request, &mut envelope).await,
-        };
+        let preflight = || self.cors.preflight(&request, &envelope.grant);
+        let answer =
+            if let Some(answer) = checked.map_or_else(|error| Some(Err(error)), |()| preflight()) {
+                answer
+            } else {
+                self.answer(request, &mut envelope).await
+            };
         let response = answer.unwrap_or_else(|error| {
             let Envelope { id, api, shape, .. } = envelope;
             self.on_error(id, &error, api, envelope.line.as_deref_mut());
@@ -208,9 +203,21 @@ impl ApiServer {
         envelope.finish(response, self.readiness.is_draining())
     }
 
+    /// A page that needs no key. It is not logged: load balancers ask every few seconds.
+    async fn open_page(&self, method: &Method, path: &str) -> Option<Response<http::Body>> {
+        let is_head = method == Method::HEAD;
+        let page = match path {
+            _ if !is_head && method != Method::GET => return None,
+            HEALTH_PATH => health(self.readiness.check().await),
+            ROOT_PATH => root(),
+            _ => return None,
+        };
+        Some(if is_head { without_body(page) } else { page })
+    }
+
     async fn answer(
         self: &Arc<Self>,
-        mut request: Request<RequestBody>,
+        mut request: Box<Request<RequestBody>>,
         envelope: &mut Envelope,
     ) -> Result<Response<http::Body>, ApiError> {
         head_check::check(&request)?;
@@ -227,7 +234,7 @@ impl ApiServer {
             key = key.or_else(|| api_key.as_ref().and_then(as_bearer));
         }
         if head_check::asks_for_websocket(&request) {
-            return self.upgrade(request, admitted, key, envelope.client, &envelope.echo);
+            return self.upgrade(*request, admitted, key, envelope.client, &envelope.echo);
         }
         if head_check::lost_upgrade(&request) {
             return Err(ApiError::upgrade_lost());
@@ -240,7 +247,7 @@ impl ApiServer {
             ClientKey::of_address(envelope.client)
         };
         let summary = envelope.line.as_ref().map(|line| line.summary.clone());
-        let caller = Caller {
+        let caller = Box::new(Caller {
             context: RequestContext {
                 summary,
                 ..RequestContext::new(envelope.id, client, admitted.tenant, observe::now())
@@ -248,7 +255,7 @@ impl ApiServer {
             admitted,
             client_id: &envelope.echo,
             standing: cell.as_ref(),
-        };
+        });
         let answer = self
             .route(request, caller, limits.map(|limits| &**limits))
             .await;
@@ -260,8 +267,8 @@ impl ApiServer {
 
     async fn route(
         &self,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
+        request: Box<Request<RequestBody>>,
+        caller: Box<Caller<'_>>,
         limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mode = match request.extensions().get::<relay::CarriedBy>() {
@@ -329,16 +336,16 @@ impl ApiServer {
     async fn respond(
         &self,
         endpoint: &Endpoint,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
+        request: Box<Request<RequestBody>>,
+        caller: Box<Caller<'_>>,
     ) -> Result<Response<http::Body>, ApiError> {
         let Caller {
             context,
             admitted,
             client_id,
             standing,
-        } = caller;
-        let (head, body) = request.into_parts();
+        } = *caller;
+        let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
@@ -357,6 +364,7 @@ impl ApiServer {
             standing,
             turn: None,
         };
-        self.responses.answer(endpoint, &call).await
+        // Boxed, so that what is read before has no room for its state.
+        Box::pin(self.responses.answer(endpoint, &call)).await
     }
 }

@@ -227,12 +227,12 @@ impl ApiServer {
             return Box::pin(self.responses.answer(&Endpoint::Create, &call)).await;
         }
         let client_id = request_id::header(id);
-        let caller = Caller {
+        let caller = Box::new(Caller {
             context,
             admitted,
             client_id: &client_id,
             standing: None,
-        };
+        });
         self.forward_body(api, head, line.body, caller).await
     }
 }

@@ -14,8 +14,8 @@ impl ApiServer {
     pub(super) async fn answer_batches(
         &self,
         endpoint: &BatchEndpoint,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
+        request: Box<Request<RequestBody>>,
+        caller: Box<Caller<'_>>,
     ) -> Result<Response<http::Body>, ApiError> {
         let Some(batches) = &self.batches else {
             return Err(ApiError::no_batches());
@@ -26,7 +26,7 @@ impl ApiServer {
             tenant: admitted.tenant,
             name: &admitted.own_name,
         };
-        let (head, body) = request.into_parts();
+        let (head, body) = (*request).into_parts();
         if endpoint.is_upload() {
             // Streamed: it may be larger than all memory for bodies.
             let upload = FileUpload {

@@ -22,10 +22,10 @@ impl ApiServer {
     pub(super) async fn forward(
         &self,
         api: Api,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
+        request: Box<Request<RequestBody>>,
+        caller: Box<Caller<'_>>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (head, body) = request.into_parts();
+        let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&caller.context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
@@ -39,7 +39,7 @@ impl ApiServer {
         api: Api,
         head: &Parts,
         body: Bytes,
-        caller: Caller<'_>,
+        caller: Box<Caller<'_>>,
     ) -> Result<Response<http::Body>, ApiError> {
         let (context, admitted) = (&caller.context, caller.admitted);
         let content_type = head.headers.get(CONTENT_TYPE);
@@ -92,7 +92,7 @@ pub(super) fn job<'a>(
     head: &'a Parts,
     body: Bytes,
     original: &'a Bytes,
-    caller: Caller<'a>,
+    caller: Box<Caller<'a>>,
 ) -> relay::Job<'a> {
     let target = origin_form(&head.uri);
     relay::Job {

@@ -14,10 +14,10 @@ use crate::{http, relay};
 impl ApiServer {
     pub(super) async fn count_tokens(
         &self,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
+        request: Box<Request<RequestBody>>,
+        caller: Box<Caller<'_>>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (head, body) = request.into_parts();
+        let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&caller.context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
