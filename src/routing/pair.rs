@@ -4,8 +4,7 @@
 //! Both are chosen at once, because their costs add up: whether a decode worker is worth its queue depends on
 //! whether a prefill worker is free to compute what the decode worker lacks. In seconds, as every cost here:
 //!
-//! - Prefill worker: the cost of a request without an answer. Where it generates answers of other requests, too, computing
-//!   the prompt delays them.
+//! - Prefill worker: the cost of a request without an answer.
 //! - Decode worker: the cost of the answer, without a prompt to compute. It receives the tokens that it does not have cached.
 //!   Receiving a token over the network costs no compute time, but link time and memory, like loading a token from CPU
 //!   memory; so it is counted with `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth.

@@ -79,7 +79,7 @@ pub struct State {
     /// Requests in flight, of all replicas: those that wait, those whose prompts are computed, and those whose answers are
     /// generated.
     pub requests: u32,
-    /// How many requests stand still while a prompt is computed, see [`delayed`]; none at a worker that only computes prompts.
+    /// How many requests stand still while a prompt is computed, see [`delayed`].
     pub delayed: f64,
     /// Uncached prompt tokens that the worker has accepted and not computed yet.
     pub queued_tokens: u64,

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::LoadShare;
-use crate::fleet::{Places, Role, Worker};
+use crate::fleet::{Places, Worker};
 use crate::ids::{RankPlace, ViewIndex, WorkerId, WorkerIndex};
 use crate::prompt::Api;
 use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners, ViewRange};
@@ -219,8 +219,7 @@ impl View for FleetView<'_> {
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         let share = self.share(index);
         let group = self.places.group();
-        // A worker that takes prefill legs only has no answers that stand still.
-        let has_answers = !matches!(self.task, Task::Prefill(..)) || worker.role != Role::Prefill;
+        let usual = worker.load.usual_requests();
         // Those of a worker with several ranks are of all of them.
         let ranks = match self.rank(index) {
             None => 1,
@@ -230,12 +229,7 @@ impl View for FleetView<'_> {
             is_usable: can && is_free,
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            delayed: if has_answers {
-                let usual = worker.load.usual_requests() / f64::from(ranks);
-                routing::delayed(share.requests, usual)
-            } else {
-                0.0
-            },
+            delayed: routing::delayed(share.requests, usual / f64::from(ranks)),
             context_tokens: share.context_tokens,
             slots: (worker.slots() / ranks).max(1),
             waiting: worker.load.waiting() / ranks,

@@ -103,11 +103,11 @@ fn of_delayed(chosen: &Score) -> String {
     let requests = chosen.requests;
     if chosen.usual_requests > f64::from(requests) + 1.0 {
         format!(
-            "of delay for its {requests} requests, some of its usual {:.0}, and the next",
+            "of delay for its {requests} requests, some of its usual {:.0}, and those behind them",
             chosen.usual_requests
         )
     } else {
-        format!("of delay for its {requests} requests and the next")
+        format!("of delay for its {requests} requests and those behind them")
     }
 }
 
@@ -248,7 +248,7 @@ mod tests {
         let text = chosen(Reason::Cold, &scores[0], &scores, 2_048);
         assert!(
             text.ends_with(
-                "; 1 ms to wait, 170 ms to compute, 682 ms of delay for its 3 requests and the next, 80 ms to load the adapter"
+                "; 1 ms to wait, 170 ms to compute, 682 ms of delay for its 3 requests and those behind them, 80 ms to load the adapter"
             ),
             "{text}"
         );

@@ -200,7 +200,7 @@ fn model(
     let token = 1.0 / 12_000.0;
     let prompt = f64::from(prompt_tokens);
     let wait = |row: &Row| row.2 as f64 * token;
-    let computes = |row: &Row, new: u32| f64::from(new) * token * (2.0 + f64::from(row.1));
+    let computes = |row: &Row, new: u32| f64::from(new) * token * (2.0 + 2.0 * f64::from(row.1));
     let answer = |row: &Row| {
         let n = f64::from(row.1);
         250.0 * (2.0 * 2e-5 * n + 3e-8 * (n * prompt + row.5 as f64))

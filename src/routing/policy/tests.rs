@@ -105,11 +105,11 @@ fn cache_aware_weighs_the_cached_prefix_against_the_load() {
         );
     };
     check(
-        &[(true, 0, 0, 0), (true, 3, 1_400, 900)],
+        &[(true, 0, 0, 0), (true, 3, 1_100, 900)],
         Some((1, Reason::LongestPrefix)),
     );
     check(
-        &[(true, 0, 0, 0), (true, 3, 1_600, 900)],
+        &[(true, 0, 0, 0), (true, 3, 1_300, 900)],
         Some((0, Reason::LowerCost)),
     );
     // Each of twenty answers stands still while a hundred tokens are computed.
@@ -387,9 +387,9 @@ fn a_fast_worker_gets_the_longer_queue_and_a_cached_prefix_is_worth_the_same_wor
         let table = Table::new(&rows).with_times(&[2.5, 0.625]);
         decide(&settings, &request, &table).unwrap().index.get()
     };
-    // At the slow worker the prompt and the delay of the one that is there count 2.5 each, at the fast one 0.625, and that of one
-    // that comes later counts 1 at both.
-    assert_eq!((chosen(5_999, 0), chosen(6_001, 0)), (1, 0));
+    // At the slow worker the prompt, and the delay of the one that is there and of one behind it, count 2.5 each, at the fast one
+    // 0.625, and that of one that comes later counts 1 at both.
+    assert_eq!((chosen(8_999, 0), chosen(9_001, 0)), (1, 0));
     assert_eq!(chosen(0, 700), 0);
     assert_eq!(chosen(0, 600), 1);
 }
