@@ -203,11 +203,15 @@ impl Members {
         }
         let chat = members.chat_only.iter().filter(|is_chat| **is_chat);
         members.chat_workers = ChatWorkers::of(chat.count(), members.workers.len());
-        let workers = members.workers.iter();
+        members.set_speed();
         members
-            .speed
-            .set(workers.map(|worker| worker.load.speed.prompt_token()));
-        members
+    }
+
+    /// To be called once a second.
+    pub(super) fn set_speed(&self) {
+        let loads = self.workers.iter().map(|worker| &worker.load);
+        let seen = loads.map(|load| (load.speed.prompt_token(), load.usual_waiting_prompts()));
+        self.speed.set(seen);
     }
 }
 

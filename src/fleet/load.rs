@@ -39,7 +39,7 @@ const BUSY_WITH_PROMPTS: f64 = 0.6;
 /// (a step with room for their prompts, memory), the number varies.
 const FULL_REPORTS: usize = 4;
 
-/// What the average of the requests moves by each second: the last two count for two thirds.
+/// What the averages of the requests move by each second: the last two count for two thirds.
 const USUAL_STEP: f64 = 0.4;
 
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
@@ -97,6 +97,8 @@ struct Reported {
     prompt_share: Mutex<PromptShare>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
+    /// Prompts that are not computed yet, on average over the last seconds.
+    usual_waiting_prompts: SharedF32,
 }
 
 /// Load as the engine reports it: in its metrics, or together with its KV events.
@@ -127,6 +129,15 @@ impl Load {
     pub fn context_tokens(&self) -> u64 {
         self.own_context_tokens()
             .saturating_add(self.peers_context_tokens())
+    }
+
+    /// That of this router and of other replicas.
+    pub fn share(&self) -> LoadShare {
+        LoadShare {
+            requests: self.requests(),
+            queued_tokens: self.queued_tokens(),
+            context_tokens: self.context_tokens(),
+        }
     }
 
     /// The load of this router.
@@ -224,11 +235,23 @@ impl Load {
         self.usual_requests.get()
     }
 
-    /// To be called once a second: takes part in the average.
+    /// Prompts that are not computed yet on average over the last seconds, of all replicas.
+    pub fn usual_waiting_prompts(&self) -> f64 {
+        self.reported.usual_waiting_prompts.get()
+    }
+
+    /// To be called once a second: takes part in the averages.
     pub fn see_requests(&self) {
-        let usual = self.usual_requests();
-        let missing = f64::from(self.requests()) - usual;
-        self.usual_requests.set(usual + USUAL_STEP * missing);
+        let see = |usual: &SharedF32, now: f64| {
+            let before = usual.get();
+            usual.set(before + USUAL_STEP * (now - before));
+        };
+        let share = self.share();
+        see(&self.usual_requests, share.requests.into());
+        see(
+            &self.reported.usual_waiting_prompts,
+            share.waiting_prompts(),
+        );
     }
 
     /// For what is learnt of the worker's speed.

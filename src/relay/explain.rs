@@ -178,6 +178,7 @@ impl Relay {
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
             answer_tokens: plan.request.answer_tokens.round() as u64,
+            waiting_prompts: (10.0 * plan.group.speed.waiting_prompts()).round() / 10.0,
             prompt_blocks: match exact {
                 Some(exact) => exact.blocks(),
                 None => plan.prompt.blocks.len(),

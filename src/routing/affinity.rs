@@ -73,6 +73,9 @@ mod tests {
         fn mean_prompt_token(&self) -> f64 {
             Speed::default().prompt_token
         }
+        fn waiting_prompts(&self) -> f64 {
+            0.0
+        }
         fn min_prompt_token(&self) -> f64 {
             Speed::default().prompt_token
         }

@@ -14,10 +14,11 @@ use super::{Settings, TierCredit};
 /// a few from memory; but another adapter, whose requests may follow, leaves the GPU for it.
 const ADAPTER_SECONDS: f64 = 0.03;
 
-/// How many requests the tokens of a prompt delay for each one that is there: that one, and one of those that come before the
-/// worker has nothing to do any more. In simulation, beside 1: over 40 loads answers take 0.8 % less and first tokens 1 to 3 %
-/// less; where only prompts are computed, first tokens come 5 % sooner near the limit of what engines can do, and a quarter
-/// beyond it. 1.5 and 2.5 are as good.
+/// How many requests the tokens of a prompt delay for each one that is there, and for each prompt that usually waits at a worker:
+/// that one, and one of those that come before the worker has nothing to do any more. In simulation, beside 1 for those that are
+/// there and none for those that usually wait: over 40 loads whole answers take 0.8 % less and first tokens about 1 % less; where
+/// only prompts are computed, first tokens come 5 % sooner near the limit of what engines can do, and a third beyond it. 1.5 and
+/// 2.5 are about as good.
 const DELAYED_FOR_EACH: f64 = 2.0;
 
 /// The terms that add up to a cost, in seconds.
@@ -80,17 +81,20 @@ impl Cached {
 pub struct Costs<'a> {
     pub(super) settings: &'a Settings,
     pub(super) request: &'a Request,
-    /// Seconds for a prompt token at the mean rate of the model's workers: where the request that comes later will be is not
-    /// known.
+    /// Seconds for a prompt token at the mean rate of the model's workers: where a request that comes later will be is not known.
     pub(super) mean_prompt_token: f64,
+    /// What a prompt token takes from requests that are not there yet: from one in any case, and from as many as usually wait.
+    later: f64,
 }
 
 impl<'a> Costs<'a> {
     pub fn new(settings: &'a Settings, request: &'a Request, view: &impl View) -> Self {
+        let mean_prompt_token = view.mean_prompt_token();
         Self {
             settings,
             request,
-            mean_prompt_token: view.mean_prompt_token(),
+            mean_prompt_token,
+            later: mean_prompt_token * (1.0 + DELAYED_FOR_EACH * view.waiting_prompts()),
         }
     }
 
@@ -113,8 +117,7 @@ impl<'a> Costs<'a> {
         let prompt_token = state.speed.prompt_token;
         Terms {
             compute: new * prompt_token,
-            delay: new
-                * (self.mean_prompt_token + DELAYED_FOR_EACH * delayed(state) * prompt_token),
+            delay: new * (self.later + DELAYED_FOR_EACH * delayed(state) * prompt_token),
             ..self.terms_of_answer(state)
         }
     }
@@ -171,16 +174,14 @@ impl<'a> Costs<'a> {
     #[inline]
     pub(super) fn at_least(&self, queued_tokens: u64, prompt_token: f64, new_tokens: u32) -> f64 {
         let new = f64::from(new_tokens);
-        (queued_tokens as f64 + new) * prompt_token + new * self.mean_prompt_token
+        (queued_tokens as f64 + new) * prompt_token + new * self.later
     }
 }
 
-/// How many requests the tokens of a prompt delay: of those whose answers are generated, the part that stands still meanwhile;
-/// and of those whose prompts wait all, since as many will come behind this one.
+/// How many of the requests that are there stand still while a prompt is computed.
 #[inline]
 fn delayed(state: &State) -> f64 {
-    let waiting = state.queued_tokens as f64 / state.context_tokens.max(1) as f64;
-    state.delayed * (1.0 - state.speed.overlap * (1.0 - waiting.min(1.0)))
+    state.delayed * (1.0 - state.speed.overlap)
 }
 
 /// How many times all slots must become free before this request has one.
@@ -246,24 +247,32 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_go_on_beside_prompts_are_not_delayed_but_prompts_that_wait_are() {
-        let delay = |overlap, queued| {
+    fn answers_that_go_on_beside_prompts_are_not_delayed_but_those_that_come_later_are() {
+        let request = request(1_200, 250.0);
+        let delay = |overlap, waiting_prompts| {
             let speed = Speed {
                 overlap,
                 ..Speed::default()
             };
             let state = State {
                 speed,
-                ..state(20, queued, 100_000)
+                ..state(20, 50_000, 100_000)
             };
-            terms(&request(1_200, 250.0), &state, 1_200).delay
+            let table = Table {
+                waiting_prompts,
+                states: vec![state],
+                ..Table::default()
+            };
+            let settings = Settings::default();
+            let costs = Costs::new(&settings, &request, &table);
+            costs.terms(&state, 1_200).delay
         };
         let one = 0.1;
-        assert!(is_near(delay(0.0, 0), one * 41.0));
-        assert!(is_near(delay(0.0, 50_000), one * 41.0));
-        assert!(is_near(delay(1.0, 0), one));
-        assert!(is_near(delay(1.0, 50_000), one * 21.0));
-        assert!(is_near(delay(0.5, 0), one * 21.0));
+        assert!(is_near(delay(0.0, 0.0), one * 41.0));
+        assert!(is_near(delay(0.5, 0.0), one * 21.0));
+        assert!(is_near(delay(1.0, 0.0), one));
+        assert!(is_near(delay(1.0, 1.5), one * 4.0));
+        assert!(is_near(delay(0.0, 1.5), one * 44.0));
     }
 
     #[test]

@@ -355,6 +355,10 @@ impl<P: View, F: Fn(ViewIndex, ViewIndex) -> bool> View for Paired<'_, P, F> {
         self.prefill.mean_prompt_token()
     }
 
+    fn waiting_prompts(&self) -> f64 {
+        self.prefill.waiting_prompts()
+    }
+
     fn min_prompt_token(&self) -> f64 {
         self.prefill.min_prompt_token()
     }

@@ -1,4 +1,4 @@
-//! What a decision needs of the speeds of all workers of a model, without looking at each.
+//! What a decision needs of all workers of a model, without looking at each.
 
 use super::shared::SharedF32;
 use super::types::Speed;
@@ -8,6 +8,7 @@ use super::types::Speed;
 pub struct GroupSpeed {
     mean_prompt_token: SharedF32,
     min_prompt_token: SharedF32,
+    waiting_prompts: SharedF32,
 }
 
 impl Default for GroupSpeed {
@@ -16,6 +17,7 @@ impl Default for GroupSpeed {
         Self {
             mean_prompt_token: SharedF32::new(start),
             min_prompt_token: SharedF32::new(start),
+            waiting_prompts: SharedF32::default(),
         }
     }
 }
@@ -34,16 +36,24 @@ impl GroupSpeed {
         self.min_prompt_token.get()
     }
 
-    /// From the seconds that each worker takes for a prompt token.
-    pub fn set(&self, prompt_tokens: impl Iterator<Item = f64>) {
-        let (mut count, mut rates, mut min) = (0.0, 0.0, f64::INFINITY);
-        for seconds in prompt_tokens {
+    /// Prompts that wait at a worker, on average over the workers and the last seconds.
+    #[inline]
+    pub fn waiting_prompts(&self) -> f64 {
+        self.waiting_prompts.get()
+    }
+
+    /// From the seconds that each worker takes for a prompt token, and the prompts that usually wait there.
+    pub fn set(&self, workers: impl Iterator<Item = (f64, f64)>) {
+        let (mut count, mut rates, mut min, mut waiting) = (0.0, 0.0, f64::INFINITY, 0.0);
+        for (seconds, waiting_there) in workers {
             count += 1.0;
+            waiting += waiting_there;
             rates += 1.0 / seconds;
             min = seconds.min(min);
         }
         if count > 0.0 {
             self.mean_prompt_token.set(count / rates);
+            self.waiting_prompts.set(waiting / count);
             // Rounded down, so that it is a bound.
             self.min_prompt_token.set(min * (1.0 - 1e-6));
         }

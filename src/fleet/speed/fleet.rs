@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::learner::Learner;
 use super::own::OwnSpeed;
-use crate::fleet::{Snapshot, Status, Worker};
+use crate::fleet::{Snapshot, Status};
 use crate::ids::{Model, WorkerId};
 
 /// Workers of one model with the same value of this label are taken to be alike.
@@ -88,10 +88,7 @@ fn set_group_speeds(snapshot: &Snapshot) {
     for group in snapshot.models.values() {
         let members = Arc::as_ptr(&group.members);
         if members != last {
-            let workers = group.workers.iter();
-            group
-                .speed
-                .set(workers.map(|worker: &Arc<Worker>| worker.load.speed.prompt_token()));
+            group.set_speed();
         }
         last = members;
     }
@@ -103,6 +100,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::Registry;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
     use crate::fleet::speed::{LoadNow, Speed};
@@ -129,6 +127,28 @@ mod tests {
         workers
             .map(|status| status.worker.load.speed.get().rate())
             .collect()
+    }
+
+    #[test]
+    fn the_prompts_that_wait_are_the_average_over_the_workers_and_the_last_seconds() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        let mut speeds = Speeds::default();
+        let waiting = |speeds: &mut Speeds, seconds| {
+            for _ in 0..seconds {
+                speeds.update(&registry.snapshot());
+            }
+            registry.snapshot().models["m"].speed.waiting_prompts()
+        };
+        // Three of four tokens are not computed yet.
+        let worker = registry.snapshot().workers[0].worker.clone();
+        let requests = [200, 100].map(|uncached| InFlight::new(worker.clone(), 200, uncached));
+        let first = waiting(&mut speeds, 1);
+        assert!(is_near(first, 0.3), "{first}");
+        let usual = waiting(&mut speeds, 20);
+        assert!((0.74..0.76).contains(&usual), "{usual}");
+        drop(requests);
+        assert!(waiting(&mut speeds, 20) < 0.01);
     }
 
     fn is_near(found: f64, expected: f64) -> bool {

@@ -130,11 +130,7 @@ impl<'a> FleetView<'a> {
     fn load(&self, index: ViewIndex) -> LoadShare {
         let (place, worker) = (self.place(index), self.worker(index));
         match self.places.rank(place) {
-            None => LoadShare {
-                requests: worker.load.requests(),
-                queued_tokens: worker.load.queued_tokens(),
-                context_tokens: worker.load.context_tokens(),
-            },
+            None => worker.load.share(),
             Some(rank) => {
                 let ranks = self.places.ranks_beside(place);
                 worker.pinned.share(&worker.load, rank, ranks)
@@ -251,6 +247,10 @@ impl View for FleetView<'_> {
 
     fn mean_prompt_token(&self) -> f64 {
         self.places.group().speed.mean_prompt_token()
+    }
+
+    fn waiting_prompts(&self) -> f64 {
+        self.places.group().speed.waiting_prompts()
     }
 
     fn min_prompt_token(&self) -> f64 {

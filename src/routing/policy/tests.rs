@@ -12,6 +12,7 @@ pub(in crate::routing) struct Table {
     pub(in crate::routing) prefix_owners: Vec<ViewIndex>,
     /// True if `max_cached_elsewhere` is implemented.
     pub(in crate::routing) bounds: bool,
+    pub(in crate::routing) waiting_prompts: f64,
 }
 
 impl Table {
@@ -59,6 +60,9 @@ impl View for Table {
             0 => Speed::default().prompt_token,
             len => len as f64 / rates.sum::<f64>(),
         }
+    }
+    fn waiting_prompts(&self) -> f64 {
+        self.waiting_prompts
     }
     fn min_prompt_token(&self) -> f64 {
         let times = self.states.iter().map(|state| state.speed.prompt_token);
@@ -433,13 +437,14 @@ proptest! {
     #[test]
     fn the_choice_is_as_if_all_were_looked_at_closely(
         rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6,
-        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), seed in any::<u64>(),
+        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
+        seed in any::<u64>(),
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
-        let mut table = Table::new(&rows).with_times(&times).with_others(&others);
+        let mut table = Table { waiting_prompts, ..Table::new(&rows).with_times(&times).with_others(&others) };
         table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[index.get()].3));
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
@@ -453,9 +458,10 @@ proptest! {
     #[test]
     fn cache_aware_takes_the_least_cost(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16),
-        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), seed in any::<u64>(),
+        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
+        seed in any::<u64>(),
     ) {
-        let table = Table::new(&rows).with_times(&times).with_others(&others);
+        let table = Table { waiting_prompts, ..Table::new(&rows).with_times(&times).with_others(&others) };
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);

@@ -41,6 +41,12 @@ impl View for FleetView<'_> {
         self.speeds.mean_prompt_token()
     }
 
+    fn waiting_prompts(&self) -> f64 {
+        let engines = self.engines.iter();
+        let waiting = engines.map(fleet::load::Load::usual_waiting_prompts);
+        waiting.sum::<f64>() / self.engines.len() as f64
+    }
+
     fn min_prompt_token(&self) -> f64 {
         let speeds = self.speeds.speeds.iter();
         let times = speeds.map(|speed| speed.prompt_token);
