@@ -142,7 +142,7 @@ mod tests {
         };
         // Three of four tokens are not computed yet.
         let worker = registry.snapshot().workers[0].worker.clone();
-        let requests = [200, 100].map(|uncached| InFlight::new(worker.clone(), 200, uncached));
+        let requests = [0, 100].map(|cached| InFlight::new(worker.clone(), 200, cached));
         let first = waiting(&mut speeds, 1);
         assert!(is_near(first, 0.3), "{first}");
         let usual = waiting(&mut speeds, 20);
