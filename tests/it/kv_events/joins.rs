@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use warmroute::ids::WorkerId;
 use warmroute::kv::event::{Batch, EngineHash, Event, Stored};
 use warmroute::kv::indexes::{self, PrefixIndexes};
@@ -72,6 +73,8 @@ async fn publish(load: Load, payloads: Arc<Vec<Bytes>>, found: watch::Sender<Opt
     }));
     let mut next = load.kept;
     let mut timer = tokio::time::interval(load.pause);
+    // On a busy machine they publish less, as engines do. Else what a join has to replay grows faster than it is replayed.
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let payload = |sequence: u64| payloads[sequence as usize % payloads.len()].clone();
     loop {
         tokio::select! {
