@@ -28,8 +28,8 @@ pub struct Terms {
     pub wait: f64,
     /// To compute the tokens of this prompt that the worker does not have, or to receive them.
     pub compute: f64,
-    /// What computing them takes from others: from each request that is there and one that comes behind it, and from one that
-    /// comes later in any case.
+    /// What computing them takes from others: from each request that is there and one that comes behind it, and from those that
+    /// come later.
     pub delay: f64,
     /// The answer slows those that are there, and is slowed by them.
     pub answer: f64,
