@@ -42,11 +42,11 @@ quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no netw
 # manifests and the demo are run with. What waits for servers most of the time runs beside the last steps; beside the integration tests
 # it would load two cores so much that tests of what happens in time see other times.
 STEPS := format clippy documentation redis tests unit templates integration demo
-BESIDE := sdk browser envoy manifests
+BESIDE := --beside sdk --beside browser envoy manifests
 
 .PHONY: test
 test: ## All tests, with what each step took. CONTRIBUTING.md has it for two cores; COLUMN=... writes it there.
-	PYTHON='$(PYTHON)' $(PYTHON) .ci/steps $(if $(COLUMN),--column '$(COLUMN)') $(STEPS) --after integration --beside $(BESIDE)
+	PYTHON='$(PYTHON)' $(PYTHON) .ci/steps $(if $(COLUMN),--column '$(COLUMN)') $(STEPS) --after integration $(BESIDE)
 	$(call heading,all passed)
 
 .PHONY: build

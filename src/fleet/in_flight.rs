@@ -71,7 +71,7 @@ impl InFlight {
             self.worker.pinned.change(rank, |load| {
                 load.begin_request(prompt_tokens, uncached_tokens);
                 if is_decoding {
-                    load.begin_decoding(uncached_tokens, 0);
+                    load.begin_decoding(prompt_tokens, uncached_tokens, 0);
                 }
             });
         }
@@ -101,7 +101,7 @@ impl InFlight {
     pub fn on_first_token(&mut self) {
         let computed = self.uncached_tokens.into();
         if std::mem::take(&mut self.is_assumed) {
-            self.change_load(|load| load.begin_decoding(0, computed));
+            self.change_load(|load| load.begin_decoding(self.prompt_tokens, 0, computed));
         } else {
             self.begin_decoding(computed);
         }
@@ -163,7 +163,7 @@ impl InFlight {
         if !self.is_decoding && !self.is_over {
             self.is_decoding = true;
             self.change_load(|load| {
-                load.begin_decoding(self.uncached_tokens, computed);
+                load.begin_decoding(self.prompt_tokens, self.uncached_tokens, computed);
             });
             self.worker.freed.on_freed();
         }

@@ -39,6 +39,8 @@ const BUSY_WITH_PROMPTS: f64 = 0.6;
 /// (a step with room for their prompts, memory), the number varies.
 const FULL_REPORTS: usize = 4;
 
+const MILLION: f64 = 1e6;
+
 /// What the averages of the requests move by each second: the last two count for two thirds.
 const USUAL_STEP: f64 = 0.4;
 
@@ -97,6 +99,8 @@ struct Reported {
     prompt_share: Mutex<PromptShare>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
+    /// Of the prompts of this router, the parts that are not computed yet, in millionths of a prompt. Signed, as the tokens are.
+    own_waiting: AtomicI64,
     /// Prompts that are not computed yet, on average over the last seconds.
     usual_waiting_prompts: SharedF32,
 }
@@ -235,6 +239,13 @@ impl Load {
         self.usual_requests.get()
     }
 
+    /// Prompts that are not computed yet, of all replicas: of each the part that is not cached. What other replicas have is
+    /// known only as sums.
+    fn waiting_prompts(&self) -> f64 {
+        let own = self.reported.own_waiting.load(Relaxed).max(0);
+        own as f64 / MILLION + self.peers().waiting_prompts()
+    }
+
     /// Prompts that are not computed yet on average over the last seconds, of all replicas.
     pub fn usual_waiting_prompts(&self) -> f64 {
         self.reported.usual_waiting_prompts.get()
@@ -246,12 +257,8 @@ impl Load {
             let before = usual.get();
             usual.set(before + USUAL_STEP * (now - before));
         };
-        let share = self.share();
-        see(&self.usual_requests, share.requests.into());
-        see(
-            &self.reported.usual_waiting_prompts,
-            share.waiting_prompts(),
-        );
+        see(&self.usual_requests, self.requests().into());
+        see(&self.reported.usual_waiting_prompts, self.waiting_prompts());
     }
 
     /// For what is learnt of the worker's speed.
@@ -415,10 +422,18 @@ impl Load {
             .fetch_add(i64::from(uncached_tokens), Relaxed);
         self.context_tokens
             .fetch_add(i64::from(prompt_tokens), Relaxed);
+        self.add_waiting(part(uncached_tokens, prompt_tokens));
+    }
+
+    fn add_waiting(&self, part: i64) {
+        if part != 0 {
+            self.reported.own_waiting.fetch_add(part, Relaxed);
+        }
     }
 
     /// The prompt is computed.
-    pub(super) fn begin_decoding(&self, uncached_tokens: u32, computed: u64) {
+    pub(super) fn begin_decoding(&self, prompt_tokens: u32, uncached_tokens: u32, computed: u64) {
+        self.add_waiting(-part(uncached_tokens, prompt_tokens));
         self.queued_tokens
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
         self.reported.computed_tokens.fetch_add(computed, Relaxed);
@@ -426,12 +441,19 @@ impl Load {
 
     /// `uncached_tokens`: those that still count as queued.
     pub(super) fn end_request(&self, prompt_tokens: u32, uncached_tokens: u32) {
+        self.add_waiting(-part(uncached_tokens, prompt_tokens));
         self.queued_tokens
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
         self.context_tokens
             .fetch_sub(i64::from(prompt_tokens), Relaxed);
         self.requests.fetch_sub(1, Relaxed);
     }
+}
+
+/// Of a prompt in millionths.
+fn part(uncached_tokens: u32, prompt_tokens: u32) -> i64 {
+    let part = f64::from(uncached_tokens) / f64::from(prompt_tokens.max(1));
+    (part * MILLION) as i64
 }
 
 /// No engine has more slots.
@@ -490,7 +512,7 @@ mod tests {
             (load.queued_tokens(), load.own_queued_tokens()),
             (1_100, 100)
         );
-        load.begin_decoding(100, 100);
+        load.begin_decoding(170, 100, 100);
         assert_eq!(
             (load.context_tokens(), load.own_context_tokens()),
             (220, 170)
@@ -695,7 +717,7 @@ mod tests {
                     waiting: 16,
                     kv_usage: 0.0,
                 });
-                load.begin_decoding(0, tokens_in_a_second);
+                load.begin_decoding(0, 0, tokens_in_a_second);
             }
             assert_eq!(load.learnt_slots(), slots, "{tokens_in_a_second}");
         }

@@ -157,6 +157,7 @@ impl Relay {
         let pairs = self.prefill_decode.as_ref().map(|settings| &settings.pair);
         let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
         let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
+        let mut waiting_prompts = view.waiting_prompts();
         let disaggregation = match &self.prefill_decode {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
@@ -164,6 +165,9 @@ impl Relay {
                 let of_prefill = split.prefill().copied().map(name);
                 let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
                 let of_view = (view.len(), workers);
+                if view.len() > 0 {
+                    waiting_prompts = view.waiting_prompts();
+                }
                 explain_disaggregation(plan, settings, split, of_prefill, of_view)
             }
             None => None,
@@ -178,7 +182,7 @@ impl Relay {
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
             answer_tokens: plan.request.answer_tokens.round() as u64,
-            waiting_prompts: (10.0 * plan.group.speed.waiting_prompts()).round() / 10.0,
+            waiting_prompts: (10.0 * waiting_prompts).round() / 10.0,
             prompt_blocks: match exact {
                 Some(exact) => exact.blocks(),
                 None => plan.prompt.blocks.len(),

@@ -155,7 +155,7 @@ pub trait View {
     /// Seconds for a prompt token at the mean rate of the workers.
     fn mean_prompt_token(&self) -> f64;
 
-    /// Prompts that wait at a worker, on average over the workers and the last seconds.
+    /// Prompts that wait at a worker or dp rank, on average over those of the view and the last seconds.
     fn waiting_prompts(&self) -> f64;
 
     /// A lower bound of the seconds for a prompt token at any worker.

@@ -9,8 +9,8 @@ use crate::batches::line::{self, LineError};
 use crate::batches::shards::{self, Shard};
 use crate::json_scan::Scan;
 
-/// Sorted lines are dealt into so many columns and sent row by row, so that as many lines lie between two that follow each other
-/// in sorted order. Sent one after the other, both would compute their common prefix; much later, it may have left the cache.
+/// Sorted lines are dealt into so many columns and sent row by row, so that up to as many lines lie between two that follow each
+/// other in sorted order. Sent one after the other, both would compute their common prefix; much later, it may have left the cache.
 /// docs/batch.md has what was measured.
 const COLUMNS: usize = 16;
 

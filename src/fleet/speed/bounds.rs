@@ -36,7 +36,7 @@ impl GroupSpeed {
         self.min_prompt_token.get()
     }
 
-    /// Prompts that wait at a worker, on average over the workers and the last seconds.
+    /// Prompts that wait at all workers, on average over the last seconds.
     #[inline]
     pub fn waiting_prompts(&self) -> f64 {
         self.waiting_prompts.get()
@@ -53,7 +53,7 @@ impl GroupSpeed {
         }
         if count > 0.0 {
             self.mean_prompt_token.set(count / rates);
-            self.waiting_prompts.set(waiting / count);
+            self.waiting_prompts.set(waiting);
             // Rounded down, so that it is a bound.
             self.min_prompt_token.set(min * (1.0 - 1e-6));
         }

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prompts_that_wait_are_the_average_over_the_workers_and_the_last_seconds() {
+    fn the_prompts_that_wait_are_those_of_all_workers_on_average_over_the_last_seconds() {
         let registry = registry(&["a", "b"]);
         bring_up(&registry, "m");
         let mut speeds = Speeds::default();
@@ -140,13 +140,17 @@ mod tests {
             }
             registry.snapshot().models["m"].speed.waiting_prompts()
         };
-        // Three of four tokens are not computed yet.
+        // One prompt and a half are not computed yet; of the third all is cached.
         let worker = registry.snapshot().workers[0].worker.clone();
-        let requests = [0, 100].map(|cached| InFlight::new(worker.clone(), 200, cached));
+        let mut requests = [(200, 0), (10_000, 5_000), (300, 300)]
+            .map(|(tokens, cached)| InFlight::new(worker.clone(), tokens, cached));
         let first = waiting(&mut speeds, 1);
-        assert!(is_near(first, 0.3), "{first}");
+        assert!(is_near(first, 0.6), "{first}");
         let usual = waiting(&mut speeds, 20);
-        assert!((0.74..0.76).contains(&usual), "{usual}");
+        assert!((1.49..1.51).contains(&usual), "{usual}");
+        requests[0].on_first_token();
+        let usual = waiting(&mut speeds, 20);
+        assert!((0.49..0.51).contains(&usual), "{usual}");
         drop(requests);
         assert!(waiting(&mut speeds, 20) < 0.01);
     }

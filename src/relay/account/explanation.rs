@@ -21,8 +21,8 @@ pub struct Explanation {
     pub prompt_tokens: u32,
     /// What its answer is expected to have, from the model's earlier answers and the request's own limit.
     pub answer_tokens: u64,
-    /// Prompts that wait at a worker of the model, on average over the workers and the last seconds. As many come later that this
-    /// one delays.
+    /// Prompts that wait at a worker of the model, or at a dp rank, on average over all of them and the last seconds. This one delays
+    /// twice as many that come later.
     pub waiting_prompts: f64,
     pub prompt_blocks: usize,
     /// False if the prompt is looked up by its text, because its tokens are not known.

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::LoadShare;
-use crate::fleet::{Places, Worker};
+use crate::fleet::{Places, Role, Worker};
 use crate::ids::{RankPlace, ViewIndex, WorkerId, WorkerIndex};
 use crate::prompt::Api;
 use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners, ViewRange};
@@ -221,6 +221,11 @@ impl View for FleetView<'_> {
             None => 1,
             Some(_) => self.places.ranks_beside(self.place(index)).max(1),
         };
+        let mut speed = worker.load.speed.get();
+        if worker.role == Role::Prefill {
+            // What was learnt at others: it has no answers that could go on beside prompts.
+            speed.overlap = 0.0;
+        }
         State {
             is_usable: can && is_free,
             requests: share.requests,
@@ -229,7 +234,7 @@ impl View for FleetView<'_> {
             context_tokens: share.context_tokens,
             slots: (worker.slots() / ranks).max(1),
             waiting: worker.load.waiting() / ranks,
-            speed: worker.load.speed.get(),
+            speed,
             lacks_adapter: group.is_adapter && !worker.adapters.has(&group.model),
         }
     }
@@ -250,7 +255,8 @@ impl View for FleetView<'_> {
     }
 
     fn waiting_prompts(&self) -> f64 {
-        self.places.group().speed.waiting_prompts()
+        // Decode workers of pairs have no prompts that wait, and requests may be for dp ranks.
+        self.places.group().speed.waiting_prompts() / self.len().max(1) as f64
     }
 
     fn min_prompt_token(&self) -> f64 {
