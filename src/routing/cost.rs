@@ -14,12 +14,14 @@ use super::{Settings, TierCredit};
 /// a few from memory; but another adapter, whose requests may follow, leaves the GPU for it.
 const ADAPTER_SECONDS: f64 = 0.03;
 
-/// How many requests the tokens of a prompt delay for each one that is there, and for each prompt that usually waits at a worker:
-/// that one, and one of those that come before the worker has nothing to do any more. In simulation, beside 1 for those that are
-/// there and none for those that usually wait: over 40 loads whole answers take 0.8 % less and first tokens about 1 % less; where
-/// only prompts are computed, first tokens come 5 % sooner near the limit of what engines can do, and a third beyond it. 1.5 and
-/// 2.5 are about as good.
+/// How many requests the tokens of a prompt delay for each one that is there: that one, and one of those that come before the
+/// worker has nothing to do any more. In simulation, beside 1 and nothing for those that usually wait: over 40 loads whole answers
+/// take 0.8 % less and first tokens about 1 % less; where only prompts are computed, first tokens come a tenth sooner near the limit
+/// of what engines can do, and a third beyond it. 1.5 and 2.5 are about as good.
 const DELAYED_FOR_EACH: f64 = 2.0;
+
+/// How many requests that come later they delay for each prompt that usually waits at a worker. 2 and 4 are about as good.
+const LATER_FOR_EACH: f64 = 3.0;
 
 /// The terms that add up to a cost, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -83,7 +85,7 @@ pub struct Costs<'a> {
     pub(super) request: &'a Request,
     /// Seconds for a prompt token at the mean rate of the model's workers: where a request that comes later will be is not known.
     pub(super) mean_prompt_token: f64,
-    /// What a prompt token takes from requests that are not there yet: from one in any case, and from as many as usually wait.
+    /// What a prompt token takes from requests that are not there yet: from one in any case, and from more where prompts usually wait.
     later: f64,
 }
 
@@ -94,7 +96,7 @@ impl<'a> Costs<'a> {
             settings,
             request,
             mean_prompt_token,
-            later: mean_prompt_token * (1.0 + DELAYED_FOR_EACH * view.waiting_prompts()),
+            later: mean_prompt_token * (1.0 + LATER_FOR_EACH * view.waiting_prompts()),
         }
     }
 
@@ -271,8 +273,8 @@ mod tests {
         assert!(is_near(delay(0.0, 0.0), one * 41.0));
         assert!(is_near(delay(0.5, 0.0), one * 21.0));
         assert!(is_near(delay(1.0, 0.0), one));
-        assert!(is_near(delay(1.0, 1.5), one * 4.0));
-        assert!(is_near(delay(0.0, 1.5), one * 44.0));
+        assert!(is_near(delay(1.0, 1.5), one * 5.5));
+        assert!(is_near(delay(0.0, 1.5), one * 45.5));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Explanation {
     /// What its answer is expected to have, from the model's earlier answers and the request's own limit.
     pub answer_tokens: u64,
     /// Prompts that wait at a worker of the model, or at a dp rank, on average over all of them and the last seconds. This one delays
-    /// twice as many that come later.
+    /// three that come later for each.
     pub waiting_prompts: f64,
     pub prompt_blocks: usize,
     /// False if the prompt is looked up by its text, because its tokens are not known.
