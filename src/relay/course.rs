@@ -1,8 +1,8 @@
 //! The course of one request from worker to worker: how often it is sent, to whom no more, after which pause, and whether with a
 //! KV transfer. Pure: `run` drives it, which reads the clock, chooses, sends and waits.
 //!
-//! Only attempts that failed before the first byte of an answer are followed by others. What an attempt does by itself about a
-//! connection that was closed while it was idle, [`reuse`] decides.
+//! Only attempts that failed before the first byte of an answer, of a stream before its first token, are followed by others. What an
+//! attempt does by itself about a connection that was closed while it was idle, [`reuse`] decides.
 
 pub(super) mod reuse;
 
@@ -54,8 +54,8 @@ pub(super) enum Step {
 pub(super) enum Unanswered {
     /// Its time is over.
     Late,
-    /// No worker that may get it can take it, or it was tried often enough.
-    NoWorker,
+    /// No worker that may get it can take it, it was tried often enough, or it cut the connections of two workers.
+    NoFurtherAttempt,
     /// Its only worker computes no prompts, and no prefill worker is left.
     LacksPrefill,
     /// It can only be sent as a chat completion, and has something that none can have.
@@ -178,7 +178,7 @@ impl Course {
         if waits_again {
             Step::FindRoom
         } else {
-            Step::Stop(Unanswered::NoWorker)
+            Step::Stop(Unanswered::NoFurtherAttempt)
         }
     }
 
@@ -208,7 +208,7 @@ impl Course {
         let fault = ended.fault;
         let is_counted = self.failed.on_fault(&fault, ended.worker, ended.prefill);
         self.may_have_computed |= match fault.failure {
-            Failure::Broken => !fault.is_stale(),
+            Failure::Broken => fault.is_cut || !fault.is_stale(),
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
             Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
         };
@@ -253,7 +253,7 @@ impl Course {
             self.failed.gave_up_transfers = true;
             return Step::GiveUpTransfers;
         }
-        Step::Stop(Unanswered::NoWorker)
+        Step::Stop(Unanswered::NoFurtherAttempt)
     }
 
     /// The pause before the next attempt; `None` if this one was the last.

@@ -1,5 +1,5 @@
 //! Looks closer at a few of the decisions: records them with all candidates, compares the chosen worker with random ones, and
-//! keeps what is played again later (`relay/hindsight`).
+//! keeps what is played again later (`relay/account/hindsight`).
 
 use std::time::Instant;
 

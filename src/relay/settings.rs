@@ -11,10 +11,11 @@ use crate::units::DurationText;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Workers that one request may try. A request is never retried after the first byte of its response.
+    /// Attempts of one request, each at another worker if there is one. Attempts that ended with their worker's process are not counted,
+    /// two at most. A request is never retried after its client got the first byte of the response.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
-    /// Streamed requests: from sending the request to a worker to the first byte of the response body.
+    /// Streamed requests: from sending the request to a worker to the first token of the response.
     #[serde(with = "DurationText")]
     pub first_byte_timeout: Duration,
     /// Other requests: from sending the request to a worker to its response. Longer than the longest response

@@ -1,4 +1,4 @@
-//! One exchange with one engine: send a request, wait for the first byte of the answer.
+//! One exchange with one engine: send a request, wait for the first byte of the answer, of a stream for its first token.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -14,6 +14,7 @@ pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 /// The workers that have failed a request, by role.
 #[derive(Clone, Debug, Default)]
 pub(in crate::relay) struct FailedWorkers {
+    /// Those that compute answers: decode workers, and workers that compute whole requests.
     pub(in crate::relay) decode: Excluded,
     /// The workers that do not serve the request's API, whose context is too short for it or that its gateway cannot reach,
     /// whatever fails: some of `decode`.

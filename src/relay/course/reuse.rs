@@ -1,5 +1,14 @@
 //! Over which connection an attempt is sent, and when it is sent once more within the attempt, because the connection had been
 //! closed while it was idle. That counts as no attempt, and takes nothing from the retry budget. Pure.
+//!
+//! What a connection that breaks means:
+//!
+//! | it | broke | the engine may have read the request | then |
+//! |---|---|---|---|
+//! | was idle, for however long | within a second (`http::client::Error::Stale`) | no | replaced by a new one |
+//! | was idle for a second or more | within a second | yes | replaced, if the request may be sent twice |
+//! | was idle for less, or may not be replaced | within a second | yes | a cut (`failure::cuts`); no worker's fault, nothing from the retry budget |
+//! | was idle, or is new | later, a new one at any time (`Broken`) | yes | a cut; the request's or the worker's fault (`failure::evidence`) |
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ const B: WorkerId = WorkerId(1);
 /// The request itself, and others.
 const ALONE: &[u64] = &[0];
 const TOGETHER: &[u64] = &[0, 1, 2];
-const STOP: Step = Step::Stop(Unanswered::NoWorker);
+const STOP: Step = Step::Stop(Unanswered::NoFurtherAttempt);
 
 /// A course, and the time of all that happens in it.
 struct Rig {
@@ -133,6 +133,19 @@ fn a_request_whose_worker_was_taken_out_goes_to_the_next_one_at_once() {
     assert!(!rig.course.is_last());
     rig.course.on_sent();
     assert!(rig.course.is_last());
+}
+
+#[test]
+fn an_engine_may_have_computed_what_it_may_have_read_before_it_closed_a_young_connection() {
+    for is_cut in [false, true] {
+        let mut rig = attempts(3);
+        let fault = Fault {
+            is_cut,
+            ..broken(true)
+        };
+        rig.end(fault, false, None, 0.5);
+        assert_eq!(rig.course.may_have_computed(), is_cut);
+    }
 }
 
 #[test]

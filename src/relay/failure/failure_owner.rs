@@ -18,7 +18,8 @@ words! {
         /// The request's own time was over: the client uploaded slowly, or the answer takes longer than
         /// `request_timeout`.
         Client = "client",
-        /// The request, unless [`super::evidence`] speaks against the worker: what breaks one engine breaks the next.
+        /// The request or the worker: of a connection that was reset, of an answer that never came. It is the request, since what
+        /// breaks one engine breaks the next, unless [`super::evidence`] speaks against the worker.
         Request = "request",
         /// The worker where the attempt failed.
         Worker = "worker",

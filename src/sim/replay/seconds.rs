@@ -1,5 +1,5 @@
-//! The cost of a choice in seconds, without weights: what a request waits and computes, what it delays, and what its
-//! answer costs the others. Pure.
+//! A cost in seconds whose constants are known, for comparison: what a request waits and computes, what it delays, and what its
+//! answer costs the others. The router's own cost is in `routing/cost`, and does not change this one. Pure.
 
 use super::candidate::{Candidate, Prompt};
 
