@@ -24,19 +24,11 @@ impl ApiError {
             Refusal::Model { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
             }
-            Refusal::MaxTokens { .. } => {
-                Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("max_tokens")
-            }
-            Refusal::Type { param } => {
-                Self::new(StatusCode::BAD_REQUEST, "invalid_type", message).param(param)
-            }
+            Refusal::MaxTokens { .. } => Self::bad("invalid_value", message).param("max_tokens"),
+            Refusal::Type { param } => Self::bad("invalid_type", message).param(param),
             Refusal::Store { .. } => Self {
                 retry_after,
-                ..Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "limits_unavailable",
-                    message,
-                )
+                ..Self::unavailable("limits_unavailable", message)
             },
         }
     }
