@@ -278,7 +278,7 @@ impl Responses {
                 self.metrics.on_degraded();
                 Ok(false)
             }
-            Err(error) => Err(ApiError::of_store(&error)),
+            Err(error) => Err(error.into()),
         }
     }
 

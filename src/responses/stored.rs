@@ -95,8 +95,7 @@ impl Responses {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let key = key(tenant, id)?;
-        let deleted = self.store.delete(key).await;
-        match deleted.map_err(|error| ApiError::of_store(&error))? {
+        match self.store.delete(key).await? {
             DeleteOutcome::Done { .. } => {
                 let text = format!(r#"{{"id":"{id}","object":"response.deleted","deleted":true}}"#);
                 Ok(json(text))
@@ -131,16 +130,13 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let query = Query::read(query)?;
         let key = key(tenant, id)?;
-        let items = self.store.input(key).await;
-        let items = items
-            .map_err(|error| ApiError::of_store(&error))?
-            .ok_or_else(|| ApiError::unknown_response(id))?;
+        let items = self.store.input(key).await?;
+        let items = items.ok_or_else(|| ApiError::unknown_response(id))?;
         Ok(json(page::of_list(&items, &query)?))
     }
 
     async fn record(&self, tenant: Tenant, id: &str) -> Result<Record, ApiError> {
-        let record = self.store.get(key(tenant, id)?).await;
-        let record = record.map_err(|error| ApiError::of_store(&error))?;
+        let record = self.store.get(key(tenant, id)?).await?;
         let record = record.filter(|record| !is_compaction(record));
         record.ok_or_else(|| ApiError::unknown_response(id))
     }

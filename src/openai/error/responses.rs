@@ -297,3 +297,10 @@ impl ApiError {
         }
     }
 }
+
+/// As [`ApiError::of_store`].
+impl From<store::Error> for ApiError {
+    fn from(error: store::Error) -> Self {
+        Self::of_store(&error)
+    }
+}

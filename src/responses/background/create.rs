@@ -42,8 +42,7 @@ impl Responses {
         request.salt(create)?;
         self.relay.check_model(tenant, &create.model).await?;
         // A background response exists only in the store, so it cannot be served without one.
-        let admitted = self.store.admit().await;
-        admitted.map_err(|error| ApiError::of_store(&error))?;
+        self.store.admit().await?;
         self.background.wait_for_lease().await?;
         let reader = self.state_reader(tenant, &create.model);
         let mut history = self
@@ -82,7 +81,7 @@ impl Responses {
             retry_after: Duration::from_secs(1),
             reason: "the router is stopping".into(),
         }));
-        is_created.map_err(|error| ApiError::of_store(&error))?;
+        is_created?;
         if !create.stream {
             return Ok(json(with_output(&response, b"[]")));
         }
