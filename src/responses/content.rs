@@ -1,6 +1,6 @@
 //! Parts of an input item's content: checks them, and adds the members that clients require of a listed item. Pure.
 
-use super::members::{self, Members, put, put_read};
+use super::members::{self, Members, put, put_comma, put_read};
 use crate::openai::error::ApiError;
 
 /// The members that a part must have as text, and those that are added with a default if they are missing.
@@ -29,9 +29,6 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
     let mut out = Vec::with_capacity(raw.len() + 64);
     out.push(b'[');
     for (index, members) in parts.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
         let at = |name: &str| format!("{}[{index}].{name}", path());
         let kind = match members.get("type") {
             None => return Err(ApiError::missing_parameter(&at("type"))),
@@ -47,6 +44,7 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
         if kind == "input_image" {
             check_image(members, &at)?;
         }
+        put_comma(&mut out);
         out.push(b'{');
         for (name, value) in members.iter() {
             put_read(&mut out, name, value);

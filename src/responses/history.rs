@@ -294,16 +294,7 @@ impl Responses {
         let items = self.store.all_items(key, MAX_HISTORY_BYTES).await;
         let error = match items {
             Ok(ItemsOutcome::Found { items, .. }) => {
-                let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
-                let mut list = Vec::with_capacity(length + 1);
-                list.push(b'[');
-                for item in &items {
-                    if list.len() > 1 {
-                        list.push(b',');
-                    }
-                    list.extend_from_slice(&item.json);
-                }
-                list.push(b']');
+                let list = members::array(items.iter().map(|item| &*item.json));
                 return Ok(History {
                     lists: vec![list.into()],
                     conversation: Some(Conversation { id, lock }),

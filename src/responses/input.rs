@@ -10,7 +10,7 @@ use super::client_state::{DecodedItem, StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::known_json;
-use super::members::{self, Members, put, put_read, put_string, put_text};
+use super::members::{self, Members, array, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
@@ -150,21 +150,7 @@ impl NewInput {
 
     /// As a JSON array.
     pub(super) fn json(&self) -> Bytes {
-        let length = self
-            .items
-            .iter()
-            .map(|item| item.json.len() + 1)
-            .sum::<usize>();
-        let mut json = Vec::with_capacity(length + 2);
-        json.push(b'[');
-        for (index, item) in self.items.iter().enumerate() {
-            if index > 0 {
-                json.push(b',');
-            }
-            json.extend_from_slice(item.json.as_bytes());
-        }
-        json.push(b']');
-        json.into()
+        array(self.items.iter().map(|item| item.json.as_bytes())).into()
     }
 }
 

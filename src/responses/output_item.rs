@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::item::{self, Ids};
 use super::known_json;
-use super::members::{put, put_read, put_string, put_text};
+use super::members::{put, put_comma, put_read, put_string, put_text};
 use crate::json_scan::without_lone_surrogates;
 
 /// Writes an item, which is JSON, and returns its type; `None` if it is not an object with a type.
@@ -33,8 +33,7 @@ fn put_whole_item<'a>(
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
     put_text(out, &ids.output(item::prefix(&kind), index));
-    put(out, "type", "");
-    put_text(out, &kind);
+    put_string(out, "type", &kind);
     let is_written: &[&str] = match &*kind {
         "message" => {
             put_string(out, "status", status);
@@ -69,10 +68,8 @@ fn put_whole_item<'a>(
 fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
     out.push(b'[');
     let parts = parts.and_then(known_json::list).unwrap_or_default();
-    for (index, part) in parts.into_iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
+    for part in parts {
+        put_comma(out);
         put_part(out, part);
     }
     out.push(b']');

@@ -26,7 +26,7 @@ impl Responses {
         id: &str,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let include = page::include(query)?;
+        let includes_encrypted_reasoning = page::include(query)?;
         let is_stream = page::flag(query, "stream")?;
         let after = page::parameter(query, "starting_after");
         if !is_stream && after.is_some() {
@@ -47,7 +47,7 @@ impl Responses {
             return self.stream_events(key(tenant, id)?, record, after).await;
         }
         let object = object(&record);
-        if !include.has_encrypted_reasoning() || !record.status.is_terminal() {
+        if !includes_encrypted_reasoning || !record.status.is_terminal() {
             return Ok(json(object));
         }
         Ok(json(self.with_encrypted_reasoning(tenant, id, object)))
@@ -66,15 +66,8 @@ impl Responses {
             response: id.to_owned(),
             model: members.text("model").unwrap_or_default().into_owned(),
         };
-        let mut output = vec![b'['];
-        for raw in members
-            .get("output")
-            .and_then(members::list)
-            .unwrap_or_default()
-        {
-            if output.len() > 1 {
-                output.push(b',');
-            }
+        let output = members.get("output").and_then(members::list);
+        let output = output.unwrap_or_default().into_iter().map(|raw| {
             let is_reasoning = Members::parse(raw).is_ok_and(|item| {
                 item.get("type") == Some("\"reasoning\"") && item.get("encrypted_content").is_none()
             });
@@ -82,9 +75,10 @@ impl Responses {
             let signed = is_reasoning
                 .then(|| signer.reasoning(raw.as_bytes()))
                 .flatten();
-            output.extend_from_slice(signed.as_deref().unwrap_or(raw.as_bytes()));
-        }
-        output.push(b']');
+            signed.unwrap_or_else(|| raw.as_bytes().to_vec())
+        });
+        let output: Vec<Vec<u8>> = output.collect();
+        let output = members::array(output.iter().map(Vec::as_slice));
         let output = String::from_utf8(output).unwrap_or_default();
         with_member(&object, "output", &output)
     }

@@ -4,7 +4,7 @@
 use std::io::Write as _;
 
 use super::writer::{begin_in_item, end, item_event, part_event};
-use crate::responses::members::put_string;
+use crate::responses::members::{put_comma, put_string};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartKind {
@@ -160,10 +160,8 @@ impl TextItem {
         } else {
             br#"{"type":"message","role":"assistant","content":["#
         });
-        for (index, part) in self.parts.iter().enumerate() {
-            if index > 0 {
-                item.push(b',');
-            }
+        for part in &self.parts {
+            put_comma(&mut item);
             part.write(&mut item);
         }
         item.push(b']');

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::member_table::ALLOWED_TOOLS;
-use crate::responses::members::{self, Members, put, put_string, put_text};
+use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
@@ -64,9 +64,7 @@ fn is_left_out(unsupported: UnsupportedTools, loss: ToolLoss) -> bool {
 }
 
 fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
-    if out.len() > 1 {
-        out.push(b',');
-    }
+    put_comma(out);
     out.extend_from_slice(br#"{"type":"function","function":{"name":"#);
     put_text(out, name);
     if let Some(description) = description {

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use crate::responses::item::{self, Ids};
-use crate::responses::members::{Members, put, put_read, quoted};
+use crate::responses::members::{Members, put, put_comma, put_read, quoted};
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
@@ -181,10 +181,8 @@ impl OpenItem {
         match self.kind {
             Kind::Message | Kind::Reasoning => {
                 put(&mut out, "content", "[");
-                for (index, part) in self.parts.iter().enumerate() {
-                    if index > 0 {
-                        out.push(b',');
-                    }
+                for part in &self.parts {
+                    put_comma(&mut out);
                     part.write(&mut out);
                 }
                 out.push(b']');
