@@ -6,7 +6,6 @@
 //!      ─▶ outcome (whole answer) or events (stream) ─▶ finish (stored) ─▶ client
 //! ```
 
-#[doc(hidden)]
 mod allowed_tools;
 pub mod background;
 mod chat;

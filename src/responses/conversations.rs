@@ -18,7 +18,7 @@ use crate::store::{
     self, ConversationKey, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, NewConversation,
     Page, PutOutcome,
 };
-use crate::{http, observe};
+use crate::{http, observe, openai};
 
 /// Items in one request.
 const ITEMS_MAX: usize = 20;
@@ -200,7 +200,7 @@ fn texts(items: &[Item]) -> Vec<&str> {
 fn metadata<'a>(members: &Members<'a>) -> Result<Option<&'a str>, ApiError> {
     let metadata = members.get("metadata");
     if let Some(raw) = metadata {
-        request_body::check_metadata(raw)?;
+        openai::metadata::read(raw)?;
     }
     Ok(metadata)
 }

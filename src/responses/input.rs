@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 
-use super::client_state::{DecodedItem, StateReader, is_state_token};
+use super::client_state::{StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::known_json;
@@ -134,8 +134,8 @@ impl NewInput {
             let item = match token.filter(|token| is_state_token(token)) {
                 None => with_id(&item)?,
                 Some(token) => match reader.item(&token)? {
-                    DecodedItem::Nothing => continue,
-                    DecodedItem::Item(raw) => with_id(&Item::read(&raw, &path())?)?,
+                    None => continue,
+                    Some(raw) => with_id(&Item::read(&raw, &path())?)?,
                 },
             };
             // The latest summary covers what the earlier ones did.

@@ -3,11 +3,10 @@
 //! The ids that the router assigns contain the id of their response, so that an item can be found by its id.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use super::known_json;
 use super::members::{self, Members};
-use crate::ids::{ResponseId, hex};
+use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 
 /// Decides what the router does with an item.
@@ -174,14 +173,7 @@ impl Ids {
     }
 
     fn id(&self, prefix: &str, index: usize) -> String {
-        let mut id = String::with_capacity(prefix.len() + 1 + self.base.len() + 4);
-        id.extend([prefix, "_", &self.base]);
-        match u16::try_from(index).map(|short| hex::<4>(&short.to_be_bytes())) {
-            Ok(digits) => id.extend(digits.map(char::from)),
-            // Writing to memory cannot fail.
-            Err(_) => drop(write!(id, "{index:04x}")),
-        }
-        id
+        format!("{prefix}_{}{index:04x}", self.base)
     }
 }
 

@@ -292,10 +292,8 @@ impl ChatAnswer {
 
     fn open_call(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), String> {
         let name = &self.calls[slot].name;
-        if !self.tools.is_allowed(name) {
-            return Err(format!(
-                "the model called '{name}', which `tool_choice` does not allow"
-            ));
+        if let Some(allowed) = &self.tools.allowed {
+            allowed.check_name(name)?;
         }
         let tool = self.tools.tool(name);
         self.close_text(Some(Phase::Commentary), out);

@@ -9,8 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::parts::put_content;
 use super::settings::{ChatSettings, InvalidArguments};
-use super::tools::qualified;
 use crate::relay::NotConvertible;
+use crate::responses::allowed_tools::qualified;
 use crate::responses::item::joined_text;
 use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
