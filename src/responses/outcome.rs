@@ -108,17 +108,25 @@ impl Outcome {
         error.is_some_and(|error| relay::is_engine_lost(&error.message))
     }
 
-    pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
+    /// Without any output.
+    pub(super) fn empty(status: Status) -> Self {
         Self {
-            status: Status::Failed,
+            status,
             output: b"[]".to_vec(),
             client_output: None,
             usage: None,
             incomplete_reason: None,
+            error: None,
+        }
+    }
+
+    pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
             error: Some(Failure {
                 code,
                 message: message.into(),
             }),
+            ..Self::empty(Status::Failed)
         }
     }
 
@@ -150,9 +158,6 @@ impl Outcome {
             || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
         let message = || text_in("error", "message").unwrap_or("the engine failed".into());
         Some(Self {
-            status,
-            output: b"[]".to_vec(),
-            client_output: None,
             usage: members
                 .get("usage")
                 .and_then(|raw| serde_json::from_str(raw).ok()),
@@ -161,6 +166,7 @@ impl Outcome {
                 code: "server_error",
                 message: message(),
             }),
+            ..Self::empty(status)
         })
     }
 

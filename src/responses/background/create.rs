@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::{HeaderMap, Response};
+use hyper::Response;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -18,8 +18,7 @@ use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
 use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
-use crate::responses::http_response::json;
-use crate::responses::http_response::set_body_headers;
+use crate::responses::http_response::{events_response, json};
 use crate::responses::item::Ids;
 use crate::responses::object::with_output;
 use crate::responses::prepare::PreparedResponse;
@@ -86,16 +85,8 @@ impl Responses {
             return Ok(json(with_output(&response, b"[]")));
         }
         self.background.count_reader("live");
-        let mut answer = Response::new(reader::body(Reader::new(
-            self.clone(),
-            key,
-            None,
-            Some(run),
-            response,
-        )));
-        *answer.headers_mut() = HeaderMap::new();
-        set_body_headers(answer.headers_mut(), true);
-        Ok(answer)
+        let reader = Reader::new(self.clone(), key, None, Some(run), response);
+        Ok(events_response(reader::body(reader)))
     }
 
     /// The first record, the job, and the admission on this replica.
