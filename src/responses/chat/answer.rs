@@ -8,9 +8,10 @@ use super::chunk::{
     CallDelta, Choice, Chunk, Delta, FunctionDelta, entries, message_of, text_of, usage,
 };
 use super::end::End;
-use super::item::{PartKind, Phase, TextItem};
+use super::item::{Phase, TextItem};
 use super::tools::AnsweredTools;
 use super::written::Written;
+use crate::responses::output_item::PartKind;
 
 const TOO_LONG: &str = "the answer is longer than the router allows";
 const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
@@ -128,7 +129,7 @@ impl ChatAnswer {
         if let Some(found) = chunk.usage.and_then(|raw| usage(raw.get())) {
             self.usage = Some(found);
         }
-        for choice in chunk.choices.into_iter().flat_map(|choices| choices.0) {
+        for choice in chunk.choices.into_iter().flatten() {
             if choice.index.is_some_and(|index| index != 0) {
                 return self.fail("the engine sent a second answer", out);
             }

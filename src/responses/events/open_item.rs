@@ -1,9 +1,8 @@
 //! An item that the engine has started and not completed, with what is needed to complete it. Pure.
 
-use std::io::Write as _;
-
 use crate::responses::item::{self, Ids};
 use crate::responses::members::{Members, put, put_comma, put_read, quoted};
+use crate::responses::output_item::PartKind;
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
@@ -38,13 +37,6 @@ struct Part {
     is_open: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PartKind {
-    Text,
-    Refusal,
-    Reasoning,
-}
-
 impl OpenItem {
     pub(super) fn new(
         item: &str,
@@ -72,11 +64,10 @@ impl OpenItem {
 
     pub(super) fn begin_part(&mut self, part: Option<&str>) {
         let kind = part.and_then(|raw| Members::parse(raw).ok()?.text("type"));
-        let kind = match kind.as_deref() {
-            Some("refusal") => PartKind::Refusal,
-            Some("reasoning_text") => PartKind::Reasoning,
+        let kind = match kind.as_deref().map(PartKind::parse) {
+            Some(Some(kind)) => kind,
             None if self.kind == Kind::Reasoning => PartKind::Reasoning,
-            _ => PartKind::Text,
+            Some(None) | None => PartKind::Text,
         };
         self.parts.push(Part {
             kind,
@@ -149,22 +140,16 @@ impl OpenItem {
             return events;
         };
         part.is_open = false;
-        let text = &part.text;
-        let (name, last) = match part.kind {
-            PartKind::Text => (
-                "response.output_text.done",
-                format!(r#""text":"{text}","logprobs":[]"#),
-            ),
-            PartKind::Refusal => ("response.refusal.done", format!(r#""refusal":"{text}""#)),
-            PartKind::Reasoning => (
-                "response.reasoning_text.done",
-                format!(r#""text":"{text}""#),
-            ),
+        let name = match part.kind {
+            PartKind::Text => "response.output_text.done",
+            PartKind::Refusal => "response.refusal.done",
+            PartKind::Reasoning => "response.reasoning_text.done",
         };
-        let members = format!(r#","content_index":{index},{last}"#);
-        events.push((name, members.into_bytes()));
+        let mut members = format!(r#","content_index":{index}"#).into_bytes();
+        part.kind.put_members(&mut members, &part.text, "");
+        events.push((name, members));
         let mut members = format!(r#","content_index":{index},"part":"#).into_bytes();
-        part.write(&mut members);
+        part.kind.put_part(&mut members, &part.text, "");
         events.push(("response.content_part.done", members));
         events
     }
@@ -183,7 +168,7 @@ impl OpenItem {
                 put(&mut out, "content", "[");
                 for part in &self.parts {
                     put_comma(&mut out);
-                    part.write(&mut out);
+                    part.kind.put_part(&mut out, &part.text, "");
                 }
                 out.push(b']');
             }
@@ -193,20 +178,5 @@ impl OpenItem {
         }
         out.push(b'}');
         String::from_utf8(out).unwrap_or_default()
-    }
-}
-
-impl Part {
-    fn write(&self, out: &mut Vec<u8>) {
-        let text = &self.text;
-        // Writing to memory cannot fail.
-        let _ = match self.kind {
-            PartKind::Text => write!(
-                out,
-                r#"{{"type":"output_text","text":"{text}","annotations":[],"logprobs":[]}}"#
-            ),
-            PartKind::Refusal => write!(out, r#"{{"type":"refusal","refusal":"{text}"}}"#),
-            PartKind::Reasoning => write!(out, r#"{{"type":"reasoning_text","text":"{text}"}}"#),
-        };
     }
 }
