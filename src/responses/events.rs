@@ -118,8 +118,8 @@ impl EventRewriter {
         let engine_events = self.engine_events.as_mut()?;
         let (stream, shape) = (&mut self.stream, &mut self.shape);
         let mut outcome = None;
-        let pushed = engine_events.push_blocks(bytes, |block| {
-            outcome = delta_shape::on_block(stream, shape, block, out);
+        let pushed = engine_events.push_lines(bytes, |lines| {
+            outcome = delta_shape::on_lines(stream, shape, lines, out);
             outcome.is_none()
         });
         if outcome.is_none() && pushed.is_err() {

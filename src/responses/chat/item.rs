@@ -86,16 +86,11 @@ impl TextItem {
     pub(super) fn push(&mut self, kind: PartKind, text: &str, logprobs: &str, out: &mut Vec<u8>) {
         if self.parts.last().is_none_or(|part| part.kind != kind) {
             self.close_part(out);
-            let part = Part {
-                kind,
-                text: String::new(),
-                logprobs: String::new(),
-            };
             let mut json = Vec::new();
-            part.write(&mut json);
+            kind.put_part(&mut json, "", "");
             let content_index = self.parts.len();
             part_event(out, "content_part.added", self.index, content_index, &json);
-            self.parts.push(part);
+            self.on_part(kind);
         }
         let content_index = self.parts.len() - 1;
         let part = &mut self.parts[content_index];
