@@ -275,7 +275,7 @@ impl Responses {
         match self.store.admit().await {
             Ok(()) => Ok(create.store),
             Err(_) if self.settings.on_store_down == OnStoreDown::Degrade && !needs_store => {
-                self.metrics.on_degraded();
+                self.metrics.on_not_stored("served");
                 Ok(false)
             }
             Err(error) => Err(error.into()),

@@ -118,7 +118,7 @@ impl Responses {
             }
         };
         let took = observe::now().saturating_duration_since(started);
-        self.metrics.on_history_read(took.as_secs_f64());
+        self.metrics.history_seconds.observe(took.as_secs_f64());
         Ok(history)
     }
 

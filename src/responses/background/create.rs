@@ -16,7 +16,6 @@ use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
-use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
 use crate::responses::http_response::{events_response, json};
 use crate::responses::item::Ids;
@@ -53,10 +52,7 @@ impl Responses {
         let ready = prepared.await.and_then(|prepared| {
             let has_state = prepared.client_state.is_some();
             let is_portable = !has_state && !is_in_conversation;
-            let token = lock
-                .as_ref()
-                .filter(|_| !has_state)
-                .map(ConversationLock::token);
+            let token = lock.as_ref().filter(|_| !has_state).map(|lock| lock.token);
             self.admit_background(request, create, prepared, is_portable, token, tenant)
         });
         let (record, mut job, guard) = match ready {

@@ -81,8 +81,8 @@ pub(super) async fn commit(finisher: &mut Finisher, outcome: &Outcome) -> Option
     }
     let lock = finisher.conversation.take()?;
     let commit = Commit {
-        conversation: lock.key(),
-        token: lock.token(),
+        conversation: lock.key,
+        token: lock.token,
         items: finisher.conversation_items(outcome),
     };
     lock.leave().await;
