@@ -3,7 +3,6 @@
 mod anthropic;
 mod batches;
 mod files;
-mod limits;
 mod responses;
 mod shape;
 #[cfg(feature = "jwt")]
@@ -19,6 +18,7 @@ use serde_json::json;
 
 pub use self::anthropic::of_engine as anthropic_of_engine;
 pub use self::shape::ErrorShape;
+use crate::limits::Refusal;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
 use crate::{http, prompt, relay};
@@ -320,6 +320,33 @@ impl ApiError {
         Self {
             is_counted: true,
             ..Self::from(error)
+        }
+    }
+
+    /// The limits of a tenant refuse a request.
+    pub fn limited(refusal: &Refusal) -> Self {
+        let message = refusal.to_string();
+        let retry_after = refusal.retry_after();
+        match refusal {
+            Refusal::Rate { .. } | Refusal::TooLarge { .. } | Refusal::Concurrent { .. } => Self {
+                retry_after,
+                counted: Some(refusal.counted()),
+                should_retry: retry_after.is_none().then_some(false),
+                ..Self::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "rate_limit_exceeded",
+                    message,
+                )
+            },
+            Refusal::Model { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
+            }
+            Refusal::MaxTokens { .. } => Self::bad("invalid_value", message).param("max_tokens"),
+            Refusal::Type { param } => Self::bad("invalid_type", message).param(param),
+            Refusal::Store { .. } => Self {
+                retry_after,
+                ..Self::unavailable("limits_unavailable", message)
+            },
         }
     }
 }

@@ -281,7 +281,7 @@ impl Responses {
         let lock = match access {
             Access::ReadOnly | Access::Compaction => None,
             Access::Exclusive => {
-                let lease = self.conversation_lease();
+                let lease = self.settings.advanced.conversation_lease;
                 match conversation_lock::acquire(&self.store, key, lease, &self.tasks).await? {
                     Ok(locked) => Some(locked),
                     Err(LockOutcome::Gone) => return Err(unknown()),

@@ -36,7 +36,7 @@ pub(super) enum Kind {
 }
 
 /// The known types, each with the prefix of its ids.
-const TYPES: [(&str, Kind, &str); 29] = [
+static TYPES: [(&str, Kind, &str); 29] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
     ("function_call", Kind::FunctionCall, "fc"),
@@ -108,7 +108,7 @@ impl<'a> Item<'a> {
             None if members.get("id").is_some() => Cow::Borrowed("item_reference"),
             None => return Err(ApiError::missing_parameter(&format!("{}.type", path()))),
         };
-        let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
+        let Some((name, kind, _)) = row(&name) else {
             let instead = match &*name {
                 "additional_tools" => ": list all tools in `tools`",
                 "configuration_update" => ": set the request's own parameters",
@@ -135,8 +135,16 @@ impl<'a> Item<'a> {
 
 /// The id prefix of a type.
 pub(super) fn prefix(name: &str) -> &'static str {
-    let known = TYPES.iter().find(|(known, _, _)| *known == name);
-    known.map_or("item", |(_, _, prefix)| prefix)
+    row(name).map_or("item", |(_, _, prefix)| prefix)
+}
+
+/// The kind of a type; `None` if it is not known.
+pub(super) fn kind(name: &str) -> Option<Kind> {
+    row(name).map(|(_, kind, _)| *kind)
+}
+
+fn row(name: &str) -> Option<&'static (&'static str, Kind, &'static str)> {
+    TYPES.iter().find(|(known, _, _)| *known == name)
 }
 
 /// Assigns the ids of the items of one response, or of one addition to a conversation.

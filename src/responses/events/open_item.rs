@@ -1,6 +1,6 @@
 //! An item that the engine has started and not completed, with what is needed to complete it. Pure.
 
-use crate::responses::item::{self, Ids};
+use crate::responses::item::{self, Ids, Kind};
 use crate::responses::members::{Members, put, put_comma, put_read, quoted};
 use crate::responses::output_item::PartKind;
 
@@ -12,21 +12,12 @@ pub(super) struct OpenItem {
     pub(super) index: usize,
     /// The router's id for it, as a JSON string.
     pub(super) id: String,
-    kind: Kind,
+    kind: Option<Kind>,
     /// Its JSON when the engine added it.
     added: String,
     parts: Vec<Part>,
     /// The arguments of a call: a JSON string with escapes, without quotes.
     arguments: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Message,
-    Reasoning,
-    FunctionCall,
-    CustomToolCall,
-    Other,
 }
 
 #[derive(Debug)]
@@ -49,13 +40,7 @@ impl OpenItem {
             engine_index,
             index,
             id: quoted(&ids.output(item::prefix(&kind), index)),
-            kind: match &*kind {
-                "message" => Kind::Message,
-                "reasoning" => Kind::Reasoning,
-                "function_call" => Kind::FunctionCall,
-                "custom_tool_call" => Kind::CustomToolCall,
-                _ => Kind::Other,
-            },
+            kind: item::kind(&kind),
             added: item.to_owned(),
             parts: Vec::new(),
             arguments: String::new(),
@@ -66,7 +51,7 @@ impl OpenItem {
         let kind = part.and_then(|raw| Members::parse(raw).ok()?.text("type"));
         let kind = match kind.as_deref().map(PartKind::parse) {
             Some(Some(kind)) => kind,
-            None if self.kind == Kind::Reasoning => PartKind::Reasoning,
+            None if self.kind == Some(Kind::Reasoning) => PartKind::Reasoning,
             Some(None) | None => PartKind::Text,
         };
         self.parts.push(Part {
@@ -120,7 +105,7 @@ impl OpenItem {
     pub(super) fn closing(&mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut events = Vec::new();
         match self.kind {
-            Kind::FunctionCall => {
+            Some(Kind::FunctionCall) => {
                 let name = Members::parse(&self.added).ok();
                 let name = name.and_then(|item| item.get("name")).unwrap_or("\"\"");
                 let members = format!(r#","name":{name},"arguments":"{}""#, self.arguments);
@@ -129,11 +114,11 @@ impl OpenItem {
                     members.into_bytes(),
                 ));
             }
-            Kind::CustomToolCall => {
+            Some(Kind::CustomToolCall) => {
                 let members = format!(r#","input":"{}""#, self.arguments);
                 events.push(("response.custom_tool_call_input.done", members.into_bytes()));
             }
-            Kind::Message | Kind::Reasoning | Kind::Other => {}
+            _ => {}
         }
         let index = self.parts.len().saturating_sub(1);
         let Some(part) = self.parts.last_mut().filter(|part| part.is_open) else {
@@ -164,7 +149,7 @@ impl OpenItem {
             }
         }
         match self.kind {
-            Kind::Message | Kind::Reasoning => {
+            Some(Kind::Message | Kind::Reasoning) => {
                 put(&mut out, "content", "[");
                 for part in &self.parts {
                     put_comma(&mut out);
@@ -172,9 +157,13 @@ impl OpenItem {
                 }
                 out.push(b']');
             }
-            Kind::FunctionCall => put(&mut out, "arguments", &format!("\"{}\"", self.arguments)),
-            Kind::CustomToolCall => put(&mut out, "input", &format!("\"{}\"", self.arguments)),
-            Kind::Other => {}
+            Some(Kind::FunctionCall) => {
+                put(&mut out, "arguments", &format!("\"{}\"", self.arguments));
+            }
+            Some(Kind::CustomToolCall) => {
+                put(&mut out, "input", &format!("\"{}\"", self.arguments));
+            }
+            _ => {}
         }
         out.push(b'}');
         String::from_utf8(out).unwrap_or_default()

@@ -34,7 +34,7 @@ pub(super) async fn resume(
         tenant: guard.key.tenant,
         id,
     };
-    let lease = responses.conversation_lease();
+    let lease = responses.settings.advanced.conversation_lease;
     loop {
         let resumed =
             conversation_lock::resume(&responses.store, key, token, lease, &responses.tasks);
