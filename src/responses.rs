@@ -6,14 +6,12 @@
 //!      ─▶ outcome (whole answer) or events (stream) ─▶ finish (stored) ─▶ client
 //! ```
 
-#[doc(hidden)]
 mod allowed_tools;
 pub mod background;
 mod chat;
 mod client_request;
 mod client_state;
 mod compact;
-mod compact_settings;
 mod content;
 mod conversation_lock;
 mod conversations;
@@ -58,17 +56,15 @@ use std::sync::Arc;
 
 use hyper::Response;
 
-pub use self::background::Settings as BackgroundSettings;
 pub use self::chat::{
     ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
     converted as converted_chat,
 };
 pub(crate) use self::client_request::ClientRequest;
-pub use self::compact_settings::Settings as CompactSettings;
 pub use self::events::ReasoningEvents;
 pub(crate) use self::routes::{Endpoint, RouteMatch, route};
 pub use self::service::{Counts, Responses};
-pub use self::settings::{Mode, OnStoreDown, Settings};
+pub use self::settings::{CompactSettings, Mode, OnStoreDown, Settings};
 pub use self::websocket::Settings as WebsocketSettings;
 use crate::http;
 use crate::openai::error::ApiError;

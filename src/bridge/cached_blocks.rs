@@ -104,7 +104,7 @@ impl CachedBlocks {
     }
 
     fn store(&mut self, event: &Stored) {
-        let Some(kind) = self.kind(event) else {
+        let Some(kind) = self.kind_id(Kind::of(event)) else {
             self.missing += event.hashes.len() as u64;
             return;
         };
@@ -230,10 +230,6 @@ impl CachedBlocks {
             ..self.kinds[known as usize].clone()
         };
         self.kind_id(kind)
-    }
-
-    fn kind(&mut self, event: &Stored) -> Option<KindId> {
-        self.kind_id(Kind::of(event))
     }
 
     fn kind_id(&mut self, kind: Kind) -> Option<KindId> {

@@ -230,7 +230,7 @@ impl Feed {
 
     /// Runs without the lock: a million blocks take about a second.
     fn make_snapshot(&self, job: SnapshotJob) {
-        let id = job.incarnation().to_owned();
+        let id = job.incarnation.clone();
         match std::panic::catch_unwind(AssertUnwindSafe(|| job.make())) {
             Ok(snapshot) => {
                 let mut inner = self.inner.lock();

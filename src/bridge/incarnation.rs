@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::cached_blocks::CachedBlocks;
 use super::history::History;
-use super::snapshot::{FinishedSnapshot, Snapshot, SnapshotJob};
+use super::snapshot::{Snapshot, SnapshotJob};
 use crate::http::grpc::frame;
 use crate::kv::event::{Batch, Event};
 use crate::kv::protobuf::{Encoded, LeftOut, Untranslatable, encode_batch};
@@ -244,9 +244,8 @@ impl Incarnation {
         })
     }
 
-    /// Takes back the blocks, and keeps the snapshot for later subscribers.
-    pub fn snapshot_finished(&mut self, finished: FinishedSnapshot) {
-        let FinishedSnapshot { blocks, snapshot } = finished;
+    /// Takes what a [`SnapshotJob`] made: the blocks back, and the snapshot for later subscribers.
+    pub(super) fn snapshot_finished(&mut self, (blocks, snapshot): (CachedBlocks, Snapshot)) {
         self.blocks = Some(blocks);
         self.apply_backlog();
         let (number, parts) = (snapshot.number, snapshot.parts.len() as u64);

@@ -29,6 +29,7 @@ pub(super) struct Snapshot {
 /// incarnation is locked for 14 us of it.
 #[derive(Debug)]
 pub struct SnapshotJob {
+    /// Its id.
     pub(super) incarnation: String,
     pub(super) blocks: CachedBlocks,
     pub(super) number: u64,
@@ -37,20 +38,9 @@ pub struct SnapshotJob {
     pub(super) timestamp: f64,
 }
 
-/// The result of a [`SnapshotJob`].
-#[derive(Debug)]
-pub struct FinishedSnapshot {
-    pub(super) blocks: CachedBlocks,
-    pub(super) snapshot: Snapshot,
-}
-
 impl SnapshotJob {
-    /// The id of the incarnation that the blocks belong to.
-    pub fn incarnation(&self) -> &str {
-        &self.incarnation
-    }
-
-    pub fn make(self) -> FinishedSnapshot {
+    /// The snapshot, and the blocks for their incarnation.
+    pub(super) fn make(self) -> (CachedBlocks, Snapshot) {
         let events = self.blocks.snapshot_events(PART_BYTES);
         let count = u32::try_from(events.len()).expect("parts of a megabyte each");
         // If blocks are missing, the reader must know that the snapshot is incomplete, not by how much.
@@ -86,9 +76,6 @@ impl SnapshotJob {
             parts,
             was_used: false,
         };
-        FinishedSnapshot {
-            blocks: self.blocks,
-            snapshot,
-        }
+        (self.blocks, snapshot)
     }
 }

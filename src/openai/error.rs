@@ -3,7 +3,6 @@
 mod anthropic;
 mod batches;
 mod files;
-mod limits;
 mod responses;
 mod shape;
 #[cfg(feature = "jwt")]
@@ -19,6 +18,7 @@ use serde_json::json;
 
 pub use self::anthropic::of_engine as anthropic_of_engine;
 pub use self::shape::ErrorShape;
+use crate::limits::Refusal;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
 use crate::{http, prompt, relay};
@@ -66,8 +66,28 @@ impl ApiError {
         }
     }
 
+    fn bad(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
+    /// An empty name is none.
     fn param(mut self, param: &str) -> Self {
-        self.param = Some(param.to_owned());
+        self.param = Some(param.to_owned()).filter(|param| !param.is_empty());
+        self
+    }
+
+    fn retry_after(mut self, pause: Duration) -> Self {
+        self.retry_after = Some(pause);
+        self
+    }
+
+    /// SDKs do not send the request again.
+    fn not_retried(mut self) -> Self {
+        self.should_retry = Some(false);
         self
     }
 
@@ -135,14 +155,7 @@ impl ApiError {
     pub fn bodies_full() -> Self {
         let message =
             "the router holds as many request bodies as its memory allows; try again later";
-        Self {
-            retry_after: Some(Duration::from_secs(1)),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "router_overloaded",
-                message,
-            )
-        }
+        Self::unavailable("router_overloaded", message).retry_after(Duration::from_secs(1))
     }
 
     /// A request head that hyper cannot parse.
@@ -193,24 +206,21 @@ impl ApiError {
             "fewer than {least_bytes} bytes of the request body arrived in {} ms",
             limit.as_millis()
         );
-        Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
+        Self::bad("request_body_timeout", message)
     }
 
     pub fn endless_body(limit: Duration) -> Self {
         let message = format!("the request body took longer than {} ms", limit.as_millis());
-        Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
+        Self::bad("request_body_timeout", message)
     }
 
     pub fn broken_body(error: &hyper::Error) -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "request_body_broken",
-            format!("the request body is incomplete: {error}"),
-        )
+        let message = format!("the request body is incomplete: {error}");
+        Self::bad("request_body_broken", message)
     }
 
     pub fn bad_header(name: &str, message: &str) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_header", message).param(name)
+        Self::bad("invalid_header", message).param(name)
     }
 
     /// A gateway that asks for a worker sends bodies in a way in which none can be chosen.
@@ -238,7 +248,7 @@ impl ApiError {
     pub fn salted_already() -> Self {
         let message =
             "`cache_salt` is set by the router for this API key and cannot be part of a request";
-        Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
+        Self::bad("unsupported_parameter", message).param("cache_salt")
     }
 
     /// The response with its headers and body.
@@ -293,7 +303,7 @@ impl ApiError {
 impl From<prompt::Error> for ApiError {
     fn from(error: prompt::Error) -> Self {
         let message = error.to_string();
-        let bad = |code| Self::new(StatusCode::BAD_REQUEST, code, message);
+        let bad = |code| Self::bad(code, message);
         match error {
             prompt::Error::Json(_) => bad("invalid_json"),
             prompt::Error::Form(_) => bad("invalid_form"),
@@ -312,6 +322,33 @@ impl ApiError {
             ..Self::from(error)
         }
     }
+
+    /// The limits of a tenant refuse a request.
+    pub fn limited(refusal: &Refusal) -> Self {
+        let message = refusal.to_string();
+        let retry_after = refusal.retry_after();
+        match refusal {
+            Refusal::Rate { .. } | Refusal::TooLarge { .. } | Refusal::Concurrent { .. } => Self {
+                retry_after,
+                counted: Some(refusal.counted()),
+                should_retry: retry_after.is_none().then_some(false),
+                ..Self::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "rate_limit_exceeded",
+                    message,
+                )
+            },
+            Refusal::Model { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
+            }
+            Refusal::MaxTokens { .. } => Self::bad("invalid_value", message).param("max_tokens"),
+            Refusal::Type { param } => Self::bad("invalid_type", message).param(param),
+            Refusal::Store { .. } => Self {
+                retry_after,
+                ..Self::unavailable("limits_unavailable", message)
+            },
+        }
+    }
 }
 
 impl From<relay::Error> for ApiError {
@@ -321,27 +358,14 @@ impl From<relay::Error> for ApiError {
             relay::Error::UnknownModel { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
             }
-            relay::Error::NoModel { .. } => Self::new(
-                StatusCode::BAD_REQUEST,
-                "missing_required_parameter",
-                message,
-            )
-            .param("model"),
+            relay::Error::NoModel { .. } => {
+                Self::bad("missing_required_parameter", message).param("model")
+            }
             relay::Error::NoWorker { retry_after, .. }
             | relay::Error::NoPrefill { retry_after, .. } => {
-                let error = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "no_healthy_worker",
-                    message,
-                );
-                Self {
-                    retry_after: Some(retry_after),
-                    ..error
-                }
+                Self::unavailable("no_healthy_worker", message).retry_after(retry_after)
             }
-            relay::Error::NotSplit { .. } => {
-                Self::new(StatusCode::BAD_REQUEST, "not_disaggregated", message)
-            }
+            relay::Error::NotSplit { .. } => Self::bad("not_disaggregated", message),
             relay::Error::Unreachable {
                 may_have_computed, ..
             } => Self {
@@ -349,22 +373,15 @@ impl From<relay::Error> for ApiError {
                 should_retry: may_have_computed.then_some(false),
                 ..Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
             },
-            relay::Error::TimedOut { .. } => Self {
-                should_retry: Some(false),
-                ..Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
-            },
-            relay::Error::Deadline { .. } => Self {
-                should_retry: Some(false),
-                ..Self::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message)
-            },
-            relay::Error::OutOfResources { retry_after, .. } => Self {
-                retry_after: Some(retry_after),
-                ..Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "router_out_of_resources",
-                    message,
-                )
-            },
+            relay::Error::TimedOut { .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message).not_retried()
+            }
+            relay::Error::Deadline { .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message).not_retried()
+            }
+            relay::Error::OutOfResources { retry_after, .. } => {
+                Self::unavailable("router_out_of_resources", message).retry_after(retry_after)
+            }
             relay::Error::NotQueued(refusal) => {
                 let code = refusal.reason.code();
                 let status = match refusal.reason {
@@ -373,10 +390,7 @@ impl From<relay::Error> for ApiError {
                     }
                     _ => StatusCode::TOO_MANY_REQUESTS,
                 };
-                Self {
-                    retry_after: Some(refusal.retry_after),
-                    ..Self::new(status, code, message)
-                }
+                Self::new(status, code, message).retry_after(refusal.retry_after)
             }
             relay::Error::NotServed { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "endpoint_not_served", message).param("model")
@@ -387,10 +401,9 @@ impl From<relay::Error> for ApiError {
             }
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
             relay::Error::Limited(refusal) => Self::limited(&refusal),
-            relay::Error::CutsConnections => Self {
-                should_retry: Some(false),
-                ..Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message)
-            },
+            relay::Error::CutsConnections => {
+                Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message).not_retried()
+            }
         }
     }
 }

@@ -20,9 +20,8 @@ impl AllowedTools {
             return None;
         }
         let tools = choice.get("tools").and_then(members::objects)?;
-        let names = tools.iter().map(|tool| name(tool).into_owned());
         Some(Self {
-            names: names.collect(),
+            names: tools.iter().map(name).collect(),
         })
     }
 
@@ -34,8 +33,12 @@ impl AllowedTools {
         else {
             return Ok(());
         };
-        let name = name(&item);
-        if name.is_empty() || self.names.iter().any(|allowed| *allowed == name) {
+        self.check_name(&name(&item))
+    }
+
+    /// As [`AllowedTools::check`], of a call by the name of its tool as models see it. An empty name is not complete.
+    pub(super) fn check_name(&self, name: &str) -> Result<(), String> {
+        if name.is_empty() || self.names.iter().any(|allowed| allowed == name) {
             Ok(())
         } else {
             Err(format!(
@@ -45,11 +48,16 @@ impl AllowedTools {
     }
 }
 
-/// With its namespace, as models see it.
-fn name<'a>(tool: &Members<'a>) -> Cow<'a, str> {
+fn name(tool: &Members<'_>) -> String {
     let name = tool.text("name").unwrap_or_default();
-    match tool.text("namespace").unwrap_or_default() {
-        namespace if namespace.is_empty() => name,
+    let namespace = tool.text("namespace").unwrap_or_default();
+    qualified(&namespace, &name).into_owned()
+}
+
+/// The name of a tool in a namespace, as models see it.
+pub(super) fn qualified<'a>(namespace: &str, name: &'a str) -> Cow<'a, str> {
+    match namespace {
+        "" => Cow::Borrowed(name),
         namespace => Cow::Owned(format!("{namespace}__{name}")),
     }
 }

@@ -28,15 +28,6 @@ pub(super) struct StateReader<'a> {
     pub(super) plain_bytes: AtomicU64,
 }
 
-/// What an input item with a state token stands for.
-#[derive(Debug)]
-pub(super) enum DecodedItem {
-    /// The JSON of the item in the token.
-    Item(String),
-    /// Nothing to add: the items are in the input already, or another model's reasoning.
-    Nothing,
-}
-
 impl<'a> StateReader<'a> {
     pub(super) fn new(key_ring: &'a KeyRing, tenant: Tenant, now_s: u64, model: &'a str) -> Self {
         Self {
@@ -67,18 +58,19 @@ impl<'a> StateReader<'a> {
             .map_err(|rejected| ApiError::rejected_state_token(&rejected))
     }
 
-    /// Reads the token of an input item.
-    pub(super) fn item(&self, text: &str) -> Result<DecodedItem, ApiError> {
+    /// The item, as JSON, in the token of an input item. `None` if there is nothing to add: the items are in the input
+    /// already, or it is another model's reasoning.
+    pub(super) fn item(&self, text: &str) -> Result<Option<String>, ApiError> {
         let verified = self.verify(text)?;
         match verified.kind {
             // Reasoning is of use only to the model that produced it.
-            Kind::Reasoning if verified.model != self.model => Ok(DecodedItem::Nothing),
+            Kind::Reasoning if verified.model != self.model => Ok(None),
             Kind::Reasoning | Kind::Compaction => {
                 let opened = self.unpack(verified)?;
                 let first = opened.each().first().map(|raw| raw.get().to_owned());
-                Ok(first.map_or(DecodedItem::Nothing, DecodedItem::Item))
+                Ok(first)
             }
-            Kind::Turn => Ok(DecodedItem::Nothing),
+            Kind::Turn => Ok(None),
         }
     }
 

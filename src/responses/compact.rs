@@ -15,7 +15,7 @@ use super::engine_call::collect;
 use super::history::Access;
 use super::http_response::{json, mark_degraded};
 use super::item::{Ids, is_user_message, joined_text, prefix};
-use super::members::{self, Members, put, put_string, put_text};
+use super::members::{self, Members, put, put_comma, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
 use super::request::{CreateRequest, Parent, random};
@@ -35,8 +35,7 @@ pub(super) const OBJECT: &str = "response.compaction";
 
 /// The conversation after compaction.
 pub(super) struct Window {
-    /// The user's messages, as a list without its brackets.
-    user_messages: Vec<u8>,
+    user_messages: Vec<String>,
     /// The summary as an assistant message with this id.
     pub(super) summary_id: String,
     summary: Vec<u8>,
@@ -172,13 +171,7 @@ impl Responses {
 impl Window {
     /// The window that these items of a conversation become: the user's messages, and the summary as a message.
     pub(super) fn new<'a>(items: impl Iterator<Item = &'a str>, ids: &Ids, summary: &str) -> Self {
-        let mut user_messages = Vec::new();
-        for raw in items.filter(|raw| is_user_message(raw)) {
-            if !user_messages.is_empty() {
-                user_messages.push(b',');
-            }
-            user_messages.extend_from_slice(raw.as_bytes());
-        }
+        let user_messages = items.filter(|raw| is_user_message(raw));
         let summary_id = ids.output(prefix("compaction"), 0);
         let mut message = br#"{"id":"#.to_vec();
         put_text(&mut message, &summary_id);
@@ -189,7 +182,7 @@ impl Window {
         put_text(&mut message, &format!("{LEAD_IN}{summary}"));
         message.extend_from_slice(br#","annotations":[],"logprobs":[]}]}"#);
         Self {
-            user_messages,
+            user_messages: user_messages.map(str::to_owned).collect(),
             summary_id,
             summary: message,
         }
@@ -210,12 +203,8 @@ impl Window {
 
     /// The list with `last` after the user's messages.
     fn list(&self, last: &[u8]) -> Vec<u8> {
-        let comma: &[u8] = if self.user_messages.is_empty() {
-            b""
-        } else {
-            b","
-        };
-        [b"[", &*self.user_messages, comma, last, b"]"].concat()
+        let user_messages = self.user_messages.iter().map(String::as_bytes);
+        members::array(user_messages.chain([last]))
     }
 
     /// The whole object: `head` with the output.
@@ -238,9 +227,8 @@ fn head(id: &str, created_at: u64, usage: Option<&Usage>) -> Vec<u8> {
 
 /// The list for the engine with the prompt as a last message of the user.
 fn with_prompt(input: &[u8], prompt: &str) -> Vec<u8> {
-    let open = input.strip_suffix(b"]").unwrap_or(input);
-    let comma: &[u8] = if open == b"[" { b"" } else { b"," };
-    let mut out = [open, comma].concat();
+    let mut out = input.strip_suffix(b"]").unwrap_or(input).to_vec();
+    put_comma(&mut out);
     out.extend_from_slice(
         br#"{"type":"message","role":"user","content":[{"type":"input_text","text":"#,
     );

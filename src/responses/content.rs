@@ -1,6 +1,6 @@
 //! Parts of an input item's content: checks them, and adds the members that clients require of a listed item. Pure.
 
-use super::members::{self, Members, put, put_read};
+use super::members::{self, Members, put, put_comma, put_read};
 use crate::openai::error::ApiError;
 
 /// The members that a part must have as text, and those that are added with a default if they are missing.
@@ -29,9 +29,6 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
     let mut out = Vec::with_capacity(raw.len() + 64);
     out.push(b'[');
     for (index, members) in parts.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
         let at = |name: &str| format!("{}[{index}].{name}", path());
         let kind = match members.get("type") {
             None => return Err(ApiError::missing_parameter(&at("type"))),
@@ -42,11 +39,12 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
         let part = part(&kind);
         let texts = part.iter().flat_map(|part| part.texts);
         for name in texts {
-            check_text(members, name, &at(name))?;
+            required_text(members, name, &at)?;
         }
         if kind == "input_image" {
             check_image(members, &at)?;
         }
+        put_comma(&mut out);
         out.push(b'{');
         for (name, value) in members.iter() {
             put_read(&mut out, name, value);
@@ -63,11 +61,16 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
     Ok(String::from_utf8(out).unwrap_or_default())
 }
 
-fn check_text(members: &Members<'_>, name: &str, at: &str) -> Result<(), ApiError> {
+/// The JSON of a text that must be there. `at`: the name of a member in errors.
+pub(super) fn required_text<'a>(
+    members: &Members<'a>,
+    name: &str,
+    at: &dyn Fn(&str) -> String,
+) -> Result<&'a str, ApiError> {
     match members.get(name) {
-        None => Err(ApiError::missing_parameter(at)),
-        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(at, "a string")),
-        Some(_) => Ok(()),
+        None => Err(ApiError::missing_parameter(&at(name))),
+        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(&at(name), "a string")),
+        Some(raw) => Ok(raw),
     }
 }
 
@@ -84,7 +87,7 @@ fn check_image(members: &Members<'_>, at: &dyn Fn(&str) -> String) -> Result<(),
             let why = "is not supported: send the image as `image_url`, for example a data URL";
             Err(ApiError::unsupported(&at("file_id"), why))
         }
-        _ => check_text(members, "image_url", &at("image_url")),
+        _ => required_text(members, "image_url", at).map(|_| ()),
     }
 }
 

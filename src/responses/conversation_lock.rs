@@ -20,8 +20,8 @@ const RENEWALS: u32 = 3;
 /// A held lock. Dropping it unlocks the conversation.
 #[derive(Debug)]
 pub(super) struct ConversationLock {
-    key: ConversationKey,
-    token: IdempotencyToken,
+    pub(super) key: ConversationKey,
+    pub(super) token: IdempotencyToken,
     end: oneshot::Sender<End>,
 }
 
@@ -190,14 +190,6 @@ impl ConversationLock {
             return Err(gone());
         }
         is_done.await.unwrap_or_else(|_| Err(gone()))
-    }
-
-    pub(super) fn key(&self) -> ConversationKey {
-        self.key
-    }
-
-    pub(super) fn token(&self) -> IdempotencyToken {
-        self.token
     }
 
     /// Stops renewing the lock without unlocking: it goes on for another holder of the token, or until its lease ends.

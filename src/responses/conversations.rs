@@ -18,7 +18,7 @@ use crate::store::{
     self, ConversationKey, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, NewConversation,
     Page, PutOutcome,
 };
-use crate::{http, observe};
+use crate::{http, observe, openai};
 
 /// Items in one request.
 const ITEMS_MAX: usize = 20;
@@ -57,8 +57,7 @@ impl Responses {
     }
 
     pub(super) async fn conversation_object(&self, tenant: Tenant, id: &str) -> Answer {
-        let object = self.store.conversation(key(tenant, id)?).await;
-        let object = object.map_err(of_store)?;
+        let object = self.store.conversation(key(tenant, id)?).await?;
         Ok(json(
             object.ok_or_else(|| ApiError::unknown_conversation(id))?,
         ))
@@ -79,13 +78,10 @@ impl Responses {
         };
         let key = key(request.admitted.tenant, id)?;
         let unknown = || ApiError::unknown_conversation(id);
-        let object = self.store.conversation(key).await.map_err(of_store)?;
+        let object = self.store.conversation(key).await?;
         let object = with_member(&object.ok_or_else(unknown)?, "metadata", metadata);
-        let updated = self
-            .store
-            .update_conversation(key, object.clone().into())
-            .await;
-        if updated.map_err(of_store)? {
+        let new = object.clone().into();
+        if self.store.update_conversation(key, new).await? {
             Ok(json(object))
         } else {
             Err(unknown())
@@ -93,8 +89,7 @@ impl Responses {
     }
 
     pub(super) async fn delete_conversation(&self, tenant: Tenant, id: &str) -> Answer {
-        let deleted = self.store.delete_conversation(key(tenant, id)?).await;
-        if deleted.map_err(of_store)? {
+        if self.store.delete_conversation(key(tenant, id)?).await? {
             let object = "conversation.deleted";
             Ok(json(format!(
                 r#"{{"id":"{id}","object":"{object}","deleted":true}}"#
@@ -135,8 +130,7 @@ impl Responses {
             limit: query.limit,
             order: query.order,
         };
-        let items = self.store.items(key(tenant, id)?, page).await;
-        match items.map_err(of_store)? {
+        match self.store.items(key(tenant, id)?, page).await? {
             ItemsOutcome::Found { items, has_more } => {
                 Ok(json(page::of_items(&texts(&items), has_more)))
             }
@@ -152,7 +146,7 @@ impl Responses {
     }
 
     pub(super) async fn conversation_item(&self, tenant: Tenant, id: &str, item: &str) -> Answer {
-        let found = self.store.item(key(tenant, id)?, item).await;
+        let found = self.store.item(key(tenant, id)?, item).await?;
         item_answer(found, id, item)
     }
 
@@ -162,7 +156,7 @@ impl Responses {
         id: &str,
         item: &str,
     ) -> Answer {
-        let found = self.store.delete_item(key(tenant, id)?, item).await;
+        let found = self.store.delete_item(key(tenant, id)?, item).await?;
         item_answer(found, id, item)
     }
 
@@ -206,13 +200,13 @@ fn texts(items: &[Item]) -> Vec<&str> {
 fn metadata<'a>(members: &Members<'a>) -> Result<Option<&'a str>, ApiError> {
     let metadata = members.get("metadata");
     if let Some(raw) = metadata {
-        request_body::check_metadata(raw)?;
+        openai::metadata::read(raw)?;
     }
     Ok(metadata)
 }
 
-fn item_answer(found: Result<ItemOutcome, store::Error>, id: &str, item: &str) -> Answer {
-    match found.map_err(of_store)? {
+fn item_answer(found: ItemOutcome, id: &str, item: &str) -> Answer {
+    match found {
         ItemOutcome::Found(found) => Ok(json(found)),
         ItemOutcome::NoItem => Err(ApiError::unknown_conversation_item(item)),
         ItemOutcome::Gone => Err(ApiError::unknown_conversation(id)),
@@ -224,14 +218,10 @@ fn key(tenant: Tenant, id: &str) -> Result<ConversationKey, ApiError> {
     Ok(ConversationKey { tenant, id })
 }
 
-fn of_store(error: store::Error) -> ApiError {
-    ApiError::of_store(&error)
-}
-
 /// The error of a write that must not be repeated blindly.
 fn of_write(error: store::Error) -> ApiError {
     match error {
         store::Error::Unknown { .. } => ApiError::unknown_outcome(),
-        error => of_store(error),
+        error => error.into(),
     }
 }

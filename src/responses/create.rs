@@ -15,9 +15,9 @@ use super::finish::Finisher;
 use super::history::{Access, History};
 use super::http_response::{mark_degraded, mark_state_left_out, set_body_headers};
 use super::item::Ids;
-use super::members;
+use super::members::{self, Members};
 use super::object::with_output;
-use super::outcome::{Outcome, engine_members};
+use super::outcome::Outcome;
 use super::prepare::PreparedResponse;
 use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
@@ -225,7 +225,7 @@ impl Responses {
                 .await?;
             let ids = Ids::random(request::random()?);
             let expanded = self.expand(&create, history, &ids, &reader).await?;
-            let body = engine_body::body(&create, &expanded.input, "", salt);
+            let body = engine_body::body(&create, &expanded.input, "", salt, create.stream);
             let model = self.relay.names().canonical(&create.model);
             if !self.relay.sends_chat(Some(model)) {
                 return Ok((Api::Responses, body));
@@ -248,7 +248,7 @@ impl Responses {
         salt: Option<&str>,
     ) -> Result<Response<http::Body>, ApiError> {
         loop {
-            let body = engine_body::body(create, &input, id, salt);
+            let body = engine_body::body(create, &input, id, salt, create.stream);
             let error = match self.ask_response(call, body).await {
                 Err(error) if error.code == engine_error::TOO_LONG => error,
                 answered => return answered,
@@ -275,10 +275,10 @@ impl Responses {
         match self.store.admit().await {
             Ok(()) => Ok(create.store),
             Err(_) if self.settings.on_store_down == OnStoreDown::Degrade && !needs_store => {
-                self.metrics.on_degraded();
+                self.metrics.on_not_stored("served");
                 Ok(false)
             }
-            Err(error) => Err(ApiError::of_store(&error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -299,7 +299,7 @@ fn read_whole(
     let wrong =
         || ApiError::invalid_engine_response("the engine's answer is not a response object");
     let text = simdutf8::basic::from_utf8(whole).map_err(|_| wrong())?;
-    let members = engine_members(text).map_err(|_| wrong())?;
+    let members = Members::parse(text).map_err(|_| wrong())?;
     template.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
     let count = outcome.read_output(

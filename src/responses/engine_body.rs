@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::member_table::{ALLOWED_TOOLS, member};
-use super::members::{Members, put, put_read, put_text};
+use super::members::{Members, put, put_read, put_text, quoted};
 use super::request::CreateRequest;
 use super::template::tool_choice;
 
@@ -23,26 +23,6 @@ const ENGINE_TIERS: [&str; 5] = [
     "\"scale\"",
     "\"priority\"",
 ];
-
-/// `input`: the whole list of items. `salt`: a JSON member to add.
-pub(super) fn body(
-    create: &CreateRequest<'_>,
-    input: &[u8],
-    id: &str,
-    salt: Option<&str>,
-) -> Bytes {
-    write(create, input, id, salt, create.stream)
-}
-
-/// As [`body`], always for a streamed answer.
-pub(super) fn streamed_body(
-    create: &CreateRequest<'_>,
-    input: &[u8],
-    id: &str,
-    salt: Option<&str>,
-) -> Bytes {
-    write(create, input, id, salt, true)
-}
 
 /// The body that asks for a summary of `input`. Its prompt begins as that of every other turn: tools stand in front of
 /// the conversation, so they stay, but may not be called.
@@ -87,7 +67,8 @@ fn put_tool_choice(out: &mut Vec<u8>, raw: &str) {
     put(out, ALLOWED_TOOLS, &written);
 }
 
-fn write(
+/// `input`: the whole list of items. `salt`: a JSON member to add. `streams`: whether the answer is to be events.
+pub(super) fn body(
     create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
@@ -113,17 +94,11 @@ fn write(
     if let Some(tier) = tier.filter(|tier| ENGINE_TIERS.contains(tier)) {
         put(&mut out, "service_tier", tier);
     }
-    let mut include = Vec::new();
-    for name in &create.include {
-        if ENGINE_INCLUDES.contains(&&**name) {
-            include.extend_from_slice(if include.is_empty() { b"[" } else { b"," });
-            put_text(&mut include, name);
-        }
-    }
+    let include = create.include.iter();
+    let include = include.filter(|name| ENGINE_INCLUDES.contains(&&***name));
+    let include: Vec<String> = include.map(|name| quoted(name)).collect();
     if !include.is_empty() {
-        include.push(b']');
-        put(&mut out, "include", "");
-        out.extend_from_slice(&include);
+        put(&mut out, "include", &format!("[{}]", include.join(",")));
     }
     put(&mut out, "store", "false");
     if streams {
@@ -150,7 +125,8 @@ mod tests {
 
     fn check(client: &str, expected: &str) {
         let create = CreateRequest::read(client.as_bytes()).unwrap();
-        let body = body(&create, b"[1]", "resp_1", Some(r#""cache_salt":"s""#));
+        let salt = Some(r#""cache_salt":"s""#);
+        let body = body(&create, b"[1]", "resp_1", salt, create.stream);
         assert_eq!(body, expected, "{client}");
     }
 

@@ -167,14 +167,14 @@ pub(super) async fn collect(
     bytes_max: usize,
     line: Option<&BatchLine>,
 ) -> Result<Bytes, ApiError> {
-    let mut whole = Vec::new();
-    let mut first = Bytes::new();
+    let mut pieces: Vec<Bytes> = Vec::new();
+    let mut bytes = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             ApiError::invalid_engine_response(format!("the engine's answer ended early: {error}"))
         })?;
         let data = frame.into_data().unwrap_or_default();
-        let bytes = first.len() + whole.len() + data.len();
+        bytes += data.len();
         if bytes > bytes_max {
             return Err(ApiError::invalid_engine_response(
                 "the engine's answer is longer than the router allows",
@@ -183,21 +183,12 @@ pub(super) async fn collect(
         if let Some(line) = line {
             line.grow_to(bytes).await;
         }
-        // An answer in one piece, as most are, is not copied.
-        if first.is_empty() && whole.is_empty() {
-            first = data;
-            continue;
-        }
-        if whole.is_empty() {
-            whole.extend_from_slice(&first);
-            first = Bytes::new();
-        }
-        whole.extend_from_slice(&data);
+        pieces.push(data);
     }
-    Ok(if whole.is_empty() {
-        first
-    } else {
-        whole.into()
+    // An answer in one piece, as most are, is not copied.
+    Ok(match &*pieces {
+        [one] => one.clone(),
+        many => many.concat().into(),
     })
 }
 

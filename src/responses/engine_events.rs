@@ -2,17 +2,7 @@
 
 use std::borrow::Cow;
 
-use memchr::{memchr, memchr2};
-
-use crate::http::sse;
-
-/// One event, as it arrived.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Block<'a> {
-    /// Its lines, without the empty one.
-    Lines(&'a [u8]),
-    Read(EngineEvent<'a>),
-}
+use memchr::memchr;
 
 /// One event: its name, or empty, and its data.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,16 +14,11 @@ pub(super) struct EngineEvent<'a> {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct EngineEvents {
-    reader: Reader,
+    /// What has come of the next event, with lines that end in LF.
+    partial: Vec<u8>,
+    /// Whether the last byte was a CR: an LF after it ends the same line.
+    after_cr: bool,
     event_bytes_max: usize,
-}
-
-#[derive(Debug)]
-enum Reader {
-    /// All lines end in LF: an event ends at an empty line. `partial` has no whole event.
-    Lf { partial: Vec<u8> },
-    /// Some line ends in CR: the general decoder.
-    Any(Box<sse::Decoder>),
 }
 
 /// An event is longer than the limit.
@@ -43,9 +28,8 @@ pub(super) struct TooLong;
 impl EngineEvents {
     pub(super) fn new(event_bytes_max: usize) -> Self {
         Self {
-            reader: Reader::Lf {
-                partial: Vec::new(),
-            },
+            partial: Vec::new(),
+            after_cr: false,
             event_bytes_max,
         }
     }
@@ -56,57 +40,29 @@ impl EngineEvents {
         bytes: &[u8],
         mut on: impl FnMut(EngineEvent<'_>) -> bool,
     ) -> Result<(), TooLong> {
-        self.push_blocks(bytes, |block| block.read().is_none_or(&mut on))
+        self.push_lines(bytes, |lines| EngineEvent::read(lines).is_none_or(&mut on))
     }
 
-    /// As [`EngineEvents::push`], with blocks that may have no event.
-    pub(super) fn push_blocks(
+    /// As [`EngineEvents::push`], with the lines of each event, without the empty one. There may be only a comment.
+    pub(super) fn push_lines(
         &mut self,
         bytes: &[u8],
-        mut on: impl FnMut(Block<'_>) -> bool,
+        mut on: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), TooLong> {
-        if let Reader::Lf { partial } = &mut self.reader
-            && memchr(b'\r', bytes).is_some()
-        {
-            let partial = std::mem::take(partial);
-            let mut decoder = Box::new(sse::Decoder::bounded(self.event_bytes_max));
-            decoder.push(&partial, &mut Vec::new());
-            self.reader = Reader::Any(decoder);
-        }
-        let partial = match &mut self.reader {
-            Reader::Lf { partial } => partial,
-            Reader::Any(decoder) => {
-                let mut events = Vec::new();
-                decoder.push(bytes, &mut events);
-                for decoded in events {
-                    let event = EngineEvent {
-                        name: Cow::Owned(decoded.event),
-                        data: one_line(Cow::Owned(decoded.data)),
-                    };
-                    if !on(Block::Read(event)) {
-                        return Ok(());
-                    }
-                }
-                return if decoder.overflowed() {
-                    Err(TooLong)
-                } else {
-                    Ok(())
-                };
-            }
-        };
-        let mut whole = std::mem::take(partial);
+        let bytes = self.with_lf(bytes);
+        let mut whole = std::mem::take(&mut self.partial);
         // The end of an event may span two pieces.
         let mut searched = whole.len().saturating_sub(1);
         let text = if whole.is_empty() {
-            bytes
+            &*bytes
         } else {
-            whole.extend_from_slice(bytes);
+            whole.extend_from_slice(&bytes);
             &whole
         };
         let mut begin = 0;
         while let Some(end) = empty_line(&text[searched..]) {
             let end = searched + end;
-            if !on(Block::Lines(&text[begin..end])) {
+            if !on(&text[begin..end]) {
                 return Ok(());
             }
             begin = end + 2;
@@ -115,13 +71,34 @@ impl EngineEvents {
         if text.len() - begin > self.event_bytes_max {
             return Err(TooLong);
         }
-        *partial = if whole.is_empty() {
+        self.partial = if whole.is_empty() {
             bytes[begin..].to_vec()
         } else {
             whole.drain(..begin);
             whole
         };
         Ok(())
+    }
+
+    /// The bytes with an LF in place of each CR LF, and of each CR.
+    fn with_lf<'b>(&mut self, mut bytes: &'b [u8]) -> Cow<'b, [u8]> {
+        if self.after_cr && !bytes.is_empty() {
+            bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+            self.after_cr = false;
+        }
+        if memchr(b'\r', bytes).is_none() {
+            return Cow::Borrowed(bytes);
+        }
+        self.after_cr = bytes.ends_with(b"\r");
+        let mut lines = Vec::with_capacity(bytes.len());
+        for (at, byte) in bytes.iter().enumerate() {
+            match byte {
+                b'\r' => lines.push(b'\n'),
+                b'\n' if bytes[..at].ends_with(b"\r") => {}
+                _ => lines.push(*byte),
+            }
+        }
+        Cow::Owned(lines)
     }
 }
 
@@ -137,37 +114,28 @@ pub(super) fn empty_line(text: &[u8]) -> Option<usize> {
     }
 }
 
-impl<'a> Block<'a> {
-    /// The event; `None` if there is only a comment.
-    pub(super) fn read(self) -> Option<EngineEvent<'a>> {
-        match self {
-            Self::Lines(lines) => read(lines),
-            Self::Read(event) => Some(event),
+impl<'a> EngineEvent<'a> {
+    /// The event in these lines; `None` if there is only a comment.
+    pub(super) fn read(lines: &'a [u8]) -> Option<Self> {
+        let mut name = Cow::Borrowed("");
+        let mut data: Option<Cow<'_, str>> = None;
+        let mut rest = lines;
+        while !rest.is_empty() {
+            let end = memchr(b'\n', rest).unwrap_or(rest.len());
+            let line = &rest[..end];
+            rest = rest.get(end + 1..).unwrap_or_default();
+            if let Some(value) = field(line, b"data") {
+                data = Some(match data {
+                    None => value,
+                    // Data of several lines is JSON, in which a newline can become a space.
+                    Some(before) => Cow::Owned([&*before, " ", &*value].concat()),
+                });
+            } else if let Some(value) = field(line, b"event") {
+                name = value;
+            }
         }
+        data.map(|data| Self { name, data })
     }
-}
-
-fn read(block: &[u8]) -> Option<EngineEvent<'_>> {
-    let mut name = Cow::Borrowed("");
-    let mut data: Option<Cow<'_, str>> = None;
-    let mut rest = block;
-    while !rest.is_empty() {
-        let end = memchr(b'\n', rest).unwrap_or(rest.len());
-        let line = &rest[..end];
-        rest = rest.get(end + 1..).unwrap_or_default();
-        if let Some(value) = field(line, b"data") {
-            data = Some(match data {
-                None => value,
-                Some(before) => Cow::Owned([&*before, "\n", &*value].concat()),
-            });
-        } else if let Some(value) = field(line, b"event") {
-            name = value;
-        }
-    }
-    data.map(|data| EngineEvent {
-        name,
-        data: one_line(data),
-    })
 }
 
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
@@ -184,20 +152,12 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
     })
 }
 
-/// Data of several lines is JSON, in which a newline can become a space.
-fn one_line(data: Cow<'_, str>) -> Cow<'_, str> {
-    if memchr2(b'\n', b'\r', data.as_bytes()).is_some() {
-        Cow::Owned(data.replace(['\n', '\r'], " "))
-    } else {
-        data
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::http::sse;
 
     fn read_all(pieces: &[&[u8]]) -> Vec<(String, String)> {
         let mut reader = EngineEvents::new(1 << 20);

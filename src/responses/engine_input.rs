@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use super::input::NewInput;
 use super::item::{Item, Kind, call_id, joined_text};
 use super::known_json;
-use super::members::{self, Members, put, put_string, put_text};
+use super::members::{self, Members, put, put_comma, put_string, put_text};
 use crate::json_scan::without_lone_surrogates;
 use crate::openai::error::ApiError;
 
@@ -186,9 +186,7 @@ impl EngineInput {
     }
 
     fn begin(&mut self, kind: &str) {
-        if !self.is_empty() {
-            self.json.push(b',');
-        }
+        put_comma(&mut self.json);
         self.json.push(b'{');
         put_string(&mut self.json, "type", kind);
     }

@@ -20,6 +20,9 @@ use super::outcome::Outcome;
 use super::template::ResponseTemplate;
 use crate::store::Status;
 
+/// The marker that clients get after the final event. It is no event.
+pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
+
 /// Limits and dialect of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventOptions {
@@ -115,8 +118,8 @@ impl EventRewriter {
         let engine_events = self.engine_events.as_mut()?;
         let (stream, shape) = (&mut self.stream, &mut self.shape);
         let mut outcome = None;
-        let pushed = engine_events.push_blocks(bytes, |block| {
-            outcome = delta_shape::on_block(stream, shape, block, out);
+        let pushed = engine_events.push_lines(bytes, |lines| {
+            outcome = delta_shape::on_lines(stream, shape, lines, out);
             outcome.is_none()
         });
         if outcome.is_none() && pushed.is_err() {
@@ -155,17 +158,32 @@ impl EventRewriter {
 
     /// Writes the final event. `response`: the object without its output.
     pub(super) fn end(&mut self, response: &[u8], outcome: &Outcome, out: &mut Vec<u8>) {
-        let name = match outcome.status {
-            Status::Completed => "response.completed",
-            Status::Failed => "response.failed",
-            // There is no event for a cancelled response; every client ends its stream at this one.
-            Status::Incomplete | Status::Cancelled | Status::Queued | Status::InProgress => {
-                "response.incomplete"
-            }
-        };
         let response = with_output(response, outcome.client_output());
-        self.stream.writer.response_event(name, &response, out);
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        let writer = &mut self.stream.writer;
+        writer.response_event(final_name(outcome.status), &response, out);
+        out.extend_from_slice(DONE);
+    }
+}
+
+/// The final event of a response, with this number. `response`: the whole object.
+pub(super) fn final_event(status: Status, number: u64, response: &[u8]) -> Vec<u8> {
+    let mut writer = EventWriter {
+        next: number,
+        reasoning: ReasoningEvents::default(),
+    };
+    let mut out = Vec::with_capacity(response.len() + 128);
+    writer.response_event(final_name(status), response, &mut out);
+    out
+}
+
+fn final_name(status: Status) -> &'static str {
+    match status {
+        Status::Completed => "response.completed",
+        Status::Failed => "response.failed",
+        // There is no event for a cancelled response; every client ends its stream at this one.
+        Status::Incomplete | Status::Cancelled | Status::Queued | Status::InProgress => {
+            "response.incomplete"
+        }
     }
 }
 

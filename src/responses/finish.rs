@@ -92,7 +92,7 @@ impl Finisher {
         let responses = self.responses.clone();
         let FinalResponse {
             response,
-            state_item,
+            mut state_item,
         } = self.compose(&template, &mut outcome, item_count).await;
         let mut response = Bytes::from(response);
         let is_state_left_out =
@@ -104,7 +104,6 @@ impl Finisher {
         if let Some(lock) = self.conversation.take() {
             lock.release().await;
         }
-        let mut state_item = state_item;
         if let Err(NotStored::NotAdded(refusal)) = stored
             && !self.may_withhold
         {
@@ -131,7 +130,7 @@ impl Finisher {
             debug!(response_id = %self.key.id, %missing, "response not stored, because one that it continues was deleted");
             finished.is_degraded = true;
             response = with_member(&response, "store", "false").into();
-            responses.metrics.on_deleted_chain();
+            responses.metrics.on_not_stored("deleted");
             self.memory = self.memory.map(TurnMemory::without_items);
         } else if let Err(error) = stored {
             warn!(response_id = %self.key.id, %error, "response generated but not stored");
@@ -139,7 +138,7 @@ impl Finisher {
             let unstored = with_member(&response, "store", "false");
             response = with_member(&unstored, "conversation", "null").into();
             if self.may_withhold && responses.settings.on_store_down == OnStoreDown::Fail {
-                responses.metrics.on_withheld();
+                responses.metrics.on_not_stored("withheld");
                 finished.error = Some(match error {
                     // A retry would fail in the same way.
                     // One that is full says when to try again, and refuses that before it is generated.
@@ -149,7 +148,7 @@ impl Finisher {
                     NotStored::Store(_) | NotStored::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {
-                responses.metrics.on_degraded();
+                responses.metrics.on_not_stored("served");
             }
         }
         if let Some(memory) = self.memory.take() {

@@ -118,7 +118,7 @@ impl Responses {
             }
         };
         let took = observe::now().saturating_duration_since(started);
-        self.metrics.on_history_read(took.as_secs_f64());
+        self.metrics.history_seconds.observe(took.as_secs_f64());
         Ok(history)
     }
 
@@ -238,8 +238,7 @@ impl Responses {
             },
             bytes: MAX_HISTORY_BYTES,
         };
-        let history = self.store.history(ResponseKey { tenant, id }, max).await;
-        match history.map_err(|error| ApiError::of_store(&error))? {
+        match self.store.history(ResponseKey { tenant, id }, max).await? {
             store::History::Found(found) => {
                 let turns = found.turns.into_iter();
                 Ok(History {
@@ -279,18 +278,11 @@ impl Responses {
         let unknown = || ApiError::unknown_conversation(text);
         let id: ConversationId = text.parse().map_err(|_| unknown())?;
         let key = ConversationKey { tenant, id };
-        let of_store = |error: store::Error| ApiError::of_store(&error);
         let lock = match access {
             Access::ReadOnly | Access::Compaction => None,
             Access::Exclusive => {
-                let taken = conversation_lock::acquire(
-                    &self.store,
-                    key,
-                    self.conversation_lease(),
-                    &self.tasks,
-                )
-                .await;
-                match taken.map_err(of_store)? {
+                let lease = self.settings.advanced.conversation_lease;
+                match conversation_lock::acquire(&self.store, key, lease, &self.tasks).await? {
                     Ok(locked) => Some(locked),
                     Err(LockOutcome::Gone) => return Err(unknown()),
                     Err(LockOutcome::Busy | LockOutcome::Lost | LockOutcome::Locked) => {
@@ -300,18 +292,9 @@ impl Responses {
             }
         };
         let items = self.store.all_items(key, MAX_HISTORY_BYTES).await;
-        let error = match items.map_err(of_store) {
+        let error = match items {
             Ok(ItemsOutcome::Found { items, .. }) => {
-                let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
-                let mut list = Vec::with_capacity(length + 1);
-                list.push(b'[');
-                for item in &items {
-                    if list.len() > 1 {
-                        list.push(b',');
-                    }
-                    list.extend_from_slice(&item.json);
-                }
-                list.push(b']');
+                let list = members::array(items.iter().map(|item| &*item.json));
                 return Ok(History {
                     lists: vec![list.into()],
                     conversation: Some(Conversation { id, lock }),
@@ -320,7 +303,7 @@ impl Responses {
             }
             Ok(ItemsOutcome::Gone | ItemsOutcome::UnknownAfter) => unknown(),
             Ok(ItemsOutcome::TooLarge { bytes }) => self.too_long(0, bytes),
-            Err(error) => error,
+            Err(error) => error.into(),
         };
         if let Some(lock) = lock {
             lock.release().await;
@@ -361,8 +344,7 @@ impl Responses {
             let Some(list) = first(&mut reads).await else {
                 return Ok(found);
             };
-            let list = list.map_err(|error| ApiError::of_store(&error))?;
-            input::collect(&list.unwrap_or_default(), &wanted, &mut found);
+            input::collect(&list?.unwrap_or_default(), &wanted, &mut found);
         }
     }
 

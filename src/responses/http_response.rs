@@ -24,6 +24,13 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response<http::Body> {
     response
 }
 
+/// An answer of 200 with a stream of events.
+pub(super) fn events_response(body: http::Body) -> Response<http::Body> {
+    let mut response = Response::new(body);
+    set_body_headers(response.headers_mut(), true);
+    response
+}
+
 /// Replaces the headers that describe the engine's body; the engine's other headers pass.
 pub(super) fn set_body_headers(headers: &mut HeaderMap, is_stream: bool) {
     headers.remove(header::CONTENT_LENGTH);

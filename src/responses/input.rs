@@ -6,11 +6,11 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 
-use super::client_state::{DecodedItem, StateReader, is_state_token};
+use super::client_state::{StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::known_json;
-use super::members::{self, Members, put, put_read, put_string, put_text};
+use super::members::{self, Members, array, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
@@ -134,8 +134,8 @@ impl NewInput {
             let item = match token.filter(|token| is_state_token(token)) {
                 None => with_id(&item)?,
                 Some(token) => match reader.item(&token)? {
-                    DecodedItem::Nothing => continue,
-                    DecodedItem::Item(raw) => with_id(&Item::read(&raw, &path())?)?,
+                    None => continue,
+                    Some(raw) => with_id(&Item::read(&raw, &path())?)?,
                 },
             };
             // The latest summary covers what the earlier ones did.
@@ -150,21 +150,7 @@ impl NewInput {
 
     /// As a JSON array.
     pub(super) fn json(&self) -> Bytes {
-        let length = self
-            .items
-            .iter()
-            .map(|item| item.json.len() + 1)
-            .sum::<usize>();
-        let mut json = Vec::with_capacity(length + 2);
-        json.push(b'[');
-        for (index, item) in self.items.iter().enumerate() {
-            if index > 0 {
-                json.push(b',');
-            }
-            json.extend_from_slice(item.json.as_bytes());
-        }
-        json.push(b']');
-        json.into()
+        array(self.items.iter().map(|item| item.json.as_bytes())).into()
     }
 }
 
@@ -259,14 +245,8 @@ fn into_string(bytes: Vec<u8>) -> String {
 /// The JSON of an item with an id, a type, a status and content in parts.
 fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<String, ApiError> {
     let of = |name: &str| item.members.get(name);
-    let string = |name: &str| match of(name) {
-        None => Err(ApiError::missing_parameter(&format!("{}.{name}", path()))),
-        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(
-            &format!("{}.{name}", path()),
-            "a string",
-        )),
-        Some(raw) => Ok(raw),
-    };
+    let at = |name: &str| format!("{}.{name}", path());
+    let string = |name: &str| content::required_text(&item.members, name, &at);
     let mut output = None;
     match item.kind {
         Kind::Message => {
@@ -276,15 +256,13 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                 "\"user\"" | "\"system\"" | "\"developer\"" => "input_text",
                 _ => {
                     let why = "it must be 'user', 'assistant', 'system' or 'developer'";
-                    return Err(ApiError::wrong_value(&format!("{}.role", path()), why));
+                    return Err(ApiError::wrong_value(&at("role"), why));
                 }
             };
             let parts;
             let list;
             let content: &[&str] = match of("content") {
-                None => {
-                    return Err(ApiError::missing_parameter(&format!("{}.content", path())));
-                }
+                None => return Err(ApiError::missing_parameter(&at("content"))),
                 Some(text) if text.starts_with('"') => {
                     let rest = match kind {
                         "output_text" => r#","annotations":[],"logprobs":[]"#,
@@ -294,13 +272,13 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                     &parts
                 }
                 Some(raw) => {
-                    let at = || format!("{}.content", path());
-                    list = content::complete(raw, &at)?;
+                    list = content::complete(raw, &|| at("content"))?;
                     // Output parts are joined for the engine, so they must be readable.
                     let is_readable =
                         kind == "input_text" || list == "[]" || joined_text(&list, "").is_some();
                     if !is_readable {
-                        return Err(ApiError::wrong_type(&at(), "a string or a list of parts"));
+                        let expected = "a string or a list of parts";
+                        return Err(ApiError::wrong_type(&at("content"), expected));
                     }
                     parts = [&list, "", "", "", "", ""];
                     &parts
@@ -311,21 +289,19 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         Kind::FunctionCall => {
             string("name")?;
             string("arguments")?;
-            check_call_id(string("call_id")?, path)?;
+            check_call_id(string("call_id")?, &at)?;
         }
         Kind::CustomToolCall => {
             string("name")?;
             string("input")?;
-            check_call_id(string("call_id")?, path)?;
+            check_call_id(string("call_id")?, &at)?;
         }
         Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
-            check_call_id(string("call_id")?, path)?;
+            check_call_id(string("call_id")?, &at)?;
             match of("output") {
-                None => return Err(ApiError::missing_parameter(&format!("{}.output", path()))),
+                None => return Err(ApiError::missing_parameter(&at("output"))),
                 Some(text) if text.starts_with('"') => {}
-                Some(list) => {
-                    output = Some(content::complete(list, &|| format!("{}.output", path()))?);
-                }
+                Some(list) => output = Some(content::complete(list, &|| at("output"))?),
             }
         }
         Kind::Compaction => {
@@ -337,14 +313,14 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         Kind::ClientCall | Kind::ClientCallOutput if of("call_id").is_none() => {
             string("id")?;
         }
-        Kind::ClientCall | Kind::ClientCallOutput => check_call_id(string("call_id")?, path)?,
+        Kind::ClientCall | Kind::ClientCallOutput => check_call_id(string("call_id")?, &at)?,
         Kind::ComputerCallOutput => {
-            check_call_id(string("call_id")?, path)?;
+            check_call_id(string("call_id")?, &at)?;
             let output = of("output").and_then(|raw| Members::parse(raw).ok());
             let url = output.as_ref().and_then(|output| output.get("image_url"));
             if !url.is_some_and(|url| url.starts_with('"')) {
                 let why = "it must be a screenshot with an `image_url`";
-                return Err(ApiError::wrong_value(&format!("{}.output", path()), why));
+                return Err(ApiError::wrong_value(&at("output"), why));
             }
         }
         Kind::Reasoning
@@ -384,11 +360,11 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
     Ok(into_string(out))
 }
 
-fn check_call_id(raw: &str, path: &dyn Fn() -> String) -> Result<(), ApiError> {
+fn check_call_id(raw: &str, at: &dyn Fn(&str) -> String) -> Result<(), ApiError> {
     let id = members::text(raw).unwrap_or_default();
     if id.is_empty() || id.chars().count() > CALL_ID_LENGTH_MAX {
         let why = format!("it must have 1 to {CALL_ID_LENGTH_MAX} characters");
-        return Err(ApiError::wrong_value(&format!("{}.call_id", path()), why));
+        return Err(ApiError::wrong_value(&at("call_id"), why));
     }
     Ok(())
 }

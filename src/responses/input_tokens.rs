@@ -46,7 +46,7 @@ impl Responses {
         create: &CreateRequest<'_>,
         input: &[u8],
     ) -> Result<usize, ApiError> {
-        let body = engine_body::body(create, input, "", Some(NO_MEDIA));
+        let body = engine_body::body(create, input, "", Some(NO_MEDIA), create.stream);
         let model = Some(&*create.model).filter(|model| !model.is_empty());
         let counted = self
             .relay

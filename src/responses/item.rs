@@ -3,11 +3,10 @@
 //! The ids that the router assigns contain the id of their response, so that an item can be found by its id.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use super::known_json;
 use super::members::{self, Members};
-use crate::ids::{ResponseId, hex};
+use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 
 /// Decides what the router does with an item.
@@ -37,7 +36,7 @@ pub(super) enum Kind {
 }
 
 /// The known types, each with the prefix of its ids.
-const TYPES: [(&str, Kind, &str); 29] = [
+static TYPES: [(&str, Kind, &str); 29] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
     ("function_call", Kind::FunctionCall, "fc"),
@@ -109,7 +108,7 @@ impl<'a> Item<'a> {
             None if members.get("id").is_some() => Cow::Borrowed("item_reference"),
             None => return Err(ApiError::missing_parameter(&format!("{}.type", path()))),
         };
-        let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
+        let Some((name, kind, _)) = row(&name) else {
             let instead = match &*name {
                 "additional_tools" => ": list all tools in `tools`",
                 "configuration_update" => ": set the request's own parameters",
@@ -136,8 +135,16 @@ impl<'a> Item<'a> {
 
 /// The id prefix of a type.
 pub(super) fn prefix(name: &str) -> &'static str {
-    let known = TYPES.iter().find(|(known, _, _)| *known == name);
-    known.map_or("item", |(_, _, prefix)| prefix)
+    row(name).map_or("item", |(_, _, prefix)| prefix)
+}
+
+/// The kind of a type; `None` if it is not known.
+pub(super) fn kind(name: &str) -> Option<Kind> {
+    row(name).map(|(_, kind, _)| *kind)
+}
+
+fn row(name: &str) -> Option<&'static (&'static str, Kind, &'static str)> {
+    TYPES.iter().find(|(known, _, _)| *known == name)
 }
 
 /// Assigns the ids of the items of one response, or of one addition to a conversation.
@@ -174,14 +181,7 @@ impl Ids {
     }
 
     fn id(&self, prefix: &str, index: usize) -> String {
-        let mut id = String::with_capacity(prefix.len() + 1 + self.base.len() + 4);
-        id.extend([prefix, "_", &self.base]);
-        match u16::try_from(index).map(|short| hex::<4>(&short.to_be_bytes())) {
-            Ok(digits) => id.extend(digits.map(char::from)),
-            // Writing to memory cannot fail.
-            Err(_) => drop(write!(id, "{index:04x}")),
-        }
-        id
+        format!("{prefix}_{}{index:04x}", self.base)
     }
 }
 

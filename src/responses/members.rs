@@ -20,25 +20,8 @@ pub(super) struct Members<'a> {
 impl<'a> Members<'a> {
     /// Fails if `text` is not one JSON object.
     pub(super) fn parse(text: &'a str) -> serde_json::Result<Self> {
-        Self::parse_some(text, u64::MAX)
-    }
-
-    /// As [`Members::parse`]. Members of other names may be left out.
-    pub(super) fn parse_only(text: &'a str, names: &[&str]) -> serde_json::Result<Self> {
-        Self::parse_some(
-            text,
-            names.iter().fold(0, |bits, name| bits | name_bit(name)),
-        )
-    }
-
-    fn parse_some(text: &'a str, bits: u64) -> serde_json::Result<Self> {
         let mut members = Self::default();
-        let read = Scan::<true>::new(text).whole_object(|name, value| {
-            if name_bit(&name) & bits != 0 {
-                members.push(name, value);
-            }
-        });
-        match read {
+        match Scan::<true>::new(text).whole_object(|name, value| members.push(name, value)) {
             Some(()) => Ok(members),
             None => Err(error_of(text)),
         }
@@ -209,28 +192,30 @@ fn put_plain(out: &mut Vec<u8>, name: &str, value: &str) {
     out.extend_from_slice(value.as_bytes());
 }
 
+/// Writes the comma before a member or an item, unless it is the first one of an object or a list.
 #[inline]
-fn put_comma(out: &mut Vec<u8>) {
+pub(super) fn put_comma(out: &mut Vec<u8>) {
     if !matches!(out.last(), Some(b'{' | b'[') | None) {
         out.push(b',');
     }
 }
 
 /// Writes a member whose value is a number.
-pub(super) fn put_number(out: &mut Vec<u8>, name: &'static str, mut number: u64) {
-    const DIGITS_MAX: usize = 20;
-    put(out, name, "");
-    let mut digits = [b'0'; DIGITS_MAX];
-    let mut first = DIGITS_MAX;
-    loop {
-        first -= 1;
-        digits[first] += (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
+pub(super) fn put_number(out: &mut Vec<u8>, name: &'static str, number: u64) {
+    put(out, name, itoa::Buffer::new().format(number));
+}
+
+/// A JSON list of these items.
+pub(super) fn array<'i>(items: impl Iterator<Item = &'i [u8]> + Clone) -> Vec<u8> {
+    let bytes = items.clone().map(|item| item.len() + 1).sum::<usize>();
+    let mut out = Vec::with_capacity(bytes + 2);
+    out.push(b'[');
+    for item in items {
+        put_comma(&mut out);
+        out.extend_from_slice(item);
     }
-    out.extend_from_slice(&digits[first..]);
+    out.push(b']');
+    out
 }
 
 /// A JSON string with this text.

@@ -28,7 +28,7 @@ metric_table! {
             "Items of the history that a request continues.",
         history_bytes: histogram "warmroute_responses_history_bytes" in BYTES
             "Bytes of the history that a request continues, as stored.",
-        history_seconds: histogram "warmroute_responses_history_read_seconds" in SECONDS
+        pub(super) history_seconds: histogram "warmroute_responses_history_read_seconds" in SECONDS
             "Time to read the history that a request continues.",
         not_stored: counters "warmroute_responses_not_stored_total" ["outcome"]
             "Responses that should have been stored and were not, by outcome: served or withheld from the client (503) because \
@@ -59,10 +59,6 @@ impl Metrics {
     pub(super) fn on_history(&self, items: usize, bytes: usize) {
         self.history_items.observe(items as f64);
         self.history_bytes.observe(bytes as f64);
-    }
-
-    pub(super) fn on_history_read(&self, seconds: f64) {
-        self.history_seconds.observe(seconds);
     }
 
     /// Said once; from then on the header of each answer says it.
@@ -102,19 +98,9 @@ impl Metrics {
         self.over_chat.with_label_values(&[outcome]).inc();
     }
 
-    /// A response was served without being stored.
-    pub(super) fn on_degraded(&self) {
-        self.not_stored.with_label_values(&["served"]).inc();
-    }
-
-    /// A response was served without being stored, because one that it continues was deleted while it ran.
-    pub(super) fn on_deleted_chain(&self) {
-        self.not_stored.with_label_values(&["deleted"]).inc();
-    }
-
-    /// A response was generated and withheld, because it could not be stored.
-    pub(super) fn on_withheld(&self) {
-        self.not_stored.with_label_values(&["withheld"]).inc();
+    /// A response that should have been stored was served without that, withheld, or continues one that was deleted.
+    pub(super) fn on_not_stored(&self, outcome: &str) {
+        self.not_stored.with_label_values(&[outcome]).inc();
     }
 
     pub(super) fn begin(&self, is_stored: bool) -> InFlight {

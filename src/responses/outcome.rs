@@ -9,9 +9,8 @@ use super::client_state::StateSigner;
 use super::fail_reason::FailReason;
 use super::item::Ids;
 use super::known_json;
-use super::members::{Members, put, put_number};
+use super::members::{Members, array, put, put_number};
 use super::output_item::put_item;
-use crate::json_scan::Scan;
 use crate::relay;
 use crate::store::Status;
 
@@ -67,8 +66,6 @@ pub(super) struct OutputDetails {
     pub(super) reasoning_tokens: u64,
 }
 
-const CACHE_WRITE: &str = "cache_write_tokens";
-
 impl Usage {
     pub(super) fn plus(&self, more: &Self) -> Self {
         let sum = |of: fn(&Self) -> u64| of(self).saturating_add(of(more));
@@ -86,41 +83,13 @@ impl Usage {
         }
     }
 
-    /// As an engine writes it; `None` if it is no usage.
-    fn read(raw: &str) -> Option<Self> {
-        // A parser is needed only for what is missing, or written in another way.
-        Self::read_plain(raw).or_else(|| serde_json::from_str(raw).ok())
-    }
-
-    fn read_plain(raw: &str) -> Option<Self> {
-        let mut usage = Self::default();
-        let input = &mut usage.input_tokens_details;
-        let output = &mut usage.output_tokens_details;
-        each_member(raw, |name, value| match name {
-            "input_tokens" => set(&mut usage.input_tokens, value),
-            "output_tokens" => set(&mut usage.output_tokens, value),
-            "total_tokens" => set(&mut usage.total_tokens, value),
-            "input_tokens_details" => each_member(value, |name, value| match name {
-                "cached_tokens" => set(&mut input.cached_tokens, value),
-                CACHE_WRITE => set(&mut input.cache_write_tokens, value),
-                _ => Some(()),
-            }),
-            "output_tokens_details" => each_member(value, |name, value| match name {
-                "reasoning_tokens" => set(&mut output.reasoning_tokens, value),
-                _ => Some(()),
-            }),
-            _ => Some(()),
-        })?;
-        Some(usage)
-    }
-
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         out.push(b'{');
         put_number(out, "input_tokens", self.input_tokens);
         put(out, "input_tokens_details", "{");
         let input = &self.input_tokens_details;
         put_number(out, "cached_tokens", input.cached_tokens);
-        put_number(out, CACHE_WRITE, input.cache_write_tokens);
+        put_number(out, "cache_write_tokens", input.cache_write_tokens);
         out.push(b'}');
         put_number(out, "output_tokens", self.output_tokens);
         put(out, "output_tokens_details", "{");
@@ -132,33 +101,6 @@ impl Usage {
     }
 }
 
-/// Calls `on` with each member of an object. `None` if it is no object, or `on` returns that.
-fn each_member<'a>(raw: &'a str, mut on: impl FnMut(&str, &'a str) -> Option<()>) -> Option<()> {
-    let mut scan = Scan::<false>::new(raw);
-    let mut is_read = true;
-    scan.object(|name, value| is_read &= on(&name, value).is_some())?;
-    is_read.then_some(())
-}
-
-fn set(to: &mut u64, value: &str) -> Option<()> {
-    *to = value.parse().ok()?;
-    Some(())
-}
-
-/// The members of an engine's Response object that are read. Fails if it is not one JSON object.
-pub(super) fn engine_members(text: &str) -> serde_json::Result<Members<'_>> {
-    const READ: [&str; 7] = [
-        "status",
-        "output",
-        "usage",
-        "incomplete_details",
-        "error",
-        "temperature",
-        "top_p",
-    ];
-    Members::parse_only(text, &READ)
-}
-
 impl Outcome {
     /// Whether it failed because the connection to the engine was lost.
     pub(super) fn is_engine_lost(&self) -> bool {
@@ -166,17 +108,25 @@ impl Outcome {
         error.is_some_and(|error| relay::is_engine_lost(&error.message))
     }
 
-    pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
+    /// Without any output.
+    pub(super) fn empty(status: Status) -> Self {
         Self {
-            status: Status::Failed,
+            status,
             output: b"[]".to_vec(),
             client_output: None,
             usage: None,
             incomplete_reason: None,
+            error: None,
+        }
+    }
+
+    pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
             error: Some(Failure {
                 code,
                 message: message.into(),
             }),
+            ..Self::empty(Status::Failed)
         }
     }
 
@@ -208,15 +158,15 @@ impl Outcome {
             || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
         let message = || text_in("error", "message").unwrap_or("the engine failed".into());
         Some(Self {
-            status,
-            output: b"[]".to_vec(),
-            client_output: None,
-            usage: members.get("usage").and_then(Usage::read),
+            usage: members
+                .get("usage")
+                .and_then(|raw| serde_json::from_str(raw).ok()),
             incomplete_reason: (status == Status::Incomplete).then(reason),
             error: (status == Status::Failed).then(|| Failure {
                 code: "server_error",
                 message: message(),
             }),
+            ..Self::empty(status)
         })
     }
 
@@ -278,18 +228,4 @@ impl OutputItems {
         let client = items.map(|(stored, client)| client.as_ref().unwrap_or(stored).as_slice());
         (stored, differs.then(|| array(client)))
     }
-}
-
-fn array<'a>(items: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
-    let bytes = items.clone().map(|item| item.len() + 1).sum::<usize>();
-    let mut out = Vec::with_capacity(bytes + 2);
-    out.push(b'[');
-    for item in items {
-        if out.len() > 1 {
-            out.push(b',');
-        }
-        out.extend_from_slice(item);
-    }
-    out.push(b']');
-    out
 }

@@ -1,11 +1,60 @@
 //! An engine's output item, rewritten for clients: the router's id, and every member that clients require. Pure.
 
 use std::borrow::Cow;
+use std::io::Write as _;
 
 use super::item::{self, Ids};
 use super::known_json;
-use super::members::{put, put_read, put_string, put_text};
+use super::members::{put, put_comma, put_read, put_string, put_text};
 use crate::json_scan::without_lone_surrogates;
+
+/// What a part of a message or of reasoning is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartKind {
+    Text,
+    Refusal,
+    Reasoning,
+}
+
+impl PartKind {
+    /// The kind with this name; `None` if it is another one.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        let all = [Self::Text, Self::Refusal, Self::Reasoning];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "output_text",
+            Self::Refusal => "refusal",
+            Self::Reasoning => "reasoning_text",
+        }
+    }
+
+    /// The members that a part of this kind has for its text, a JSON string without quotes. `logprobs`: a list without
+    /// its brackets.
+    pub(super) fn put_members(self, out: &mut Vec<u8>, text: &str, logprobs: &str) {
+        // Writing to memory cannot fail.
+        let _ = match self {
+            Self::Text => write!(out, r#","text":"{text}","logprobs":[{logprobs}]"#),
+            Self::Refusal => write!(out, r#","refusal":"{text}""#),
+            Self::Reasoning => write!(out, r#","text":"{text}""#),
+        };
+    }
+
+    /// Writes a part, with what [`PartKind::put_members`] takes.
+    pub(super) fn put_part(self, out: &mut Vec<u8>, text: &str, logprobs: &str) {
+        let kind = self.name();
+        let _ = match self {
+            Self::Text => write!(
+                out,
+                r#"{{"type":"{kind}","text":"{text}","annotations":[],"logprobs":[{logprobs}]}}"#
+            ),
+            Self::Refusal => write!(out, r#"{{"type":"{kind}","refusal":"{text}"}}"#),
+            Self::Reasoning => write!(out, r#"{{"type":"{kind}","text":"{text}"}}"#),
+        };
+    }
+}
 
 /// Writes an item, which is JSON, and returns its type; `None` if it is not an object with a type.
 pub(super) fn put_item<'a>(
@@ -33,8 +82,7 @@ fn put_whole_item<'a>(
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
     put_text(out, &ids.output(item::prefix(&kind), index));
-    put(out, "type", "");
-    put_text(out, &kind);
+    put_string(out, "type", &kind);
     let is_written: &[&str] = match &*kind {
         "message" => {
             put_string(out, "status", status);
@@ -69,10 +117,8 @@ fn put_whole_item<'a>(
 fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
     out.push(b'[');
     let parts = parts.and_then(known_json::list).unwrap_or_default();
-    for (index, part) in parts.into_iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
+    for part in parts {
+        put_comma(out);
         put_part(out, part);
     }
     out.push(b']');

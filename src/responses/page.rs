@@ -54,28 +54,16 @@ impl Query {
     }
 }
 
-/// The values of `include` in a query.
-#[derive(Debug, Default)]
-pub(super) struct Include {
-    has_encrypted_reasoning: bool,
-}
-
-impl Include {
-    pub(super) fn has_encrypted_reasoning(&self) -> bool {
-        self.has_encrypted_reasoning
-    }
-}
-
-/// Reads `include`, also written as `include[]` as SDKs do.
-pub(super) fn include(query: &str) -> Result<Include, ApiError> {
-    let mut include = Include::default();
+/// Reads `include`, also written as `include[]` as SDKs do. True if it asks for encrypted reasoning.
+pub(super) fn include(query: &str) -> Result<bool, ApiError> {
+    let mut has_encrypted_reasoning = false;
     let pairs = form_urlencoded::parse(query.as_bytes());
     let values = pairs.filter(|(name, _)| matches!(&**name, "include" | "include[]"));
     for (index, (_, value)) in values.enumerate() {
         request::check_include(&format!("include[{index}]"), &value)?;
-        include.has_encrypted_reasoning |= value == "reasoning.encrypted_content";
+        has_encrypted_reasoning |= value == "reasoning.encrypted_content";
     }
-    Ok(include)
+    Ok(has_encrypted_reasoning)
 }
 
 /// A boolean parameter of a query.
@@ -116,16 +104,10 @@ pub(super) fn unknown_after(after: &str) -> ApiError {
 
 /// A list object.
 pub(super) fn of_items(items: &[&str], has_more: bool) -> Vec<u8> {
-    let length = items.iter().map(|item| item.len() + 1).sum::<usize>();
-    let mut out = Vec::with_capacity(length + 160);
-    out.extend_from_slice(br#"{"object":"list","data":["#);
-    for (index, item) in items.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
-        out.extend_from_slice(item.as_bytes());
-    }
-    out.push(b']');
+    let list = members::array(items.iter().map(|item| item.as_bytes()));
+    let mut out = Vec::with_capacity(list.len() + 160);
+    out.extend_from_slice(br#"{"object":"list","data":"#);
+    out.extend_from_slice(&list);
     for (name, item) in [("first_id", items.first()), ("last_id", items.last())] {
         out.extend_from_slice(format!(",\"{name}\":").as_bytes());
         match item.and_then(|item| id(item)) {

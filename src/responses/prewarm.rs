@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::{HeaderMap, Response};
+use hyper::Response;
 use tracing::debug;
 
 use super::client_request::{ClientRequest, EngineCall};
@@ -13,7 +13,7 @@ use super::engine_body;
 use super::engine_call::collect;
 use super::events::EventRewriter;
 use super::finish::Finisher;
-use super::http_response::set_body_headers;
+use super::http_response::events_response;
 use super::outcome::{Outcome, Usage};
 use super::request::CreateRequest;
 use super::service::Responses;
@@ -81,12 +81,8 @@ impl Responses {
         let mut out = Vec::new();
         events.open(&mut out);
         let outcome = Outcome {
-            status: Status::Completed,
-            output: b"[]".to_vec(),
-            client_output: None,
             usage: Some(Usage::default()),
-            incomplete_reason: None,
-            error: None,
+            ..Outcome::empty(Status::Completed)
         };
         let template = events.template().clone();
         let finished = finisher.run(template, outcome, 0).await;
@@ -94,10 +90,6 @@ impl Responses {
             events.add_state_item(item, &mut out);
         }
         events.end(&finished.response, &finished.outcome, &mut out);
-        let mut headers = HeaderMap::new();
-        set_body_headers(&mut headers, true);
-        let mut response = Response::new(http::full(out));
-        *response.headers_mut() = headers;
-        response
+        events_response(http::full(out))
     }
 }

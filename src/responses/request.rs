@@ -2,7 +2,6 @@
 //! others go to the engine unchanged. No I/O.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 
 use super::member_checks;
 use super::member_table;
@@ -134,7 +133,7 @@ impl<'a> CreateRequest<'a> {
             string("instructions", raw)?;
         }
         if let Some(raw) = members.get("metadata") {
-            check_metadata(raw)?;
+            metadata::read(raw)?;
         }
         member_checks::check(&members)?;
         let parent = parent(&members)?;
@@ -250,35 +249,15 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     }
 }
 
-/// For how many ids one system call fetches random bits.
-const FETCHED: usize = 32;
-
-thread_local! {
-    /// Random bits that were fetched and not used yet.
-    static UNUSED: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Random bits for an id. From the operating system, since ids must not be guessable.
 pub(super) fn random() -> Result<u128, ApiError> {
-    UNUSED.with_borrow_mut(|unused| {
-        if let Some(random) = unused.pop() {
-            return Ok(random);
-        }
-        let mut fetched = [[0; 16]; FETCHED];
-        getrandom::fill(fetched.as_flattened_mut())
-            .map_err(|error| ApiError::no_randomness(&error))?;
-        let [first, rest @ ..] = fetched.map(u128::from_ne_bytes);
-        unused.extend(rest);
-        Ok(first)
-    })
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
+    Ok(u128::from_ne_bytes(random))
 }
 
 pub(super) fn is_id_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
-}
-
-pub(super) fn check_metadata(raw: &str) -> Result<(), ApiError> {
-    metadata::read(raw).map(drop)
 }
 
 fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {

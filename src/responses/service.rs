@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
@@ -122,9 +121,5 @@ impl Responses {
             conversation_conflicts: self.metrics.conversation_conflicts.get(),
             background: self.background.counts(),
         }
-    }
-
-    pub(super) fn conversation_lease(&self) -> Duration {
-        self.settings.advanced.conversation_lease
     }
 }

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::background;
 use super::chat::ChatSettings;
-use super::compact_settings;
 use super::events::ReasoningEvents;
 use super::websocket;
 use crate::units::DurationText;
@@ -34,7 +33,7 @@ pub struct Settings {
     /// State of conversations that clients keep.
     pub state_token: state_token::Settings,
     /// Compaction of conversations (`POST /v1/responses/compact`).
-    pub compact: compact_settings::Settings,
+    pub compact: CompactSettings,
     /// Requests for workers that speak chat completions only.
     pub chat: ChatSettings,
     pub websocket: websocket::Settings,
@@ -42,6 +41,17 @@ pub struct Settings {
     pub background: background::Settings,
     /// Settings for experts.
     pub advanced: Advanced,
+}
+
+/// `responses.compact`: what `POST /v1/responses/compact` asks the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct CompactSettings {
+    /// The last message that the model gets, after the conversation.
+    pub prompt: String,
+    /// The longest summary, in tokens.
+    #[schemars(range(min = 16))]
+    pub max_output_tokens: u64,
 }
 
 /// Settings of the Responses API for experts.
@@ -92,11 +102,24 @@ impl Default for Settings {
             // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
             keep_alive: Duration::from_secs(15),
             state_token: state_token::Settings::default(),
-            compact: compact_settings::Settings::default(),
+            compact: CompactSettings::default(),
             chat: ChatSettings::default(),
             websocket: websocket::Settings::default(),
             background: background::Settings::default(),
             advanced: Advanced::default(),
+        }
+    }
+}
+
+impl Default for CompactSettings {
+    fn default() -> Self {
+        Self {
+            prompt: "Write a summary of this conversation for whoever continues it without having seen it. State what was asked, \
+                     what was done and found, the decisions and their reasons, constraints, names, values and references that \
+                     are still needed, and what is left to do. Write only the summary."
+                .to_owned(),
+            // A few pages: far shorter than what it replaces, and long enough for an agent's session.
+            max_output_tokens: 4_096,
         }
     }
 }

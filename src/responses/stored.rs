@@ -26,7 +26,7 @@ impl Responses {
         id: &str,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let include = page::include(query)?;
+        let includes_encrypted_reasoning = page::include(query)?;
         let is_stream = page::flag(query, "stream")?;
         let after = page::parameter(query, "starting_after");
         if !is_stream && after.is_some() {
@@ -47,7 +47,7 @@ impl Responses {
             return self.stream_events(key(tenant, id)?, record, after).await;
         }
         let object = object(&record);
-        if !include.has_encrypted_reasoning() || !record.status.is_terminal() {
+        if !includes_encrypted_reasoning || !record.status.is_terminal() {
             return Ok(json(object));
         }
         Ok(json(self.with_encrypted_reasoning(tenant, id, object)))
@@ -66,15 +66,8 @@ impl Responses {
             response: id.to_owned(),
             model: members.text("model").unwrap_or_default().into_owned(),
         };
-        let mut output = vec![b'['];
-        for raw in members
-            .get("output")
-            .and_then(members::list)
-            .unwrap_or_default()
-        {
-            if output.len() > 1 {
-                output.push(b',');
-            }
+        let output = members.get("output").and_then(members::list);
+        let output = output.unwrap_or_default().into_iter().map(|raw| {
             let is_reasoning = Members::parse(raw).is_ok_and(|item| {
                 item.get("type") == Some("\"reasoning\"") && item.get("encrypted_content").is_none()
             });
@@ -82,9 +75,10 @@ impl Responses {
             let signed = is_reasoning
                 .then(|| signer.reasoning(raw.as_bytes()))
                 .flatten();
-            output.extend_from_slice(signed.as_deref().unwrap_or(raw.as_bytes()));
-        }
-        output.push(b']');
+            signed.unwrap_or_else(|| raw.as_bytes().to_vec())
+        });
+        let output: Vec<Vec<u8>> = output.collect();
+        let output = members::array(output.iter().map(Vec::as_slice));
         let output = String::from_utf8(output).unwrap_or_default();
         with_member(&object, "output", &output)
     }
@@ -95,8 +89,7 @@ impl Responses {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let key = key(tenant, id)?;
-        let deleted = self.store.delete(key).await;
-        match deleted.map_err(|error| ApiError::of_store(&error))? {
+        match self.store.delete(key).await? {
             DeleteOutcome::Done { .. } => {
                 let text = format!(r#"{{"id":"{id}","object":"response.deleted","deleted":true}}"#);
                 Ok(json(text))
@@ -131,16 +124,13 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let query = Query::read(query)?;
         let key = key(tenant, id)?;
-        let items = self.store.input(key).await;
-        let items = items
-            .map_err(|error| ApiError::of_store(&error))?
-            .ok_or_else(|| ApiError::unknown_response(id))?;
+        let items = self.store.input(key).await?;
+        let items = items.ok_or_else(|| ApiError::unknown_response(id))?;
         Ok(json(page::of_list(&items, &query)?))
     }
 
     async fn record(&self, tenant: Tenant, id: &str) -> Result<Record, ApiError> {
-        let record = self.store.get(key(tenant, id)?).await;
-        let record = record.map_err(|error| ApiError::of_store(&error))?;
+        let record = self.store.get(key(tenant, id)?).await?;
         let record = record.filter(|record| !is_compaction(record));
         record.ok_or_else(|| ApiError::unknown_response(id))
     }

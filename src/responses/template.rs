@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::allowed_tools::AllowedTools;
 use super::item::Ids;
 use super::member_table::{self, Shown};
-use super::members::{Members, put, put_number, put_read, put_string, put_text};
+use super::members::{Members, put, put_comma, put_number, put_read, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{CompactionItem, Outcome};
 use super::request::CreateRequest;
@@ -264,10 +264,8 @@ fn put_tools(out: &mut Vec<u8>, raw: Option<&str>) {
         .and_then(|raw| serde_json::from_str(raw).ok())
         .unwrap_or_default();
     out.push(b'[');
-    for (index, tool) in tools.into_iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
+    for tool in tools {
+        put_comma(out);
         let is_function = Members::parse(tool.get())
             .is_ok_and(|members| members.get("type") == Some("\"function\""));
         if is_function {

@@ -36,16 +36,8 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
     if old.is_empty() {
         return None;
     }
-    let mut out = Vec::with_capacity(list.len());
-    out.push(b'[');
-    for index in (0..read.len()).filter(|index| !is_dropped(index)) {
-        if out.len() > 1 {
-            out.push(b',');
-        }
-        out.extend_from_slice(items[index].as_bytes());
-    }
-    out.push(b']');
-    Some(out)
+    let kept = (0..read.len()).filter(|index| !is_dropped(index));
+    Some(members::array(kept.map(|index| items[index].as_bytes())))
 }
 
 /// What a call and its output share; `None` for other items.

@@ -3,17 +3,8 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use hyper::StatusCode;
-
-/// How long an attempt may take, and how much of the answer is read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) attempt: Duration,
-    pub(super) connect: Duration,
-    pub(super) answer_bytes: u64,
-}
 
 #[derive(Debug)]
 pub(super) enum Attempt {

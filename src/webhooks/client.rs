@@ -19,8 +19,9 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address;
-use super::attempt::{Attempt, Limits};
+use super::attempt::Attempt;
 use super::endpoint::Endpoint;
+use super::settings::Advanced;
 use super::target::Target;
 use crate::http::tls::{Protocol, Socket};
 use crate::observe;
@@ -42,8 +43,12 @@ pub(super) struct Message<'a> {
     pub(super) body: String,
 }
 
-pub(super) async fn post(endpoint: &Endpoint, message: Message<'_>, limits: Limits) -> Attempt {
-    match exchange(endpoint, message, limits).await {
+pub(super) async fn post(
+    endpoint: &Endpoint,
+    message: Message<'_>,
+    settings: &Advanced,
+) -> Attempt {
+    match exchange(endpoint, message, settings).await {
         Ok(status) => Attempt::Answered(status),
         Err(failed) => failed,
     }
@@ -52,14 +57,14 @@ pub(super) async fn post(endpoint: &Endpoint, message: Message<'_>, limits: Limi
 async fn exchange(
     endpoint: &Endpoint,
     message: Message<'_>,
-    limits: Limits,
+    settings: &Advanced,
 ) -> Result<StatusCode, Attempt> {
     let request = request(&endpoint.target, message).map_err(Attempt::Broken)?;
-    let deadline = Instant::from_std(observe::now()) + limits.attempt;
+    let deadline = Instant::from_std(observe::now()) + settings.attempt_timeout;
     let late = |_| Attempt::TimedOut;
     let opened = async {
         let addresses = resolve(endpoint).await?;
-        connect(endpoint, &addresses, limits.connect).await
+        connect(endpoint, &addresses, settings.connect_timeout).await
     };
     let socket = timeout_at(deadline, opened).await.map_err(late)??;
     let broken = |error: hyper::Error| {
@@ -87,7 +92,7 @@ async fn exchange(
     let answer = answer.await.map_err(late)?.map_err(broken)?;
     let status = answer.status();
     // A receiver that is cut off while it answers may take that for a failure of its own.
-    let rest = read_some(answer.into_body(), limits.answer_bytes);
+    let rest = read_some(answer.into_body(), settings.max_answer);
     let _ = timeout(REST_TIMEOUT, async {
         tokio::select! {
             biased;

@@ -269,8 +269,8 @@ impl Webhooks {
             .with_label_values(&[name])
             .observe(took.as_secs_f64());
         let age = claimed.age + took;
-        let limits = table.retry_limits();
-        let next = retry::next(&result, claimed.attempt, age, limits, fastrand::f64());
+        let settings = &table.settings;
+        let next = retry::next(&result, claimed.attempt, age, settings, fastrand::f64());
         self.on_result(&endpoint, &result, observe::now());
         let (ended, attempt) = (claimed.event.key, claimed.attempt);
         let settle = |retry_in| self.settle(name, &claimed, retry_in);
@@ -312,7 +312,7 @@ impl Webhooks {
             signatures: &signatures,
             body,
         };
-        client::post(endpoint, message, table.attempt_limits()).await
+        client::post(endpoint, message, &table.settings.advanced).await
     }
 
     fn on_result(&self, endpoint: &Endpoint, result: &Attempt, now: Instant) {

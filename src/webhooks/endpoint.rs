@@ -1,7 +1,6 @@
 //! The endpoints of one configuration, and what outlives it: how each of them does.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -9,16 +8,14 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, Semaphore};
 
-use super::attempt;
 use super::metrics::Metrics;
-use super::retry;
 use super::settings::{Advanced, EVERY_TENANT, EndpointSettings, Settings};
 use super::signature::SigningKey;
 use super::target::Target;
 use crate::http::circuit_breaker::CircuitBreaker;
 use crate::http::client_address::Networks;
 use crate::http::tls;
-use crate::ids::Tenant;
+use crate::ids::{self, Tenant};
 use crate::store::outbox::{self, Bounds, EventType, Subscriber, Subscriptions};
 
 /// An endpoint as one configuration has it.
@@ -108,21 +105,6 @@ impl Table {
             },
         }
     }
-
-    pub(super) fn attempt_limits(&self) -> attempt::Limits {
-        attempt::Limits {
-            attempt: self.settings.advanced.attempt_timeout,
-            connect: self.settings.advanced.connect_timeout,
-            answer_bytes: self.settings.advanced.max_answer,
-        }
-    }
-
-    pub(super) fn retry_limits(&self) -> retry::Limits {
-        retry::Limits {
-            max_attempts: self.settings.max_attempts,
-            max_age: self.settings.max_age,
-        }
-    }
 }
 
 impl Endpoint {
@@ -172,10 +154,5 @@ impl EndpointState {
 
 /// Distinguishes URLs without showing them.
 fn fingerprint(url: &str) -> String {
-    let digest = Sha256::digest(url);
-    digest.iter().take(8).fold(String::new(), |mut hex, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    String::from_iter(ids::hex::<16>(&Sha256::digest(url)).map(char::from))
 }

@@ -1,9 +1,8 @@
 //! The id and the body of an event. Pure.
 
-use std::fmt::Write as _;
-
 use sha2::{Digest, Sha256};
 
+use crate::ids;
 use crate::store::outbox::EndEvent;
 
 /// The id by which receivers recognise an event that they have received before. It is made of the end that it reports,
@@ -15,14 +14,8 @@ pub(super) fn id(event: &EndEvent) -> String {
         .chain_update(event.key.to_string())
         .chain_update(event.event_type.status())
         .finalize();
-    digest
-        .iter()
-        .take(24)
-        .fold("evt_".to_owned(), |mut id, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(id, "{byte:02x}");
-            id
-        })
+    let digits = ids::hex::<48>(&digest).map(char::from);
+    format!("evt_{}", String::from_iter(digits))
 }
 
 pub(super) fn body(event: &EndEvent, id: &str) -> String {

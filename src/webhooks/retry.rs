@@ -3,18 +3,12 @@
 use std::time::Duration;
 
 use super::attempt::Attempt;
+use super::settings::Settings;
 
 /// Pauses after the first failed attempts; after more, the last one each time.
 const PAUSES_S: [u64; 7] = [5, 30, 120, 600, 1_800, 3_600, 3 * 3_600];
 /// How far a pause may differ, so that the events of an outage do not all come back at once.
 const JITTER: f64 = 0.2;
-
-/// When an event is given up.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) max_attempts: u32,
-    pub(super) max_age: Duration,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
@@ -37,7 +31,7 @@ pub(super) fn next(
     result: &Attempt,
     attempt: u32,
     age: Duration,
-    limits: Limits,
+    settings: &Settings,
     random: f64,
 ) -> Next {
     if result.is_delivered() {
@@ -46,14 +40,14 @@ pub(super) fn next(
     if result.is_gone() {
         return Next::DisableEndpoint;
     }
-    if attempt >= limits.max_attempts {
+    if attempt >= settings.max_attempts {
         return Next::Drop(Reason::Attempts);
     }
     let place = (attempt.max(1) as usize - 1).min(PAUSES_S.len() - 1);
     let spread = 1.0 + JITTER * (2.0 * random.clamp(0.0, 1.0) - 1.0);
     let pause = Duration::from_secs(PAUSES_S[place]).mul_f64(spread);
     // It would be dropped instead of claimed again.
-    if age + pause >= limits.max_age {
+    if age + pause >= settings.max_age {
         Next::Drop(Reason::Age)
     } else {
         Next::RetryIn(pause)
@@ -67,11 +61,6 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits {
-        max_attempts: 40,
-        max_age: Duration::from_secs(72 * 3_600),
-    };
-
     fn answered(status: u16) -> Attempt {
         Attempt::Answered(StatusCode::from_u16(status).unwrap())
     }
@@ -80,7 +69,7 @@ mod tests {
     fn an_attempt_leads_to_a_pause_or_an_end() {
         let check = |result: Attempt, attempt: u32, age_s: u64, expected: Next| {
             let age = Duration::from_secs(age_s);
-            let found = next(&result, attempt, age, LIMITS, 0.5);
+            let found = next(&result, attempt, age, &Settings::default(), 0.5);
             assert_eq!(found, expected, "{result}, attempt {attempt}, {age_s} s");
         };
         let pause = |seconds| Next::RetryIn(Duration::from_secs(seconds));
@@ -107,11 +96,12 @@ mod tests {
         /// left alone.
         #[test]
         fn retries_end(randoms in prop::collection::vec(0.0_f64..=1.0, 64)) {
+            let settings = Settings::default();
             let (mut age, mut attempt) = (Duration::ZERO, 0);
             let end = loop {
                 attempt += 1;
                 let random = randoms[attempt as usize % randoms.len()];
-                match next(&Attempt::TimedOut, attempt, age, LIMITS, random) {
+                match next(&Attempt::TimedOut, attempt, age, &settings, random) {
                     Next::RetryIn(pause) => {
                         let named = PAUSES_S[(attempt as usize - 1).min(6)] as f64;
                         let ratio = pause.as_secs_f64() / named;
@@ -122,7 +112,7 @@ mod tests {
                 }
             };
             prop_assert_eq!(end, Next::Drop(Reason::Age));
-            prop_assert!(age < LIMITS.max_age && attempt > 20 && attempt <= LIMITS.max_attempts);
+            prop_assert!(age < settings.max_age && attempt > 20 && attempt <= settings.max_attempts);
         }
     }
 }

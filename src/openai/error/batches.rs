@@ -27,40 +27,26 @@ impl ApiError {
             "this replica's storage of files and batches is not the one of the other replicas: it has no object \
              '{marker}'. Mount the folder of the others at 'batches.folder', or set 'batches.s3' as the others have it."
         );
-        Self {
-            retry_after: Some(Duration::from_secs(2)),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "batch_storage_differs",
-                message,
-            )
-        }
+        Self::unavailable("batch_storage_differs", message).retry_after(Duration::from_secs(2))
     }
 
     /// What is created would be kept for too long or too short a time. Another replica may answer.
     pub fn batch_clock_differs() -> Self {
         let message = "the clocks of this replica and of its store are more than five minutes apart: set the wrong one \
                        by NTP";
-        Self {
-            retry_after: Some(Duration::from_secs(2)),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "batch_clock_differs",
-                message,
-            )
-        }
+        Self::unavailable("batch_clock_differs", message).retry_after(Duration::from_secs(2))
     }
 
     /// Not 409: SDKs would try again.
     pub fn not_cancellable(status: &str) -> Self {
         let message = format!("Cannot cancel a batch with status '{status}'.");
-        Self::new(StatusCode::BAD_REQUEST, "batch_not_cancellable", message)
+        Self::bad("batch_not_cancellable", message)
     }
 
     /// What is asked for is possible only once the batch has ended.
     pub fn batch_not_ended(what: &str) -> Self {
         let message = format!("The batch has not ended yet, so that {what}.");
-        Self::new(StatusCode::BAD_REQUEST, "batch_not_ended", message)
+        Self::bad("batch_not_ended", message)
     }
 
     /// The batch has ended without any result.
@@ -76,12 +62,12 @@ impl ApiError {
             "The file '{id}' is the input of the batch '{batch}', which has not ended. Cancel the batch first, or wait \
              for its end."
         );
-        Self::new(StatusCode::BAD_REQUEST, "file_in_use", message).param("id")
+        Self::bad("file_in_use", message).param("id")
     }
 
     pub fn unknown_input_file(id: &str) -> Self {
         let message = format!("No such File object: {}", shortened(id));
-        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("input_file_id")
+        Self::bad("invalid_value", message).param("input_file_id")
     }
 
     /// Not 429: SDKs would try again.
@@ -90,12 +76,12 @@ impl ApiError {
             "You have {max} batches, the maximum of this router. Wait until one has ended; Message Batches that have \
              ended can be deleted."
         );
-        Self::new(StatusCode::BAD_REQUEST, "too_many_batches", message)
+        Self::bad("too_many_batches", message)
     }
 
     /// The body that creates a batch of Messages.
     pub fn invalid_batch_requests(message: &str) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("requests")
+        Self::bad("invalid_value", message).param("requests")
     }
 
     /// The tenant of a batch is not configured any more.

@@ -23,7 +23,7 @@ impl ApiError {
         let message = format!(
             "Send the file as a form, with the 'content-type' 'multipart/form-data' and its boundary, as SDKs and `curl -F              purpose=batch -F file=@batch.jsonl` do. This request has {given}."
         );
-        Self::new(StatusCode::BAD_REQUEST, "invalid_form", message)
+        Self::bad("invalid_form", message)
     }
 
     /// The body is no form, or it does not say where its parts end.
@@ -31,18 +31,18 @@ impl ApiError {
         let message = format!(
             "the request body is not a form (multipart/form-data) that can be read: {error}"
         );
-        Self::new(StatusCode::BAD_REQUEST, "invalid_form", message)
+        Self::bad("invalid_form", message)
     }
 
     pub fn unknown_parameter(param: &str) -> Self {
         let param = shortened(param);
         let message = format!("Unknown parameter: '{param}'.");
-        Self::new(StatusCode::BAD_REQUEST, "unknown_parameter", message).param(param)
+        Self::bad("unknown_parameter", message).param(param)
     }
 
     pub fn repeated_parameter(param: &str) -> Self {
         let message = format!("Duplicate parameter: '{param}'. Send it once.");
-        Self::new(StatusCode::BAD_REQUEST, "duplicate_parameter", message).param(param)
+        Self::bad("duplicate_parameter", message).param(param)
     }
 
     pub fn unsupported_purpose(purpose: &str) -> Self {
@@ -50,12 +50,12 @@ impl ApiError {
             "Invalid value: '{}'. Supported values are: 'batch'.",
             shortened(purpose)
         );
-        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("purpose")
+        Self::bad("invalid_value", message).param("purpose")
     }
 
     pub fn empty_file() -> Self {
         let message = "Invalid 'file': the file is empty.";
-        Self::new(StatusCode::BAD_REQUEST, "empty_file", message).param("file")
+        Self::bad("empty_file", message).param("file")
     }
 
     pub fn file_too_large(max: u64) -> Self {
@@ -66,7 +66,7 @@ impl ApiError {
     /// Not 429: SDKs would send the file again.
     pub fn too_many_files(max: u64) -> Self {
         let message = format!("You have {max} files, the maximum. Please delete old files.");
-        Self::new(StatusCode::BAD_REQUEST, "too_many_files", message)
+        Self::bad("too_many_files", message)
     }
 
     pub fn file_quota_exceeded(max: u64) -> Self {
@@ -74,48 +74,25 @@ impl ApiError {
             "You have exceeded your file storage quota of {max} bytes. Please delete old files or attempt with a \
              smaller file size."
         );
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "file_storage_quota_exceeded",
-            message,
-        )
+        Self::bad("file_storage_quota_exceeded", message)
     }
 
     /// The tenant's uploads that run.
     pub fn too_many_uploads(max: usize) -> Self {
         let message = format!("Too many uploads are running for this tenant (limit {max}).");
-        Self {
-            retry_after: Some(Duration::from_secs(1)),
-            ..Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "rate_limit_exceeded",
-                message,
-            )
-        }
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        Self::new(status, "rate_limit_exceeded", message).retry_after(Duration::from_secs(1))
     }
 
     /// The uploads of all tenants that run on this replica.
     pub fn uploads_full() -> Self {
         let message = "the router receives as many files as its memory allows; try again later";
-        Self {
-            retry_after: Some(Duration::from_secs(1)),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "router_overloaded",
-                message,
-            )
-        }
+        Self::unavailable("router_overloaded", message).retry_after(Duration::from_secs(1))
     }
 
     /// Says nothing about which files there are.
     pub fn storage_failed() -> Self {
-        Self {
-            retry_after: Some(Duration::from_secs(2)),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "storage_unavailable",
-                "file storage failed; try again later",
-            )
-        }
+        let message = "file storage failed; try again later";
+        Self::unavailable("storage_unavailable", message).retry_after(Duration::from_secs(2))
     }
 }

@@ -13,49 +13,41 @@ use crate::store;
 const CONVERSATION_LOCKED: &str = "conversation_locked";
 
 impl ApiError {
-    fn bad(code: &'static str, param: &str, message: impl Into<String>) -> Self {
-        let error = Self::new(StatusCode::BAD_REQUEST, code, message);
-        if param.is_empty() {
-            return error;
-        }
-        error.param(param)
-    }
-
     pub fn bad_json(error: &dyn Display) -> Self {
         let message = format!("the request body is not valid JSON: {error}");
-        Self::bad("invalid_json", "", message)
+        Self::bad("invalid_json", message)
     }
 
     pub fn missing_parameter(param: &str) -> Self {
         let message = format!("Missing required parameter: '{param}'.");
-        Self::bad("missing_required_parameter", param, message)
+        Self::bad("missing_required_parameter", message).param(param)
     }
 
     pub fn wrong_type(param: &str, expected: &str) -> Self {
         let message = format!("Invalid type for '{param}': expected {expected}.");
-        Self::bad("invalid_type", param, message)
+        Self::bad("invalid_type", message).param(param)
     }
 
     pub fn wrong_value(param: &str, why: impl Display) -> Self {
         let message = format!("Invalid '{param}': {why}.");
-        Self::bad("invalid_value", param, message)
+        Self::bad("invalid_value", message).param(param)
     }
 
     pub fn unsupported(param: &str, why: impl Display) -> Self {
         let message = format!("Unsupported parameter: '{param}' {why}.");
-        Self::bad("unsupported_parameter", param, message)
+        Self::bad("unsupported_parameter", message).param(param)
     }
 
     pub fn reserved_parameter(param: &str) -> Self {
         let message = format!("`{param}` is set by the router and cannot be part of a request");
-        Self::bad("unsupported_parameter", param, message)
+        Self::bad("unsupported_parameter", message).param(param)
     }
 
     pub fn mutually_exclusive(param: &str, other: &str) -> Self {
         let message = format!(
             "Mutually exclusive parameters: '{param}' and '{other}'. Ensure you are only providing one of them."
         );
-        Self::bad("mutually_exclusive_parameters", param, message)
+        Self::bad("mutually_exclusive_parameters", message).param(param)
     }
 
     pub fn malformed_id(param: &str, id: &str) -> Self {
@@ -66,7 +58,7 @@ impl ApiError {
         let message = format!(
             "Invalid '{param}': '{shown}'. Expected an ID that contains letters, numbers, underscores, or dashes, but this value contained additional characters."
         );
-        Self::bad("invalid_value", param, message)
+        Self::bad("invalid_value", message).param(param)
     }
 
     /// For an id in the path.
@@ -77,11 +69,7 @@ impl ApiError {
 
     pub fn unknown_previous(id: &str) -> Self {
         let message = format!("Previous response with id '{id}' not found.");
-        Self::bad(
-            "previous_response_not_found",
-            "previous_response_id",
-            message,
-        )
+        Self::bad("previous_response_not_found", message).param("previous_response_id")
     }
 
     pub fn unfinished_previous(id: &str, status: &str) -> Self {
@@ -89,7 +77,7 @@ impl ApiError {
             "queued" | "in_progress" => format!("Response '{id}' is still in progress."),
             _ => format!("Response '{id}' cannot be continued: it is {status}."),
         };
-        Self::bad("", "previous_response_id", message)
+        Self::bad("", message).param("previous_response_id")
     }
 
     pub fn unknown_conversation(id: &str) -> Self {
@@ -102,16 +90,13 @@ impl ApiError {
     }
 
     pub fn locked_conversation() -> Self {
-        Self::bad(
-            CONVERSATION_LOCKED,
-            "conversation",
-            "Another process is currently operating on this conversation. Please retry in a few seconds.",
-        )
+        let message = "Another process is currently operating on this conversation. Please retry in a few seconds.";
+        Self::bad(CONVERSATION_LOCKED, message).param("conversation")
     }
 
     /// Its conversation did not accept the turn: so nothing of it is stored, and its client gets none of it.
     pub fn refused_turn(code: &'static str, message: &str) -> Self {
-        Self::bad(code, "conversation", message)
+        Self::bad(code, message).param("conversation")
     }
 
     /// A turn was refused because its conversation is not there any more: nothing of the turn is stored, and its client gets
@@ -122,12 +107,12 @@ impl ApiError {
 
     pub fn output_without_call(kind: &str, call_id: &str) -> Self {
         let message = format!("No tool call found for {kind} with call_id {call_id}.");
-        Self::bad("", "input", message)
+        Self::bad("", message).param("input")
     }
 
     pub fn call_without_output(kind: &str, call_id: &str) -> Self {
         let message = format!("No tool output found for {kind} {call_id}.");
-        Self::bad("", "input", message)
+        Self::bad("", message).param("input")
     }
 
     /// An item of the history that the request continues is in its input again.
@@ -135,7 +120,7 @@ impl ApiError {
         let message = format!(
             "Duplicate item found with id {id}. Remove duplicate items from your input and try again."
         );
-        Self::bad("", "input", message)
+        Self::bad("", message).param("input")
     }
 
     pub fn unknown_item(id: &str) -> Self {
@@ -157,63 +142,55 @@ impl ApiError {
         end.reverse();
         let end: String = end.into_iter().collect();
         let message = format!("The encrypted content {start}...{end} could not be verified.");
-        Self::bad("invalid_encrypted_content", "", message)
+        Self::bad("invalid_encrypted_content", message)
     }
 
     pub fn rejected_state_token(rejected: &Rejected) -> Self {
-        Self::bad("invalid_encrypted_content", "", rejected.to_string())
+        Self::bad("invalid_encrypted_content", rejected.to_string())
     }
 
     pub fn state_token_too_large(why: &dyn Display) -> Self {
-        Self::bad("", "input", why.to_string())
+        Self::bad("", why.to_string()).param("input")
     }
 
     pub fn foreground_cancel() -> Self {
-        Self::bad("", "response_id", "Cannot cancel a synchronous response.")
+        Self::bad("", "Cannot cancel a synchronous response.").param("response_id")
     }
 
     pub fn not_streamable() -> Self {
-        Self::bad(
-            "",
-            "stream",
-            "Only responses that were created with `background` and `stream` set to true can be streamed again.",
-        )
+        let message = "Only responses that were created with `background` and `stream` set to true can be streamed again.";
+        Self::bad("", message).param("stream")
     }
 
     pub fn too_long_history(what: &str, max: u64) -> Self {
         let message = format!("the conversation has more than {max} {what}");
-        Self::bad("context_length_exceeded", "input", message)
+        Self::bad("context_length_exceeded", message).param("input")
     }
 
     pub fn too_many_turns(max: u64) -> Self {
         let message = format!(
             "the conversation has more than {max} turns; compact it with POST /v1/responses/compact and continue from that"
         );
-        Self::bad("context_length_exceeded", "input", message)
+        Self::bad("context_length_exceeded", message).param("input")
     }
 
     /// `item_reference`s name items of too many other responses.
     pub fn too_many_references(max: u64) -> Self {
         let message = format!("the input refers to items of more than {max} other responses");
-        Self::bad("context_length_exceeded", "input", message)
+        Self::bad("context_length_exceeded", message).param("input")
     }
 
     /// The input alone exceeds what the store accepts for one response or conversation.
     pub fn too_large_to_store(max: u64) -> Self {
         let message =
             format!("the input is larger than {max} bytes, the limit for a stored response");
-        Self::bad("context_length_exceeded", "input", message)
+        Self::bad("context_length_exceeded", message).param("input")
     }
 
     /// The store is unreachable. Says nothing about what is stored.
     pub fn store_unavailable(pause: Duration) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "store_unavailable",
-            "the response store is unreachable; try again",
-        );
-        error.retry_after = Some(pause);
-        error
+        let message = "the response store is unreachable; try again";
+        Self::unavailable("store_unavailable", message).retry_after(pause)
     }
 
     /// An error of the store before any work was started.
@@ -225,7 +202,7 @@ impl ApiError {
             store::Error::TooLarge { bytes, max } => {
                 let message =
                     format!("{bytes} bytes exceed the limit of {max} for a stored response");
-                Self::bad("", "input", message)
+                Self::bad("", message).param("input")
             }
             store::Error::BrokenChain(missing) => Self::unknown_previous(&missing.to_string()),
             store::Error::Exists
@@ -237,80 +214,49 @@ impl ApiError {
                     store::Error::DamagedConversation => "conversation_damaged",
                     _ => "store_error",
                 };
-                let mut error = Self::new(status, code, message);
                 // A retry would meet the same record.
-                error.should_retry = Some(false);
-                error
+                Self::new(status, code, message).not_retried()
             }
         }
     }
 
     /// This replica is at its limit of background runs.
     pub fn background_full(pause: Duration) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "background_full",
-            "Too many background responses are running on this router. Retry later.",
-        );
-        error.retry_after = Some(pause);
-        error
+        let message = "Too many background responses are running on this router. Retry later.";
+        Self::unavailable("background_full", message).retry_after(pause)
     }
 
     /// The tenant is at its limit of background runs.
     pub fn too_many_background(max: u64, pause: Duration) -> Self {
-        let mut error = Self::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_exceeded",
-            format!(
-                "Too many background responses are running for this tenant (limit {max}). Retry after {} s.",
-                pause.as_secs()
-            ),
+        let message = format!(
+            "Too many background responses are running for this tenant (limit {max}). Retry after {} s.",
+            pause.as_secs()
         );
-        error.retry_after = Some(pause);
-        error
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        Self::new(status, "rate_limit_exceeded", message).retry_after(pause)
     }
 
     /// The write may or may not have happened: a retry could store it twice.
     pub fn unknown_outcome() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "store_unavailable",
-            "the response store did not confirm the write; check whether it happened before you retry",
-        );
-        error.should_retry = Some(false);
-        error
+        let message = "the response store did not confirm the write; check whether it happened before you retry";
+        Self::unavailable("store_unavailable", message).not_retried()
     }
 
     /// The response was generated but not stored. A retry would generate it again.
     pub fn not_stored() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "store_unavailable",
-            "the response was generated but could not be stored",
-        );
-        error.should_retry = Some(false);
-        error
+        let message = "the response was generated but could not be stored";
+        Self::unavailable("store_unavailable", message).not_retried()
     }
 
     fn store_full(pause: Duration) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "store_full",
-            "the response store is full; try again later",
-        );
-        error.retry_after = Some(pause);
-        error
+        let message = "the response store is full; try again later";
+        Self::unavailable("store_full", message).retry_after(pause)
     }
 
     /// The offload threads have ended: the process is stopping.
     pub fn stopping() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "stopping",
-            "the router is stopping; try again",
-        );
-        error.retry_after = Some(Duration::from_secs(1));
-        error
+        let message = "the router is stopping; try again";
+        Self::unavailable("stopping", message).retry_after(Duration::from_secs(1))
     }
 
     pub fn no_randomness(error: &dyn Display) -> Self {
@@ -324,15 +270,12 @@ impl ApiError {
             "the router has no tokenizer for the model `{}` (models[].tokenizer), and its engine does not count tokens (vLLM does with --enable-scale-out)",
             shortened(model)
         );
-        let mut error = Self::new(StatusCode::NOT_IMPLEMENTED, "cannot_count_tokens", message);
-        error.should_retry = Some(false);
-        error
+        Self::new(StatusCode::NOT_IMPLEMENTED, "cannot_count_tokens", message).not_retried()
     }
 
     /// An error that an engine answered.
     pub fn of_engine(status: StatusCode, code: &'static str, param: &str, message: String) -> Self {
-        let mut error = Self::new(status, code, message);
-        error.param = Some(param.to_owned()).filter(|param| !param.is_empty());
+        let mut error = Self::new(status, code, message).param(param);
         // An engine that failed on this request would fail again; a busy one (503) would not.
         let is_fault = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
         error.should_retry = is_fault.then_some(false);
@@ -346,10 +289,18 @@ impl ApiError {
 
     /// An engine's answer that cannot be decoded, is too long, or ended early.
     pub fn invalid_engine_response(message: impl Into<String>) -> Self {
-        let mut error = Self::new(StatusCode::BAD_GATEWAY, "invalid_engine_response", message);
-        // A retry would make an engine do all the work again.
-        error.should_retry = Some(false);
-        error.is_counted = true;
-        error
+        let status = StatusCode::BAD_GATEWAY;
+        Self {
+            is_counted: true,
+            // A retry would make an engine do all the work again.
+            ..Self::new(status, "invalid_engine_response", message).not_retried()
+        }
+    }
+}
+
+/// As [`ApiError::of_store`].
+impl From<store::Error> for ApiError {
+    fn from(error: store::Error) -> Self {
+        Self::of_store(&error)
     }
 }

@@ -15,11 +15,7 @@ impl ApiError {
     pub fn token(rejection: &Rejection) -> Self {
         let message = rejection.to_string();
         if *rejection == Rejection::NoKeys {
-            let status = StatusCode::SERVICE_UNAVAILABLE;
-            return Self {
-                retry_after: Some(RETRY_AFTER),
-                ..Self::new(status, "issuer_keys_unavailable", message)
-            };
+            return Self::unavailable("issuer_keys_unavailable", message).retry_after(RETRY_AFTER);
         }
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }

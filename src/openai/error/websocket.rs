@@ -11,12 +11,12 @@ use crate::observe::shortened;
 impl ApiError {
     pub fn bad_frame(error: &dyn Display) -> Self {
         let message = format!("the frame is not a JSON object: {error}");
-        Self::new(StatusCode::BAD_REQUEST, "invalid_json", message)
+        Self::bad("invalid_json", message)
     }
 
     pub fn binary_frame() -> Self {
         let message = "a binary frame was sent; every event is JSON in a text frame";
-        Self::new(StatusCode::BAD_REQUEST, "binary_frame", message)
+        Self::bad("binary_frame", message)
     }
 
     pub fn unknown_frame(kind: &str) -> Self {
@@ -24,13 +24,13 @@ impl ApiError {
             "unknown event type `{}`; send `response.create`",
             shortened(kind)
         );
-        Self::new(StatusCode::BAD_REQUEST, "unknown_event_type", message).param("type")
+        Self::bad("unknown_event_type", message).param("type")
     }
 
     pub fn invalid_stream_id() -> Self {
         let message = "The 'stream_id' field must be a non-empty string with at most 256 characters and may only \
                        contain letters, numbers, underscores, hyphens, and periods.";
-        Self::new(StatusCode::BAD_REQUEST, "invalid_stream_id", message).param("stream_id")
+        Self::bad("invalid_stream_id", message).param("stream_id")
     }
 
     pub fn too_many_streams(max: usize) -> Self {
@@ -38,12 +38,7 @@ impl ApiError {
             "This WebSocket connection has reached its maximum number of distinct stream IDs ({max}). Reuse an \
              existing stream_id or open a new WebSocket connection."
         );
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "websocket_stream_limit_reached",
-            message,
-        )
-        .param("stream_id")
+        Self::bad("websocket_stream_limit_reached", message).param("stream_id")
     }
 
     pub fn old_connection(minutes: u64) -> Self {
@@ -51,11 +46,7 @@ impl ApiError {
             "Responses websocket connection limit reached ({minutes} minutes). Create a new websocket connection to \
              continue."
         );
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "websocket_connection_limit_reached",
-            message,
-        )
+        Self::bad("websocket_connection_limit_reached", message)
     }
 
     /// As many turns of the connection wait as may.
@@ -86,14 +77,11 @@ impl ApiError {
             "as many WebSockets are open as may be (responses.websocket.{setting}); close one, or use \
              `POST /v1/responses`"
         );
-        Self {
-            retry_after: Some(Duration::from_secs(1)),
-            ..Self::new(status, "too_many_websockets", message)
-        }
+        Self::new(status, "too_many_websockets", message).retry_after(Duration::from_secs(1))
     }
 
     pub fn bad_handshake(header: &str, why: &str) -> Self {
         let message = format!("the WebSocket handshake is not valid: `{header}` {why}");
-        Self::new(StatusCode::BAD_REQUEST, "invalid_handshake", message).param(header)
+        Self::bad("invalid_handshake", message).param(header)
     }
 }

@@ -1,12 +1,12 @@
 //! Tenants as the configuration lists them: their keys, and everything that is wrong with them. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::ids;
 use crate::limits::TenantLimitsSpec;
 use crate::secret::Secret;
 
@@ -47,11 +47,8 @@ impl TenantSpec {
                 .chain_update(Sha256::digest(key.expose()))
                 .chain_update(&self.name)
                 .finalize();
-            let hex = digest.iter().fold(String::new(), |mut hex, byte| {
-                let _ = write!(hex, "{byte:02x}");
-                hex
-            });
-            self.cache_salt = Secret::new(hex);
+            let digits = ids::hex::<64>(&digest).map(char::from);
+            self.cache_salt = Secret::new(String::from_iter(digits));
         }
         self
     }

@@ -22,8 +22,7 @@ impl Responses {
             response: with_member(&record.content.response, "status", "\"cancelled\"").into(),
             event: CANCELLED.into(),
         };
-        let cancelled = retry::until_known(|| self.store.cancel(key, cancel.clone())).await;
-        match cancelled.map_err(|error| ApiError::of_store(&error))? {
+        match retry::until_known(|| self.store.cancel(key, cancel.clone())).await? {
             CancelOutcome::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
                 self.background.on_cancelled(key, requested);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::{HeaderMap, Response};
+use hyper::Response;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -16,10 +16,8 @@ use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
-use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
-use crate::responses::http_response::json;
-use crate::responses::http_response::set_body_headers;
+use crate::responses::http_response::{events_response, json};
 use crate::responses::item::Ids;
 use crate::responses::object::with_output;
 use crate::responses::prepare::PreparedResponse;
@@ -42,8 +40,7 @@ impl Responses {
         request.salt(create)?;
         self.relay.check_model(tenant, &create.model).await?;
         // A background response exists only in the store, so it cannot be served without one.
-        let admitted = self.store.admit().await;
-        admitted.map_err(|error| ApiError::of_store(&error))?;
+        self.store.admit().await?;
         self.background.wait_for_lease().await?;
         let reader = self.state_reader(tenant, &create.model);
         let mut history = self
@@ -55,10 +52,7 @@ impl Responses {
         let ready = prepared.await.and_then(|prepared| {
             let has_state = prepared.client_state.is_some();
             let is_portable = !has_state && !is_in_conversation;
-            let token = lock
-                .as_ref()
-                .filter(|_| !has_state)
-                .map(ConversationLock::token);
+            let token = lock.as_ref().filter(|_| !has_state).map(|lock| lock.token);
             self.admit_background(request, create, prepared, is_portable, token, tenant)
         });
         let (record, mut job, guard) = match ready {
@@ -82,21 +76,13 @@ impl Responses {
             retry_after: Duration::from_secs(1),
             reason: "the router is stopping".into(),
         }));
-        is_created.map_err(|error| ApiError::of_store(&error))?;
+        is_created?;
         if !create.stream {
             return Ok(json(with_output(&response, b"[]")));
         }
         self.background.count_reader("live");
-        let mut answer = Response::new(reader::body(Reader::new(
-            self.clone(),
-            key,
-            None,
-            Some(run),
-            response,
-        )));
-        *answer.headers_mut() = HeaderMap::new();
-        set_body_headers(answer.headers_mut(), true);
-        Ok(answer)
+        let reader = Reader::new(self.clone(), key, None, Some(run), response);
+        Ok(events_response(reader::body(reader)))
     }
 
     /// The first record, the job, and the admission on this replica.

@@ -2,7 +2,6 @@
 //! stored events are sent.
 
 use std::future::Future;
-use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -22,7 +21,8 @@ use super::runs::{Background, Run};
 use crate::http::{self, BodyError};
 use crate::observe;
 use crate::openai::error::ApiError;
-use crate::responses::http_response::set_body_headers;
+use crate::responses::events::{self, DONE};
+use crate::responses::http_response::events_response;
 use crate::responses::object::{with_member, with_output};
 use crate::responses::service::Responses;
 use crate::store::log::LogState;
@@ -33,7 +33,6 @@ const READ_BYTES: u64 = 256 << 10;
 /// A local reader looks again after this time, even without an update.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 const COMMENT: &[u8] = b": waiting\n\n";
-const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// The stream of one client.
 pub(super) struct Reader {
@@ -81,9 +80,7 @@ impl Responses {
         });
         let run = self.background.find(key);
         let reader = Reader::new(self.clone(), key, after, run, record.content.response);
-        let mut answer = Response::new(body(reader));
-        set_body_headers(answer.headers_mut(), true);
-        Ok(answer)
+        Ok(events_response(body(reader)))
     }
 }
 
@@ -136,8 +133,8 @@ impl Reader {
             }
             self.wait(max).await;
             if self.local.is_none() && self.responses.background.tasks.is_stopping() {
-                self.is_over = true;
-                return Some(self.moved());
+                let last = self.moved();
+                return Some(self.end(Vec::new(), &last));
             }
         }
         None
@@ -189,11 +186,14 @@ impl Reader {
             Ok(read) => read,
             // The store is unreachable: the reader waits.
             Err(error) if error.retry_after().is_some() => return (Vec::new(), Next::Wait),
-            Err(error) => return (self.unreadable(&error), Next::Wait),
+            Err(error) => {
+                let last = self.unreadable(&error);
+                return (self.end(Vec::new(), &last), Next::Wait);
+            }
         };
         let Some(read) = read else {
-            self.is_over = true;
-            return (self.deleted(), Next::Wait);
+            let last = self.deleted();
+            return (self.end(Vec::new(), &last), Next::Wait);
         };
         let background = &self.responses.background;
         if read.log == LogState::Overflowed && read.last > after && !self.is_behind {
@@ -208,47 +208,38 @@ impl Reader {
     }
 
     /// Appends the end of the stream if it has come.
-    async fn with_end(&mut self, mut piece: Vec<u8>, next: Next) -> Vec<u8> {
-        match next {
+    async fn with_end(&mut self, piece: Vec<u8>, next: Next) -> Vec<u8> {
+        let last = match next {
             Next::More | Next::Wait => return piece,
-            Next::Lost { last } => {
-                self.is_over = true;
-                piece.extend(self.lost(last));
-                return piece;
-            }
+            Next::Lost { last } => self.lost(last),
             Next::End => match self.responses.store.get(self.key).await {
                 // The owner has not stored the output of the cancelled response yet.
                 Ok(Some(record)) if !self.position.is_settled(observe::now(), &record) => {
                     return piece;
                 }
-                Ok(Some(record)) => piece.extend(final_event(&record)),
-                Ok(None) => {
-                    self.is_over = true;
-                    piece.extend(self.deleted());
-                    return piece;
-                }
+                Ok(Some(record)) => final_event(&record),
+                Ok(None) => self.deleted(),
                 Err(error) if error.retry_after().is_some() => return piece,
-                Err(error) => {
-                    piece.extend(self.unreadable(&error));
-                    return piece;
-                }
+                Err(error) => self.unreadable(&error),
             },
-            Next::Over => {}
-        }
+            Next::Over => Vec::new(),
+        };
+        self.end(piece, &last)
+    }
+
+    /// Nothing follows the event `last`.
+    fn end(&mut self, mut piece: Vec<u8>, last: &[u8]) -> Vec<u8> {
         self.is_over = true;
+        piece.extend_from_slice(last);
         piece.extend_from_slice(DONE);
         piece
     }
 
-    /// Ends the stream, but not the response: this replica cannot decode the stored events.
-    fn unreadable(&mut self, error: &store::Error) -> Vec<u8> {
+    /// The end of a stream, but not of its response: this replica cannot decode the stored events.
+    fn unreadable(&self, error: &store::Error) -> Vec<u8> {
         warn!(response_id = %self.key.id, %error, "stored events cannot be read; ending the event stream with an error");
-        self.is_over = true;
-        let number = self.position.next_number();
         let message = "The events of this response cannot be read.";
-        let mut out = error_event(number, "server_error", message, None);
-        out.extend_from_slice(DONE);
-        out
+        self.error_event("server_error", message, None)
     }
 
     /// The end of a stream whose client has events that the store lost. The response goes on.
@@ -265,15 +256,11 @@ impl Reader {
             "The store lost events of this response that were sent, and has {kept}: read on with GET /v1/responses/{}?stream=true{after}",
             self.key.id
         );
-        let number = self.position.next_number();
-        let mut out = error_event(number, "events_lost", &message, Some("starting_after"));
-        out.extend_from_slice(DONE);
-        out
+        self.error_event("events_lost", &message, Some("starting_after"))
     }
 
     /// The end of a stream on a replica that is stopping, of a response that runs on another one.
     fn moved(&self) -> Vec<u8> {
-        let number = self.position.next_number();
         let after = match self.position.after() {
             Some(after) => format!("&starting_after={after}"),
             None => String::new(),
@@ -282,9 +269,7 @@ impl Reader {
             "This replica is stopping, and the response goes on: read on with GET /v1/responses/{}?stream=true{after}",
             self.key.id
         );
-        let mut out = error_event(number, "router_draining", &message, None);
-        out.extend_from_slice(DONE);
-        out
+        self.error_event("router_draining", &message, None)
     }
 
     /// The final event of a response that was deleted while it was read.
@@ -292,47 +277,28 @@ impl Reader {
         let error = r#"{"code":"server_error","message":"The response was deleted."}"#;
         let response = with_member(&self.response, "status", "\"failed\"");
         let response = with_output(&with_member(&response, "error", error), b"[]");
+        events::final_event(Status::Failed, self.position.next_number(), &response)
+    }
+
+    /// The error event that OpenAI uses within a stream. `message` and `param` need no escapes.
+    fn error_event(&self, code: &str, message: &str, param: Option<&str>) -> Vec<u8> {
         let number = self.position.next_number();
-        let mut out = response_event("response.failed", number, &response);
-        out.extend_from_slice(DONE);
-        out
+        let param = param.map_or_else(|| "null".to_owned(), |param| format!("\"{param}\""));
+        format!(
+            "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"{code}\",\
+             \"message\":\"{message}\",\"param\":{param}}}\n\n"
+        )
+        .into_bytes()
     }
 }
 
 /// The final event, built from the record.
 fn final_event(record: &Record) -> Vec<u8> {
-    let name = match record.status {
-        Status::Completed => "response.completed",
-        Status::Failed => "response.failed",
-        // There is no event for a cancelled response; every client ends its stream at this one.
-        _ => "response.incomplete",
-    };
     let number = record
         .background
         .and_then(|background| background.last_event);
     let response = with_output(&record.content.response, &record.content.output);
-    response_event(name, number.unwrap_or_default(), &response)
-}
-
-/// The error event that OpenAI uses within a stream. `message` and `param` need no escapes.
-fn error_event(number: u64, code: &str, message: &str, param: Option<&str>) -> Vec<u8> {
-    let param = param.map_or_else(|| "null".to_owned(), |param| format!("\"{param}\""));
-    format!(
-        "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"{code}\",\
-         \"message\":\"{message}\",\"param\":{param}}}\n\n"
-    )
-    .into_bytes()
-}
-
-pub(super) fn response_event(name: &str, number: u64, response: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(response.len() + 128);
-    let _ = write!(
-        out,
-        "event: {name}\ndata: {{\"type\":\"{name}\",\"sequence_number\":{number},\"response\":"
-    );
-    out.extend_from_slice(response);
-    out.extend_from_slice(b"}\n\n");
-    out
+    events::final_event(record.status, number.unwrap_or_default(), &response)
 }
 
 /// The reader goes from piece to piece, so it stays in its own place.

@@ -5,7 +5,6 @@ mod end;
 mod engine_stream;
 mod going_on;
 mod in_conversation;
-mod job;
 mod kept_chain;
 mod new_history;
 mod stopping;
@@ -15,23 +14,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::HeaderMap;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
 use self::engine_stream::{EngineStream, PACE};
-pub(super) use self::job::Job;
 use self::stopping::{lease_lost, stopped};
 use super::run_step::{Step, StopReason, Then};
 use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use super::unreadable;
-use crate::ids::ClientKey;
+use crate::ids::{ClientKey, RequestId};
 use crate::limits::ChargeId;
 use crate::observe;
 use crate::relay::{Progress, RequestContext, RequestKind, ServedBy, SummaryCell};
 use crate::responses::client_request::{EngineCall, Resumed};
+use crate::responses::client_state::ClientState;
+use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
 use crate::responses::object::with_member;
@@ -40,13 +41,39 @@ use crate::responses::request::CreateRequest;
 use crate::responses::service::Responses;
 use crate::responses::template::ResponseTemplate;
 use crate::store::record::Retention;
-use crate::store::{Commit, Status, WriteOutcome};
+use crate::store::{Commit, Item, Status, WriteOutcome};
 use crate::traces::RequestEnd;
 
 /// Pause before a step is repeated because the store was unreachable. The run's time limit bounds the retries.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of stored events per read.
 const READ_BYTES: u64 = 1 << 20;
+
+/// What a run needs besides its record.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) request: StoredRequest,
+    /// The client's headers; empty after a take-over.
+    pub(super) headers: HeaderMap,
+    pub(super) id: RequestId,
+    /// The new input items, if a conversation gets them.
+    pub(super) new_items: Vec<Item>,
+    pub(super) conversation: Option<ConversationLock>,
+    pub(super) client_state: Option<ClientState>,
+}
+
+impl Job {
+    pub(super) fn taken_over(request: StoredRequest) -> Self {
+        Self {
+            request,
+            headers: HeaderMap::new(),
+            id: RequestId::new(fastrand::u128(..)),
+            new_items: Vec::new(),
+            conversation: None,
+            client_state: None,
+        }
+    }
+}
 
 /// Spawns a run on the client's I/O thread. The drain waits for it; when the drain is over the run fails or is released.
 pub(super) fn spawn(responses: Arc<Responses>, job: Job, guard: RunGuard) {

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::reader;
 use super::run_step::StopReason;
 use super::runs::RunGuard;
+use crate::responses::events::final_event;
 use crate::responses::object::{with_member, with_output};
 use crate::responses::service::Responses;
 use crate::store::record::{Content, Retention};
@@ -85,7 +85,7 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
         EventBatch {
             first: number,
             last: number,
-            bytes: reader::response_event("response.failed", number, &object).into(),
+            bytes: final_event(Status::Failed, number, &object).into(),
             tokens: Bytes::new(),
         }
     });
@@ -100,6 +100,6 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
         },
         hint: record.hint,
         batch,
-        delta_table: bytes::Bytes::new(),
+        delta_table: Bytes::new(),
     }
 }

@@ -8,9 +8,10 @@ use super::chunk::{
     CallDelta, Choice, Chunk, Delta, FunctionDelta, entries, message_of, text_of, usage,
 };
 use super::end::End;
-use super::item::{PartKind, Phase, TextItem};
+use super::item::{Phase, TextItem};
 use super::tools::AnsweredTools;
 use super::written::Written;
+use crate::responses::output_item::PartKind;
 
 const TOO_LONG: &str = "the answer is longer than the router allows";
 const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
@@ -22,7 +23,8 @@ const CALLS_MAX: usize = 1024;
 pub(super) struct ChatAnswer {
     tools: AnsweredTools,
     has_started: bool,
-    is_over: bool,
+    /// True after the terminal event.
+    pub(super) is_over: bool,
     /// The message or reasoning item that grows.
     text: Option<TextItem>,
     /// Calls stay open until the end, since their fragments may be mixed.
@@ -32,20 +34,20 @@ pub(super) struct ChatAnswer {
     finish_reason: Option<String>,
     usage: Option<String>,
     /// Why the answer failed.
-    error: Option<String>,
-    /// The engine's own error event.
-    engine_error: Option<String>,
+    pub(super) error: Option<String>,
+    /// The data of the engine's own error event.
+    pub(super) engine_error: Option<String>,
     /// Bytes of texts and arguments, however they came.
-    bytes: usize,
+    pub(super) bytes: usize,
     bytes_max: usize,
     /// The items that are done, if they are kept for a whole answer.
     done: Option<Vec<(usize, Vec<u8>)>>,
     /// The Response object at the end, if the items are kept.
-    whole: Vec<u8>,
+    pub(super) whole: Vec<u8>,
 }
 
 impl ChatAnswer {
-    /// `keeps_items`: for [`ChatAnswer::whole`].
+    /// `keeps_items`: for a whole answer.
     pub(super) fn new(tools: AnsweredTools, bytes_max: usize, keeps_items: bool) -> Self {
         Self {
             tools,
@@ -73,34 +75,9 @@ impl ChatAnswer {
         self.bytes = written.bytes;
     }
 
-    /// True after the terminal event.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
     /// Whether it has any items.
     pub(super) fn has_items(&self) -> bool {
         self.next > 0
-    }
-
-    /// Bytes of its texts and arguments so far.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Why it failed, if it did.
-    pub(super) fn error(&self) -> Option<&str> {
-        self.error.as_deref()
-    }
-
-    /// The data of the engine's error event, if it sent one.
-    pub(super) fn engine_error(&self) -> Option<&str> {
-        self.engine_error.as_deref()
-    }
-
-    /// The Response object at the end.
-    pub(super) fn whole(self) -> Vec<u8> {
-        self.whole
     }
 
     /// Takes the data of one event, and appends the events that it becomes.
@@ -128,7 +105,7 @@ impl ChatAnswer {
         if let Some(found) = chunk.usage.and_then(|raw| usage(raw.get())) {
             self.usage = Some(found);
         }
-        for choice in chunk.choices.into_iter().flat_map(|choices| choices.0) {
+        for choice in chunk.choices.into_iter().flatten() {
             if choice.index.is_some_and(|index| index != 0) {
                 return self.fail("the engine sent a second answer", out);
             }
@@ -292,10 +269,8 @@ impl ChatAnswer {
 
     fn open_call(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), String> {
         let name = &self.calls[slot].name;
-        if !self.tools.is_allowed(name) {
-            return Err(format!(
-                "the model called '{name}', which `tool_choice` does not allow"
-            ));
+        if let Some(allowed) = &self.tools.allowed {
+            allowed.check_name(name)?;
         }
         let tool = self.tools.tool(name);
         self.close_text(Some(Phase::Commentary), out);

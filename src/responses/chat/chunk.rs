@@ -1,13 +1,9 @@
 //! One chunk of a chat stream, as slices of its text. What engines leave out or set to null is `None`.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
-use smallvec::SmallVec;
 
 use crate::responses::item::joined_text;
 use crate::responses::members::{self, Members};
@@ -15,37 +11,11 @@ use crate::responses::members::{self, Members};
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
-    pub(super) choices: Option<Choices<'a>>,
+    pub(super) choices: Option<Vec<Choice<'a>>>,
     #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) error: Option<&'a RawValue>,
-}
-
-/// Nearly always one, or none.
-#[derive(Default)]
-pub(super) struct Choices<'a>(pub(super) SmallVec<[Choice<'a>; 1]>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V<'a>(PhantomData<&'a ()>);
-        impl<'de: 'a, 'a> Visitor<'de> for V<'a> {
-            type Value = Choices<'a>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of choices")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices<'a>, A::Error> {
-                let mut choices = Choices::default();
-                while let Some(choice) = list.next_element()? {
-                    choices.0.push(choice);
-                }
-                Ok(choices)
-            }
-        }
-        deserializer.deserialize_seq(V(PhantomData))
-    }
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,6 @@
 //! How an answer ended, and the Response object that says so. Pure.
 
-use crate::responses::members::put_text;
+use crate::responses::members::{array, put_text};
 
 const ENDED_EARLY: &str = "the engine ended the stream before the answer was complete";
 
@@ -60,16 +60,12 @@ impl End {
             }
             Self::Completed | Self::Incomplete(_) => out.extend_from_slice(b"null"),
         }
-        out.extend_from_slice(br#","output":["#);
+        out.extend_from_slice(br#","output":"#);
         let mut items: Vec<_> = items.iter().collect();
         items.sort_by_key(|(index, _)| *index);
-        for (position, (_, item)) in items.into_iter().enumerate() {
-            if position > 0 {
-                out.push(b',');
-            }
-            out.extend_from_slice(item);
-        }
-        out.extend_from_slice(br#"],"usage":"#);
+        let list = array(items.into_iter().map(|(_, item)| item.as_slice()));
+        out.extend_from_slice(&list);
+        out.extend_from_slice(br#","usage":"#);
         out.extend_from_slice(usage.unwrap_or("null").as_bytes());
         out.push(b'}');
     }

@@ -38,12 +38,12 @@ impl Converter {
 
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let answer = &mut self.answer;
-        if answer.is_over() {
+        if answer.is_over {
             return;
         }
         let pushed = self.events.push(bytes, |event| {
             answer.on_data(&event.data, out);
-            !answer.is_over()
+            !answer.is_over
         });
         if pushed.is_err() {
             answer.fail(TOO_LONG, out);
@@ -52,8 +52,8 @@ impl Converter {
 
     /// Why the answer failed, as an HTTP error.
     fn error(&self) -> Option<ApiError> {
-        let message = self.answer.error()?;
-        let data = self.answer.engine_error();
+        let message = self.answer.error.as_deref()?;
+        let data = self.answer.engine_error.as_deref();
         let Some(data) = data.filter(|_| !relay::is_engine_lost(message)) else {
             return Some(ApiError::invalid_engine_response(message));
         };
@@ -129,7 +129,7 @@ pub(in crate::responses) async fn native_whole(
     // It is read to its end, or the engine would see a client that left.
     while let Some(Ok(frame)) = engine.frame().await {
         let data = frame.into_data().unwrap_or_default();
-        if converter.answer.is_over() {
+        if converter.answer.is_over {
             trailer_bytes += data.len();
             if trailer_bytes > TRAILER_BYTES_MAX {
                 break;
@@ -138,20 +138,20 @@ pub(in crate::responses) async fn native_whole(
         }
         events.clear();
         converter.push(&data, &mut events);
-        if converter.answer.error().is_some() {
+        if converter.answer.error.is_some() {
             break;
         }
         if let Some(line) = line {
-            line.grow_to(converter.answer.bytes()).await;
+            line.grow_to(converter.answer.bytes).await;
         }
     }
-    if !converter.answer.is_over() {
+    if !converter.answer.is_over {
         events.clear();
         converter.answer.on_end(&mut events);
     }
     match converter.error() {
         Some(error) => Err(error),
-        None => Ok(converter.answer.whole().into()),
+        None => Ok(converter.answer.whole.into()),
     }
 }
 
@@ -181,7 +181,7 @@ impl http_body::Body for NativeBody {
                     this.engine = None;
                     this.converter.answer.on_end(&mut out);
                 }
-                Some(data) if this.converter.answer.is_over() => {
+                Some(data) if this.converter.answer.is_over => {
                     this.trailer_bytes += data.len();
                     if this.trailer_bytes > TRAILER_BYTES_MAX {
                         this.engine = None;
@@ -203,6 +203,6 @@ impl http_body::Body for NativeBody {
             .engine
             .as_ref()
             .is_none_or(|engine| engine.is_end_stream());
-        self.first.is_none() && self.converter.answer.is_over() && is_engine_over
+        self.first.is_none() && self.converter.answer.is_over && is_engine_over
     }
 }

@@ -4,14 +4,8 @@
 use std::io::Write as _;
 
 use super::writer::{begin_in_item, end, item_event, part_event};
-use crate::responses::members::put_string;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PartKind {
-    Text,
-    Refusal,
-    Reasoning,
-}
+use crate::responses::members::{put_comma, put_string};
+use crate::responses::output_item::PartKind;
 
 /// What a message of the assistant is in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +38,6 @@ struct Part {
     text: String,
     /// A list without its brackets.
     logprobs: String,
-}
-
-impl PartKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Text => "output_text",
-            Self::Refusal => "refusal",
-            Self::Reasoning => "reasoning_text",
-        }
-    }
 }
 
 impl TextItem {
@@ -102,21 +86,16 @@ impl TextItem {
     pub(super) fn push(&mut self, kind: PartKind, text: &str, logprobs: &str, out: &mut Vec<u8>) {
         if self.parts.last().is_none_or(|part| part.kind != kind) {
             self.close_part(out);
-            let part = Part {
-                kind,
-                text: String::new(),
-                logprobs: String::new(),
-            };
             let mut json = Vec::new();
-            part.write(&mut json);
+            kind.put_part(&mut json, "", "");
             let content_index = self.parts.len();
             part_event(out, "content_part.added", self.index, content_index, &json);
-            self.parts.push(part);
+            self.on_part(kind);
         }
         let content_index = self.parts.len() - 1;
         let part = &mut self.parts[content_index];
         part.text.push_str(text);
-        begin_in_item(out, kind.delta(), self.index);
+        begin_in_item(out, format_args!("{}.delta", kind.name()), self.index);
         // Writing to memory cannot fail.
         let _ = write!(out, r#","content_index":{content_index},"delta":""#);
         out.extend_from_slice(text.as_bytes());
@@ -134,17 +113,9 @@ impl TextItem {
             return;
         };
         let (index, content_index) = (self.index, self.parts.len() - 1);
-        begin_in_item(out, part.kind.done(), index);
+        begin_in_item(out, format_args!("{}.done", part.kind.name()), index);
         let _ = write!(out, r#","content_index":{content_index}"#);
-        let _ = match part.kind {
-            PartKind::Text => write!(
-                out,
-                r#","text":"{}","logprobs":[{}]"#,
-                part.text, part.logprobs
-            ),
-            PartKind::Refusal => write!(out, r#","refusal":"{}""#, part.text),
-            PartKind::Reasoning => write!(out, r#","text":"{}""#, part.text),
-        };
+        part.kind.put_members(out, &part.text, &part.logprobs);
         end(out);
         let mut json = Vec::with_capacity(part.text.len() + 96);
         part.write(&mut json);
@@ -160,10 +131,8 @@ impl TextItem {
         } else {
             br#"{"type":"message","role":"assistant","content":["#
         });
-        for (index, part) in self.parts.iter().enumerate() {
-            if index > 0 {
-                item.push(b',');
-            }
+        for part in &self.parts {
+            put_comma(&mut item);
             part.write(&mut item);
         }
         item.push(b']');
@@ -173,24 +142,6 @@ impl TextItem {
         item.push(b'}');
         item_event(out, "output_item.done", self.index, &item);
         item
-    }
-}
-
-impl PartKind {
-    fn delta(self) -> &'static str {
-        match self {
-            Self::Text => "output_text.delta",
-            Self::Refusal => "refusal.delta",
-            Self::Reasoning => "reasoning_text.delta",
-        }
-    }
-
-    fn done(self) -> &'static str {
-        match self {
-            Self::Text => "output_text.done",
-            Self::Refusal => "refusal.done",
-            Self::Reasoning => "reasoning_text.done",
-        }
     }
 }
 
@@ -205,16 +156,6 @@ impl Part {
     }
 
     fn write(&self, out: &mut Vec<u8>) {
-        let (kind, text) = (self.kind.name(), &self.text);
-        // Writing to memory cannot fail.
-        let _ = match self.kind {
-            PartKind::Text => write!(
-                out,
-                r#"{{"type":"{kind}","text":"{text}","annotations":[],"logprobs":[{}]}}"#,
-                self.logprobs
-            ),
-            PartKind::Refusal => write!(out, r#"{{"type":"{kind}","refusal":"{text}"}}"#),
-            PartKind::Reasoning => write!(out, r#"{{"type":"{kind}","text":"{text}"}}"#),
-        };
+        self.kind.put_part(out, &self.text, &self.logprobs);
     }
 }

@@ -9,10 +9,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::parts::put_content;
 use super::settings::{ChatSettings, InvalidArguments};
-use super::tools::qualified;
 use crate::relay::NotConvertible;
+use crate::responses::allowed_tools::qualified;
 use crate::responses::item::joined_text;
-use crate::responses::members::{self, Members, put, put_string, put_text};
+use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Between system texts, and between texts of the assistant that were separate messages.
 const PARAGRAPH: &str = r"\n\n";
@@ -230,9 +230,7 @@ impl<'a> Messages<'a> {
         };
         let id = item.text("call_id").unwrap_or_default();
         let calls = &mut self.assistant.calls;
-        if !calls.is_empty() {
-            calls.push(b',');
-        }
+        put_comma(calls);
         calls.extend_from_slice(br#"{"id":"#);
         put_text(calls, &id);
         calls.extend_from_slice(br#","type":"function","function":{"name":"#);
@@ -243,9 +241,7 @@ impl<'a> Messages<'a> {
     }
 
     fn begin(&mut self, role: &str) {
-        if !self.json.is_empty() {
-            self.json.push(b',');
-        }
+        put_comma(&mut self.json);
         self.json.push(b'{');
         put_string(&mut self.json, "role", role);
     }

@@ -1,7 +1,7 @@
 //! The parts of a message's content. Pure.
 
 use crate::relay::NotConvertible;
-use crate::responses::members::{self, Members, put};
+use crate::responses::members::{self, Members, put, put_comma};
 
 /// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
 /// lists only of models with images.
@@ -23,9 +23,7 @@ pub(super) fn put_content(
     }
     out.push(b'[');
     for (index, part) in parts.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
+        put_comma(out);
         put_part(out, part)
             .map_err(|why| NotConvertible::new(&format!("{param}[{index}]"), &why))?;
     }

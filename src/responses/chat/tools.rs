@@ -3,12 +3,13 @@
 
 use std::borrow::Cow;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
+use crate::responses::allowed_tools::{AllowedTools, qualified};
 use crate::responses::member_table::ALLOWED_TOOLS;
-use crate::responses::members::{self, Members, put, put_string, put_text};
+use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
@@ -64,9 +65,7 @@ fn is_left_out(unsupported: UnsupportedTools, loss: ToolLoss) -> bool {
 }
 
 fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
-    if out.len() > 1 {
-        out.push(b',');
-    }
+    put_comma(out);
     out.extend_from_slice(br#"{"type":"function","function":{"name":"#);
     put_text(out, name);
     if let Some(description) = description {
@@ -115,14 +114,6 @@ fn with_grammar(tool: &Members<'_>) -> Option<String> {
     Some(format!(
         "{description}{space}`input` must match this grammar ({syntax}):\n{definition}"
     ))
-}
-
-/// The name of a function in a namespace, as models see it.
-pub(super) fn qualified<'a>(namespace: &str, name: &'a str) -> Cow<'a, str> {
-    match namespace {
-        "" => Cow::Borrowed(name),
-        namespace => Cow::Owned(format!("{namespace}__{name}")),
-    }
 }
 
 /// `tool_choice`. Allowed tools are no filter of the list, which would change the prompt; the answer is checked instead.
@@ -175,7 +166,7 @@ pub(in crate::responses) struct AnsweredTools {
     /// Types of tools that were left out.
     pub(in crate::responses) left_out: Vec<String>,
     /// The functions that `allowed_tools` lists, if the request has it.
-    allowed: Option<FxHashSet<String>>,
+    pub(super) allowed: Option<AllowedTools>,
     /// Whether the answer is to be events.
     pub(in crate::responses) is_streamed: bool,
     /// Whether messages get a `phase`.
@@ -221,7 +212,7 @@ impl AnsweredTools {
             left_out,
             has_custom: tools.values().any(|tool| *tool == Tool::Custom),
             tools,
-            allowed: native.get(ALLOWED_TOOLS).and_then(allowed),
+            allowed: AllowedTools::of(native.get(ALLOWED_TOOLS)),
             marks_phases: false,
             is_streamed: native.get("stream") == Some("true"),
             has_logprobs: asks_for_logprobs(&native),
@@ -230,11 +221,6 @@ impl AnsweredTools {
 
     pub(super) fn knows(&self, function: &str) -> bool {
         self.tools.contains_key(function)
-    }
-
-    pub(super) fn is_allowed(&self, function: &str) -> bool {
-        let allowed = self.allowed.as_ref();
-        allowed.is_none_or(|allowed| allowed.contains(function))
     }
 
     /// The tool that a function stands for. A function that no tool has passes as it is.
@@ -256,18 +242,6 @@ pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
     let include = native.get("include").and_then(members::list);
     let mut include = include.into_iter().flatten();
     include.any(|member| member == r#""message.output_text.logprobs""#)
-}
-
-/// The functions that `allowed_tools` lists.
-fn allowed(choice: &str) -> Option<FxHashSet<String>> {
-    let choice = Members::parse(choice).ok()?;
-    let tools = choice.get("tools").and_then(members::objects)?;
-    let names = tools.iter().map(|tool| {
-        let namespace = tool.text("namespace").unwrap_or_default();
-        let name = tool.text("name").unwrap_or_default();
-        qualified(&namespace, &name).into_owned()
-    });
-    Some(names.collect())
 }
 
 /// Writes the members of a call that depend on its tool, after its type.

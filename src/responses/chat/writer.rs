@@ -1,10 +1,11 @@
 //! Writes events as an engine with the Responses API does: without names, numbers and ids, which the router writes
 //! itself. Pure.
 
+use std::fmt::Display;
 use std::io::Write as _;
 
 /// Writes the start of an event's data, up to its own members.
-pub(super) fn begin(out: &mut Vec<u8>, kind: &str, index: usize) {
+pub(super) fn begin(out: &mut Vec<u8>, kind: impl Display, index: usize) {
     // Writing to memory cannot fail.
     let _ = write!(
         out,
@@ -13,7 +14,7 @@ pub(super) fn begin(out: &mut Vec<u8>, kind: &str, index: usize) {
 }
 
 /// As [`begin`], for an event within an item: its id is a place for the router's own.
-pub(super) fn begin_in_item(out: &mut Vec<u8>, kind: &str, index: usize) {
+pub(super) fn begin_in_item(out: &mut Vec<u8>, kind: impl Display, index: usize) {
     begin(out, kind, index);
     out.extend_from_slice(br#","item_id":"""#);
 }

@@ -1,8 +1,9 @@
 //! What a chat stream had become when its replica was lost, read back from the events that were stored. Pure.
 
-use super::item::{PartKind, TextItem};
+use super::item::TextItem;
 use crate::responses::engine_events::EngineEvents;
 use crate::responses::members::{self, Members};
+use crate::responses::output_item::PartKind;
 
 /// The beginning of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -47,12 +48,8 @@ impl Written {
             "output_item.done" => self.open = None,
             "content_part.added" => {
                 let part = Members::parse(event.get("part")?).ok()?;
-                self.open.as_mut()?.on_part(match &*part.text("type")? {
-                    "output_text" => PartKind::Text,
-                    "refusal" => PartKind::Refusal,
-                    "reasoning_text" => PartKind::Reasoning,
-                    _ => return None,
-                });
+                let kind = PartKind::parse(&part.text("type")?)?;
+                self.open.as_mut()?.on_part(kind);
             }
             delta if delta.ends_with(".delta") => {
                 let text = members::escaped(event.get("delta")?)?;

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::ops::Range;
 
 use super::stream_state::{LastDelta, StreamState};
-use crate::responses::engine_events::{Block, EngineEvent};
+use crate::responses::engine_events::EngineEvent;
 use crate::responses::members;
 use crate::responses::outcome::Outcome;
 
@@ -126,23 +126,19 @@ impl StreamState {
     }
 }
 
-/// Passes an engine's event on to the stream. `shape`: that of the event before, if it was a delta.
-pub(super) fn on_block(
+/// Passes the lines of an engine's event on to the stream. `shape`: that of the event before, if it was a delta.
+pub(super) fn on_lines(
     stream: &mut StreamState,
     shape: &mut Option<DeltaShape>,
-    block: Block<'_>,
+    lines: &[u8],
     out: &mut Vec<u8>,
 ) -> Option<Outcome> {
-    let lines = match &block {
-        Block::Lines(lines) => *lines,
-        Block::Read(_) => &[],
-    };
     if let Some(shape) = shape
         && stream.splice(shape, lines, out)
     {
         return None;
     }
-    let event = block.read()?;
+    let event = EngineEvent::read(lines)?;
     stream.last_delta = None;
     let outcome = stream.on_event(&event, out);
     let last = stream.last_delta.take();

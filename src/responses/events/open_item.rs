@@ -1,9 +1,8 @@
 //! An item that the engine has started and not completed, with what is needed to complete it. Pure.
 
-use std::io::Write as _;
-
-use crate::responses::item::{self, Ids};
-use crate::responses::members::{Members, put, put_read, quoted};
+use crate::responses::item::{self, Ids, Kind};
+use crate::responses::members::{Members, put, put_comma, put_read, quoted};
+use crate::responses::output_item::PartKind;
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
@@ -13,21 +12,12 @@ pub(super) struct OpenItem {
     pub(super) index: usize,
     /// The router's id for it, as a JSON string.
     pub(super) id: String,
-    kind: Kind,
+    kind: Option<Kind>,
     /// Its JSON when the engine added it.
     added: String,
     parts: Vec<Part>,
     /// The arguments of a call: a JSON string with escapes, without quotes.
     arguments: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Message,
-    Reasoning,
-    FunctionCall,
-    CustomToolCall,
-    Other,
 }
 
 #[derive(Debug)]
@@ -36,13 +26,6 @@ struct Part {
     /// A JSON string with escapes, without quotes: deltas are concatenated as written.
     text: String,
     is_open: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PartKind {
-    Text,
-    Refusal,
-    Reasoning,
 }
 
 impl OpenItem {
@@ -57,13 +40,7 @@ impl OpenItem {
             engine_index,
             index,
             id: quoted(&ids.output(item::prefix(&kind), index)),
-            kind: match &*kind {
-                "message" => Kind::Message,
-                "reasoning" => Kind::Reasoning,
-                "function_call" => Kind::FunctionCall,
-                "custom_tool_call" => Kind::CustomToolCall,
-                _ => Kind::Other,
-            },
+            kind: item::kind(&kind),
             added: item.to_owned(),
             parts: Vec::new(),
             arguments: String::new(),
@@ -72,11 +49,10 @@ impl OpenItem {
 
     pub(super) fn begin_part(&mut self, part: Option<&str>) {
         let kind = part.and_then(|raw| Members::parse(raw).ok()?.text("type"));
-        let kind = match kind.as_deref() {
-            Some("refusal") => PartKind::Refusal,
-            Some("reasoning_text") => PartKind::Reasoning,
-            None if self.kind == Kind::Reasoning => PartKind::Reasoning,
-            _ => PartKind::Text,
+        let kind = match kind.as_deref().map(PartKind::parse) {
+            Some(Some(kind)) => kind,
+            None if self.kind == Some(Kind::Reasoning) => PartKind::Reasoning,
+            Some(None) | None => PartKind::Text,
         };
         self.parts.push(Part {
             kind,
@@ -129,7 +105,7 @@ impl OpenItem {
     pub(super) fn closing(&mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut events = Vec::new();
         match self.kind {
-            Kind::FunctionCall => {
+            Some(Kind::FunctionCall) => {
                 let name = Members::parse(&self.added).ok();
                 let name = name.and_then(|item| item.get("name")).unwrap_or("\"\"");
                 let members = format!(r#","name":{name},"arguments":"{}""#, self.arguments);
@@ -138,33 +114,27 @@ impl OpenItem {
                     members.into_bytes(),
                 ));
             }
-            Kind::CustomToolCall => {
+            Some(Kind::CustomToolCall) => {
                 let members = format!(r#","input":"{}""#, self.arguments);
                 events.push(("response.custom_tool_call_input.done", members.into_bytes()));
             }
-            Kind::Message | Kind::Reasoning | Kind::Other => {}
+            _ => {}
         }
         let index = self.parts.len().saturating_sub(1);
         let Some(part) = self.parts.last_mut().filter(|part| part.is_open) else {
             return events;
         };
         part.is_open = false;
-        let text = &part.text;
-        let (name, last) = match part.kind {
-            PartKind::Text => (
-                "response.output_text.done",
-                format!(r#""text":"{text}","logprobs":[]"#),
-            ),
-            PartKind::Refusal => ("response.refusal.done", format!(r#""refusal":"{text}""#)),
-            PartKind::Reasoning => (
-                "response.reasoning_text.done",
-                format!(r#""text":"{text}""#),
-            ),
+        let name = match part.kind {
+            PartKind::Text => "response.output_text.done",
+            PartKind::Refusal => "response.refusal.done",
+            PartKind::Reasoning => "response.reasoning_text.done",
         };
-        let members = format!(r#","content_index":{index},{last}"#);
-        events.push((name, members.into_bytes()));
+        let mut members = format!(r#","content_index":{index}"#).into_bytes();
+        part.kind.put_members(&mut members, &part.text, "");
+        events.push((name, members));
         let mut members = format!(r#","content_index":{index},"part":"#).into_bytes();
-        part.write(&mut members);
+        part.kind.put_part(&mut members, &part.text, "");
         events.push(("response.content_part.done", members));
         events
     }
@@ -179,36 +149,23 @@ impl OpenItem {
             }
         }
         match self.kind {
-            Kind::Message | Kind::Reasoning => {
+            Some(Kind::Message | Kind::Reasoning) => {
                 put(&mut out, "content", "[");
-                for (index, part) in self.parts.iter().enumerate() {
-                    if index > 0 {
-                        out.push(b',');
-                    }
-                    part.write(&mut out);
+                for part in &self.parts {
+                    put_comma(&mut out);
+                    part.kind.put_part(&mut out, &part.text, "");
                 }
                 out.push(b']');
             }
-            Kind::FunctionCall => put(&mut out, "arguments", &format!("\"{}\"", self.arguments)),
-            Kind::CustomToolCall => put(&mut out, "input", &format!("\"{}\"", self.arguments)),
-            Kind::Other => {}
+            Some(Kind::FunctionCall) => {
+                put(&mut out, "arguments", &format!("\"{}\"", self.arguments));
+            }
+            Some(Kind::CustomToolCall) => {
+                put(&mut out, "input", &format!("\"{}\"", self.arguments));
+            }
+            _ => {}
         }
         out.push(b'}');
         String::from_utf8(out).unwrap_or_default()
-    }
-}
-
-impl Part {
-    fn write(&self, out: &mut Vec<u8>) {
-        let text = &self.text;
-        // Writing to memory cannot fail.
-        let _ = match self.kind {
-            PartKind::Text => write!(
-                out,
-                r#"{{"type":"output_text","text":"{text}","annotations":[],"logprobs":[]}}"#
-            ),
-            PartKind::Refusal => write!(out, r#"{{"type":"refusal","refusal":"{text}"}}"#),
-            PartKind::Reasoning => write!(out, r#"{{"type":"reasoning_text","text":"{text}"}}"#),
-        };
     }
 }

@@ -11,7 +11,7 @@ use super::writer::{EventWriter, Places, Replacement};
 use crate::responses::client_state::StateSigner;
 use crate::responses::engine_events::EngineEvent;
 use crate::responses::members::{self, Members};
-use crate::responses::outcome::{Outcome, OutputItems, engine_members};
+use crate::responses::outcome::{Outcome, OutputItems};
 use crate::responses::output_item::{put_item, put_part};
 use crate::responses::template::ResponseTemplate;
 use crate::store::Status;
@@ -118,7 +118,7 @@ impl StreamState {
             "response.completed" | "response.incomplete" | "response.failed" => {
                 let ended = fields
                     .response
-                    .and_then(|raw| engine_members(raw.get()).ok());
+                    .and_then(|raw| Members::parse(raw.get()).ok());
                 let Some(ended) = ended else {
                     return Some(self.fail(UNREADABLE, out));
                 };
@@ -132,7 +132,7 @@ impl StreamState {
         }
         let announced = fields
             .response
-            .and_then(|raw| engine_members(raw.get()).ok());
+            .and_then(|raw| Members::parse(raw.get()).ok());
         self.begin(announced.as_ref(), out);
         self.write_pending_done(Status::Completed, out);
         match name {

@@ -1,6 +1,5 @@
 //! What a client's frame asks for. Pure.
 
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -55,6 +54,7 @@ pub enum ClientFrame {
 }
 
 /// `response.create`.
+#[derive(Debug)]
 pub struct CreateFrame {
     pub lane: Lane,
     pub previous: Option<Box<str>>,
@@ -69,15 +69,6 @@ pub struct Work {
     pub body: Bytes,
     /// False: no model is asked.
     pub generates: bool,
-}
-
-impl fmt::Debug for CreateFrame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CreateFrame")
-            .field("lane", &self.lane)
-            .field("is_valid", &self.work.is_ok())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Reads a text frame. The error of a frame that belongs to no lane.

@@ -8,7 +8,7 @@ use crate::openai::error::ApiError;
 use crate::responses::background::log::{self, Log};
 use crate::responses::background::run_state::RunState;
 use crate::responses::client_state::StateSigner;
-use crate::responses::events::{EventOptions, EventRewriter};
+use crate::responses::events::{DONE, EventOptions, EventRewriter};
 use crate::responses::fail_reason::FailReason;
 use crate::responses::finish::{FinalResponse, Finisher};
 use crate::responses::outcome::Outcome;
@@ -18,8 +18,6 @@ use crate::store::{
     CancelledOutput, Commit, EventBatch, Finalization, IdempotencyToken, RoutingHint,
 };
 
-/// The marker that readers get after the final event. It is not stored: it is not an event.
-const DONE: &[u8] = b"data: [DONE]\n\n";
 /// The error message of a response whose engine's stream broke off.
 const ENGINE_LOST: &str = "The connection to the engine was lost.";
 
@@ -232,6 +230,7 @@ impl EventEncoder {
     fn write_final_event(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
         let mut out = Vec::new();
         self.events.end(response, outcome, &mut out);
+        // The marker is not stored.
         state.on_last_event(out.strip_suffix(DONE).unwrap_or(&out));
     }
 

@@ -48,7 +48,8 @@ impl Responses {
         let mut input = request.input().to_vec();
         let mut pause = WORKER_PAUSE;
         loop {
-            let body = engine_body::streamed_body(create, &input, id, request.salt.as_deref());
+            let salt = request.salt.as_deref();
+            let body = engine_body::body(create, &input, id, salt, true);
             let error = match self.ask_response(call, body).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,

@@ -34,7 +34,7 @@ pub(super) async fn resume(
         tenant: guard.key.tenant,
         id,
     };
-    let lease = responses.conversation_lease();
+    let lease = responses.settings.advanced.conversation_lease;
     loop {
         let resumed =
             conversation_lock::resume(&responses.store, key, token, lease, &responses.tasks);
@@ -81,8 +81,8 @@ pub(super) async fn commit(finisher: &mut Finisher, outcome: &Outcome) -> Option
     }
     let lock = finisher.conversation.take()?;
     let commit = Commit {
-        conversation: lock.key(),
-        token: lock.token(),
+        conversation: lock.key,
+        token: lock.token,
         items: finisher.conversation_items(outcome),
     };
     lock.leave().await;

@@ -35,7 +35,7 @@ pub(super) async fn at_end(responses: &Responses, key: ResponseKey) -> Retention
             // It was deleted itself: the write of the end says so.
             Ok(Some(missing)) if missing != key.id => {
                 debug!(response_id = %key.id, %missing, "background response kept for polling only, because one that it continues was deleted");
-                responses.metrics.on_deleted_chain();
+                responses.metrics.on_not_stored("deleted");
                 return Retention::Ephemeral;
             }
             Err(error) if error.retry_after().is_some() => sleep(PAUSE).await,
