@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{self, HeaderValue};
-use hyper::{Request, StatusCode};
+use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
@@ -228,26 +227,10 @@ fn error_of_status(status: StatusCode) -> Error {
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 async fn post(target: Target<'_>, path: &str, body: &Bytes) -> Result<(StatusCode, Bytes), Error> {
-    let build = || {
-        let mut request = Request::post(path)
-            .header(header::HOST, target.pool.authority())
-            .header(header::CONTENT_TYPE, "application/json");
-        if let Some(value) = target.authorization {
-            request = request.header(header::AUTHORIZATION, value);
-        }
-        request
-            .body(Full::new(body.clone()))
-            .map_err(|_| Error::Failed)
-    };
-    let response = match target.pool.send(build()?).await {
-        Err(client::Error::Stale { .. }) => target.pool.send_anew(build()?).await,
-        response => response,
-    };
-    let response = response.map_err(|_| Error::Failed)?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
-    let body = body.collect().await.map_err(|_| Error::Failed)?;
-    Ok((status, body.to_bytes()))
+    let answer = target
+        .pool
+        .post(path, target.authorization, body.clone(), MAX_RESPONSE_BYTES);
+    answer.await.map_err(|_| Error::Failed)
 }
 
 #[cfg(test)]
