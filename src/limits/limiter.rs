@@ -26,7 +26,7 @@ pub(super) type SharedUse = Arc<Mutex<Use>>;
 /// Counts what tenants use. Shared by all configurations of a process.
 #[derive(Debug)]
 pub struct Limiter {
-    redis: Option<Arc<Redis>>,
+    pub(super) redis: Option<Arc<Redis>>,
     started: Instant,
     pub(super) advanced: Advanced,
     /// Replicas that share the limits, this one included, while they cannot count together.
@@ -88,10 +88,6 @@ impl Limiter {
             keys: redis.charge_keys(tenant),
             redis: redis.clone(),
         })
-    }
-
-    pub(super) fn redis(&self) -> Option<&Arc<Redis>> {
-        self.redis.as_ref()
     }
 
     pub(super) fn is_shared(&self) -> bool {

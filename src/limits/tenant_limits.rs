@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus::IntCounter;
 use smallvec::SmallVec;
 
@@ -12,7 +11,6 @@ use super::limiter::{ChargeStore, Limiter, SharedUse};
 use super::refusal::Refusal;
 use super::settings::{Settings, TenantLimitsSpec};
 use super::standing::Standing;
-use super::state::Use;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::charges::ChargeId;
@@ -82,10 +80,6 @@ impl TenantLimits {
     /// Whether it matters how much of a prompt is cached.
     pub fn weighs_cached(&self) -> bool {
         self.limits.weighs_cached()
-    }
-
-    pub(super) fn usage(&self) -> &Mutex<Use> {
-        &self.usage
     }
 
     /// What the tenant has left for a model, without a charge.
