@@ -122,7 +122,7 @@ impl Key {
         };
         if let Some(own) = common.key_algorithm {
             let own = own.to_string();
-            algorithms.retain(|algorithm| algorithm.name() == own);
+            algorithms.retain(|algorithm| algorithm.as_str() == own);
         }
         let key = DecodingKey::from_jwk(&jwk).ok()?;
         (!algorithms.is_empty()).then_some(Self {

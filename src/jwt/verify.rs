@@ -93,7 +93,7 @@ pub(super) fn verify(
     let accepted = issuer.algorithms.iter().copied();
     let algorithm = accepted
         .into_iter()
-        .find(|algorithm| algorithm.name() == said.algorithm)
+        .find(|algorithm| algorithm.as_str() == said.algorithm)
         .ok_or_else(|| Rejection::Algorithm {
             accepted: issuer.algorithms.clone(),
         })?;
