@@ -25,6 +25,7 @@ use self::chat_message::Message;
 use self::kwargs::Arguments;
 use self::message::Placeholder;
 use self::messages::TemplateFacts;
+use self::types::refused;
 pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
 use self::variables::{Fixed, Variables, message_value, to_jinja};
 use super::template::{self, Template};
@@ -168,11 +169,11 @@ impl Renderer {
         let is_true = |key| arguments.get(key) == Some(&Value::Bool(true));
         let continues = is_true("continue_final_message");
         if chat.messages.is_empty() {
-            return Err(TokenizeError::Refused("no messages".to_owned()));
+            return Err(refused("no messages"));
         }
         if continues && is_true("add_generation_prompt") {
             let why = "continue_final_message with add_generation_prompt";
-            return Err(TokenizeError::Refused(why.to_owned()));
+            return Err(refused(why));
         }
         let format = self.options.content_format.unwrap_or(template.format());
         let apply = |messages, placeholder| {

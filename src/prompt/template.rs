@@ -25,6 +25,7 @@ use minijinja::{Environment, Value};
 pub use self::format::ContentFormat;
 pub(super) use self::number::of_digits;
 pub(super) use self::python::now_key;
+pub(super) use self::texts::is_space;
 
 /// Maximum depth of nested calls. Macros that print a JSON schema need a few levels.
 const MAX_RECURSION: usize = 200;

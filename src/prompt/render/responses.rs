@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::chat::ChatInput;
 use super::chat_message::Message;
 use super::kwargs::{self, Kwargs};
-use super::types::{Options, TokenizeError};
+use super::types::{Options, TokenizeError, refused};
 
 #[derive(Deserialize)]
 struct Body {
@@ -38,8 +38,7 @@ enum Input {
 }
 
 pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>, TokenizeError> {
-    let body: Body =
-        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
+    let body: Body = serde_json::from_slice(body)?;
     if body.previous_response_id.is_some() {
         return Err(TokenizeError::Field("previous_response_id"));
     }
@@ -291,8 +290,4 @@ fn custom(tool: &Map<String, Value>) -> Option<Map<String, Value>> {
     });
     function.insert("parameters".to_owned(), parameters);
     kwargs::function_tool(function)
-}
-
-fn refused(why: &str) -> TokenizeError {
-    TokenizeError::Refused(why.to_owned())
 }
