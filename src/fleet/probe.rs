@@ -5,9 +5,7 @@ mod engine;
 mod get;
 mod logged_state;
 pub mod lookup;
-mod messages_api;
 mod models;
-mod responses_api;
 mod schedule;
 mod served_api;
 mod sglang;
@@ -217,10 +215,10 @@ impl Prober {
         found.lacks_responses = before.lacks_responses;
         found.lacks_messages = before.lacks_messages;
         if asks_messages {
-            found.lacks_messages = messages_api::is_lacking(worker, &found, limit).await;
+            found.lacks_messages = served_api::lacks_messages(worker, &found, limit).await;
         }
         if asks_responses {
-            found.lacks_responses = responses_api::is_lacking(worker, &found, limit).await;
+            found.lacks_responses = served_api::lacks_responses(worker, &found, limit).await;
         }
         self.registry.set_facts(worker.id, found.clone());
         let lists_any = !found.models.is_empty();
@@ -409,8 +407,8 @@ pub async fn once(
         }
         let mut facts = models::fetch(worker, limit).await?;
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
-        facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
-        facts.lacks_messages = messages_api::is_lacking(worker, &facts, limit).await;
+        facts.lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
+        facts.lacks_messages = served_api::lacks_messages(worker, &facts, limit).await;
         if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);
