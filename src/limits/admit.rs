@@ -34,9 +34,7 @@ impl TenantLimits {
             Ok(applied) => self.reserve(&request, &applied, reserved).await,
         };
         if let Err(refusal) = &result {
-            let labels = [&*self.name, refusal.reason()];
-            let refusals = &self.limiter.metrics.refusals;
-            refusals.with_label_values(&labels).inc();
+            self.count(refusal);
         }
         (result, standing)
     }

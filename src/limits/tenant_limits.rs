@@ -103,10 +103,14 @@ impl TenantLimits {
         let refusal = Refusal::Model {
             model: observe::shortened(model).to_owned(),
         };
+        self.count(&refusal);
+        refusal
+    }
+
+    pub(super) fn count(&self, refusal: &Refusal) {
         let labels = [&*self.name, refusal.reason()];
         let refusals = &self.limiter.metrics.refusals;
         refusals.with_label_values(&labels).inc();
-        refusal
     }
 
     /// What a limit is of, for the message of a refusal: the model that the client asks for, as at OpenAI, or all clients.
