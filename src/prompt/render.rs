@@ -175,10 +175,10 @@ impl Renderer {
             let why = "continue_final_message with add_generation_prompt";
             return Err(refused(why));
         }
-        let format = self.options.content_format.unwrap_or(template.format());
+        let format = self.options.content_format.unwrap_or(template.format);
         let apply = |messages, placeholder| {
             let messages = message::to_template_messages(messages, format, placeholder)?;
-            let messages = if template.supports_developer_role() {
+            let messages = if template.supports_developer_role {
                 messages
             } else {
                 message::developer_to_system(messages)
@@ -210,7 +210,7 @@ impl Renderer {
     ) -> Result<String, TokenizeError> {
         let last = if continues {
             let mut last = messages.pop().map(Message::into_object);
-            let text = continued::append_tag(last.as_mut(), template.source())?;
+            let text = continued::append_tag(last.as_mut(), &template.source)?;
             messages.extend(last.map(Message::Object));
             Some(text)
         } else {
