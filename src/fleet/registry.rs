@@ -46,7 +46,8 @@ pub struct Registry {
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
     waiting: Waiting,
-    model_lookup: ModelLookup,
+    /// Has the workers asked for models that are not known.
+    pub(super) model_lookup: ModelLookup,
 }
 
 /// What a reload of the configuration may change.
@@ -155,11 +156,6 @@ impl Registry {
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
-    }
-
-    /// Has the workers asked for models that are not known.
-    pub(super) fn model_lookup(&self) -> &ModelLookup {
-        &self.model_lookup
     }
 
     /// Notifies of workers that have less to compute.
