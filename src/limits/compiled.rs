@@ -109,16 +109,9 @@ impl Limits {
     /// and what it stands for; either may be the one that the tenant may use.
     pub fn of(&self, names: &[&str]) -> Option<Applied<'_>> {
         let model = self.applied(names)?;
-        let mut limits = SmallVec::new();
-        for limit in self
-            .all
-            .iter()
-            .chain(model.map_or(&[][..], |model| &model.limits))
-        {
-            limits.push(limit);
-        }
+        let own = model.map_or(&[][..], |model| &model.limits);
         Some(Applied {
-            limits,
+            limits: self.all.iter().chain(own).collect(),
             max_tokens: self.max_tokens_with(model),
         })
     }

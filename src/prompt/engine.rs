@@ -59,12 +59,6 @@ pub struct Target<'a> {
     pub authorization: Option<&'a HeaderValue>,
 }
 
-/// Counts one tokenization request. See [`EngineTokenizer::permit`].
-#[derive(Debug)]
-pub struct Permit<'a>(
-    #[expect(dead_code, reason = "releases the semaphore when dropped")] SemaphorePermit<'a>,
-);
-
 /// Requests token ids from engines, for all models.
 #[derive(Debug)]
 pub struct EngineTokenizer {
@@ -104,20 +98,17 @@ impl EngineTokenizer {
     }
 
     /// Permission to send one request; fails if too many are running, or if engines cannot tokenize this body.
-    pub fn permit(&self, body: &[u8]) -> Result<Permit<'_>, Error> {
+    pub fn permit(&self, body: &[u8]) -> Result<SemaphorePermit<'_>, Error> {
         if request::has_media(body) {
             return Err(Error::Unsupported);
         }
-        self.permits
-            .try_acquire()
-            .map(Permit)
-            .map_err(|_| Error::Busy)
+        self.permits.try_acquire().map_err(|_| Error::Busy)
     }
 
     /// Requests the token ids from a worker and caches them.
     pub async fn fetch(
         &self,
-        _permit: Permit<'_>,
+        _permit: SemaphorePermit<'_>,
         now: Instant,
         target: Target<'_>,
         model: &str,
