@@ -85,7 +85,6 @@ fn tokenizer(max_cache_memory: u64) -> Arc<Tokenizer> {
         renderer,
         vocabulary("qwen2"),
         Arc::new(Cache::new(&settings, 1, cache::Metrics::new(&registry))),
-        tokenizer::Settings::default(),
         tokenizer::Metrics::new(&registry),
     ))
 }

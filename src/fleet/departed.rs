@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use super::Member;
 use super::worker::{Worker, WorkerState};
 use crate::http::client::Pool;
-use crate::http::tls::ClientSettings;
 
 /// The workers that left, as long as requests run at them. There are never more than such requests, and those that have
 /// ended since the last change of a list.
@@ -15,9 +14,7 @@ pub(super) struct Departed(Vec<Left>);
 
 #[derive(Debug)]
 struct Left {
-    address: String,
-    identity: Option<Arc<str>>,
-    tls: Option<ClientSettings>,
+    member: Member,
     /// The requests that run there hold it.
     state: Weak<WorkerState>,
     pool: Weak<Pool>,
@@ -35,9 +32,7 @@ impl Departed {
     pub(super) fn add(&mut self, member: &Member, worker: &Worker) {
         self.0.retain(|left| left.running().is_some());
         self.0.push(Left {
-            address: member.address.clone(),
-            identity: member.identity.clone(),
-            tls: member.tls.clone(),
+            member: member.clone(),
             state: Arc::downgrade(&worker.state),
             pool: Arc::downgrade(&worker.pool),
         });
@@ -50,17 +45,21 @@ impl Departed {
         member: &Member,
     ) -> Option<(Arc<WorkerState>, Option<Arc<Pool>>)> {
         let index = self.0.iter().position(|left| {
-            left.address == member.address && !member.is_other_pod(left.identity.as_ref())
+            let before = &left.member;
+            before.address == member.address && !member.is_other_pod(before.identity.as_ref())
         })?;
         let left = self.0.swap_remove(index);
-        let pool = left.pool.upgrade().filter(|_| left.tls == member.tls);
+        let pool = left
+            .pool
+            .upgrade()
+            .filter(|_| left.member.tls == member.tls);
         Some((left.running()?, pool))
     }
 
     /// The addresses at which requests of workers that left still run.
     pub(super) fn running(&self) -> impl Iterator<Item = (Arc<str>, Arc<WorkerState>)> {
         let running = self.0.iter();
-        running.filter_map(|left| Some((left.address.as_str().into(), left.running()?)))
+        running.filter_map(|left| Some((left.member.address.as_str().into(), left.running()?)))
     }
 }
 
@@ -71,6 +70,7 @@ mod tests {
     use super::super::registry::tests::{member, registry};
     use super::super::{Member, Role};
     use super::*;
+    use crate::http::tls::ClientSettings;
 
     fn only(registry: &Registry) -> Arc<Worker> {
         registry.snapshot().workers[0].worker.clone()

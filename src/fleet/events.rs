@@ -100,18 +100,12 @@ impl EventsSpec {
             return Err(("ranks", format!("must be 1 to {MAX_RANKS}")));
         }
         match self.from {
-            From::Auto | From::Off => {
-                if !self.endpoint.is_empty() || !self.replay.is_empty() {
-                    return Err((
-                        "from",
-                        "must be zmq or grpc if there is an endpoint".to_owned(),
-                    ));
-                }
-                Ok(match self.from {
-                    From::Off => Events::Off,
-                    _ => Events::Auto,
-                })
+            From::Auto | From::Off if !self.endpoint.is_empty() || !self.replay.is_empty() => {
+                let message = "must be zmq or grpc if there is an endpoint".to_owned();
+                Err(("from", message))
             }
+            From::Auto => Ok(Events::Auto),
+            From::Off => Ok(Events::Off),
             From::Zmq => {
                 let zmq = |key, text: &str| {
                     let named = |error| (key, error);

@@ -185,11 +185,10 @@ impl Members {
                 .map(|status| (status.worker.id, status.facts.max_model_len)),
         );
         for (worker_index, status) in usable.into_iter().enumerate() {
-            let ranks = status.event_endpoints().len() as u32;
             members
                 .worker_indices
                 .insert(status.worker.id, WorkerIndex::new(worker_index));
-            members.event_ranks.push(ranks);
+            members.event_ranks.push(status.event_ranks() as u32);
             members.chat_only.push(status.speaks_chat_only());
             if status.facts.capabilities().aborts_by_id {
                 members.aborting_by_id.push(status.worker.id);

@@ -59,31 +59,14 @@ impl fmt::Display for Health {
 }
 
 /// The health of one worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Machine {
     health: Health,
     /// Probe results in a row that contradict `health`.
     contradicting: u32,
-    unhealthy_threshold: u32,
-    healthy_threshold: u32,
 }
 
 impl Machine {
-    pub fn new(settings: &Settings) -> Self {
-        Self {
-            health: Health::Unknown,
-            contradicting: 0,
-            unhealthy_threshold: settings.unhealthy_threshold.max(1),
-            healthy_threshold: settings.healthy_threshold.max(1),
-        }
-    }
-
-    /// Other thresholds, from the next probe on.
-    pub fn set(&mut self, settings: &Settings) {
-        self.unhealthy_threshold = settings.unhealthy_threshold.max(1);
-        self.healthy_threshold = settings.healthy_threshold.max(1);
-    }
-
     pub fn health(&self) -> Health {
         self.health
     }
@@ -96,8 +79,8 @@ impl Machine {
         (was != Health::Down).then_some(Health::Down)
     }
 
-    /// Applies the result of a probe. Returns the new health if it changed.
-    pub fn on_probe(&mut self, is_good: bool) -> Option<Health> {
+    /// Applies the result of a probe, by the thresholds of now. Returns the new health if it changed.
+    pub fn on_probe(&mut self, is_good: bool, settings: &Settings) -> Option<Health> {
         let (next, needed) = match (self.health, is_good) {
             (Health::Up, true) | (Health::Down, false) => {
                 self.contradicting = 0;
@@ -106,8 +89,8 @@ impl Machine {
             // The first probe of a new worker decides, whatever the thresholds.
             (Health::Unknown, true) => (Health::Up, 1),
             (Health::Unknown, false) => (Health::Down, 1),
-            (Health::Up, false) => (Health::Down, self.unhealthy_threshold),
-            (Health::Down, true) => (Health::Up, self.healthy_threshold),
+            (Health::Up, false) => (Health::Down, settings.unhealthy_threshold),
+            (Health::Down, true) => (Health::Up, settings.healthy_threshold),
         };
         self.contradicting += 1;
         if self.contradicting < needed {
@@ -126,13 +109,14 @@ mod tests {
     use super::*;
 
     fn check(unhealthy_threshold: u32, healthy_threshold: u32, probes: &str, expected: Health) {
-        let mut machine = Machine::new(&Settings {
+        let settings = Settings {
             unhealthy_threshold,
             healthy_threshold,
             ..Settings::default()
-        });
+        };
+        let mut machine = Machine::default();
         for probe in probes.chars() {
-            machine.on_probe(probe == '+');
+            machine.on_probe(probe == '+', &settings);
         }
         assert_eq!(machine.health(), expected, "{probes}");
     }
@@ -146,18 +130,19 @@ mod tests {
 
     #[test]
     fn a_worker_that_sleeps_is_down_at_once_and_up_again_as_after_failures() {
-        let mut machine = Machine::new(&Settings {
+        let settings = Settings {
             unhealthy_threshold: 3,
             healthy_threshold: 2,
             ..Settings::default()
-        });
-        machine.on_probe(true);
+        };
+        let mut machine = Machine::default();
+        machine.on_probe(true, &settings);
         assert_eq!(machine.on_sleep(), Some(Health::Down));
         assert_eq!(machine.on_sleep(), None);
-        assert_eq!(machine.on_probe(true), None);
+        assert_eq!(machine.on_probe(true, &settings), None);
         assert_eq!(machine.on_sleep(), None);
-        assert_eq!(machine.on_probe(true), None);
-        assert_eq!(machine.on_probe(true), Some(Health::Up));
+        assert_eq!(machine.on_probe(true, &settings), None);
+        assert_eq!(machine.on_probe(true, &settings), Some(Health::Up));
     }
 
     #[test]
@@ -176,12 +161,13 @@ mod tests {
             unhealthy_threshold in 1u32..5,
             healthy_threshold in 1u32..5,
         ) {
-            let mut machine = Machine::new(&Settings { unhealthy_threshold, healthy_threshold, ..Settings::default() });
+            let settings = Settings { unhealthy_threshold, healthy_threshold, ..Settings::default() };
+            let mut machine = Machine::default();
             let mut up = probes[0];
             let mut run = 0;
             for (index, probe) in probes.iter().enumerate() {
                 let before = machine.health();
-                let change = machine.on_probe(*probe);
+                let change = machine.on_probe(*probe, &settings);
                 if index > 0 {
                     run = if index > 1 && probes[index - 1] == *probe && run > 0 { run + 1 } else { 1 };
                     let needed = if *probe { healthy_threshold } else { unhealthy_threshold };

@@ -3,11 +3,8 @@
 
 mod engine;
 mod get;
-mod logged_state;
 pub mod lookup;
-mod messages_api;
 mod models;
-mod responses_api;
 mod schedule;
 mod served_api;
 mod sglang;
@@ -22,9 +19,9 @@ use tracing::{debug, info, warn};
 
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
-use self::schedule::{ProbeSchedule, Step, WorkerUse};
+use self::schedule::{LoggedState, ProbeSchedule, Step, WorkerUse};
 use super::engine::{Capabilities, Engine, READY_PATH};
-use super::health::Health;
+use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::{Load, LoadReport};
 use super::registry::{CHANGES_APART, Registry};
@@ -81,11 +78,9 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
 
 /// Probes one worker, as its schedule says.
 async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: BootstrapPort) {
-    let settings = registry.settings().health.clone();
     let mut prober = Prober {
-        schedule: ProbeSchedule::new(&settings),
-        limit: settings.timeout,
-        interval: settings.interval,
+        schedule: ProbeSchedule::default(),
+        settings: health::Settings::default(),
         worker,
         registry,
         bootstrap,
@@ -100,8 +95,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
 
 struct Prober {
     schedule: ProbeSchedule,
-    limit: Duration,
-    interval: Duration,
+    /// Those of this round.
+    settings: health::Settings,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
     bootstrap: BootstrapPort,
@@ -112,14 +107,13 @@ struct Prober {
 
 impl Prober {
     fn begin(&mut self) -> Step {
-        let settings = self.registry.settings().health.clone();
-        (self.limit, self.interval) = (settings.timeout, settings.interval);
+        self.settings = self.registry.settings().health.clone();
         // As it is listed now: its key may have changed.
         if let Some(worker) = self.registry.worker(self.worker.id) {
             self.worker = worker;
         }
         let has_bootstrap = self.bootstrap().is_some();
-        let responses = self.worker.responses;
+        let (settings, responses) = (self.settings.clone(), self.worker.responses);
         self.schedule.begin(settings, responses, has_bootstrap)
     }
 
@@ -129,7 +123,7 @@ impl Prober {
     }
 
     async fn take(&mut self, step: Step) -> Step {
-        let (worker, limit) = (&self.worker, self.limit);
+        let (worker, limit) = (&self.worker, self.settings.timeout);
         match step {
             Step::CheckHealth => {
                 let engine = self.facts.as_ref().map(|facts| facts.engine);
@@ -184,7 +178,7 @@ impl Prober {
                     self.registry.set_health(worker.id, health);
                 }
                 if let Some(state) = log {
-                    state.log(worker, self.facts.as_ref());
+                    log_state(&state, worker, self.facts.as_ref());
                 }
                 self.schedule.on_settled(0.9 + 0.2 * fastrand::f64())
             }
@@ -202,7 +196,7 @@ impl Prober {
         asks_messages: bool,
         asks_responses: bool,
     ) -> Result<bool, String> {
-        let (worker, limit) = (&self.worker, self.limit);
+        let (worker, limit) = (&self.worker, self.settings.timeout);
         let mut found = match models::fetch(worker, limit).await {
             Ok(found) => found,
             Err(error) => {
@@ -217,10 +211,10 @@ impl Prober {
         found.lacks_responses = before.lacks_responses;
         found.lacks_messages = before.lacks_messages;
         if asks_messages {
-            found.lacks_messages = messages_api::is_lacking(worker, &found, limit).await;
+            found.lacks_messages = served_api::lacks_messages(worker, &found, limit).await;
         }
         if asks_responses {
-            found.lacks_responses = responses_api::is_lacking(worker, &found, limit).await;
+            found.lacks_responses = served_api::lacks_responses(worker, &found, limit).await;
         }
         self.registry.set_facts(worker.id, found.clone());
         let lists_any = !found.models.is_empty();
@@ -233,8 +227,8 @@ impl Prober {
         let (worker, registry) = (&self.worker, &self.registry);
         let engine = self.facts.as_ref().map(|facts| facts.engine);
         let capabilities = engine.unwrap_or_default().capabilities();
-        let Ok(seen) = fetch_load(worker, capabilities, self.limit).await else {
-            return expire_report(worker, self.interval);
+        let Ok(seen) = fetch_load(worker, capabilities, self.settings.timeout).await else {
+            return expire_report(worker, self.settings.interval);
         };
         if self.schedule.on_start_time(seen.started) {
             info!(worker = %worker.name, "engine restarted; its cache is treated as empty");
@@ -260,11 +254,34 @@ impl Prober {
                 kv_usage: seen.kv_usage,
             });
         } else {
-            expire_report(worker, self.interval);
+            expire_report(worker, self.settings.interval);
         }
         worker
             .cache_tokens
             .store(seen.cache_tokens.unwrap_or(0), Relaxed);
+    }
+}
+
+fn log_state(state: &LoggedState, worker: &Worker, facts: Option<&Facts>) {
+    let address = worker.pool.address();
+    match state {
+        LoggedState::Up => {
+            let facts = facts.into_iter();
+            let models = facts.flat_map(|facts| facts.models.keys());
+            let models: Vec<&str> = models.map(|model| &**model).collect();
+            info!(worker = %worker.name, ?models, "worker is up");
+        }
+        LoggedState::WithoutModels(reason) => warn!(
+            worker = %worker.name,
+            address,
+            reason,
+            "worker is up but lists no models, so it gets no requests"
+        ),
+        LoggedState::Down => {
+            let error = worker.last_probe_error.load();
+            let reason = error.as_deref().map_or("unknown", String::as_str);
+            warn!(worker = %worker.name, address, reason, "worker is down");
+        }
     }
 }
 
@@ -409,8 +426,8 @@ pub async fn once(
         }
         let mut facts = models::fetch(worker, limit).await?;
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
-        facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
-        facts.lacks_messages = messages_api::is_lacking(worker, &facts, limit).await;
+        facts.lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
+        facts.lacks_messages = served_api::lacks_messages(worker, &facts, limit).await;
         if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);

@@ -19,15 +19,12 @@ pub enum PinnedApi {
 /// How many dp ranks of a worker requests of an API can be pinned to: all of them, or none.
 pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
     let facts = &status.facts;
-    let (count, are_all) = match &status.worker.events {
-        Events::Off => (0, true),
-        Events::At(endpoints) => (endpoints.len() as u32, true),
+    let count = status.event_ranks() as u32;
+    let are_all = match &status.worker.events {
+        Events::Off | Events::At(_) => true,
+        // A rank whose publisher cannot be used is a rank too, and then it is not known how many there are.
         Events::Auto => {
-            let count = facts.event_endpoints.len() as u32;
-            // A rank whose publisher cannot be used is a rank too, and then it is not known how many there are.
-            let are_all = facts.unusable_events.is_empty()
-                && facts.event_endpoints.keys().copied().eq(0..count);
-            (count, are_all)
+            facts.unusable_events.is_empty() && facts.event_endpoints.keys().copied().eq(0..count)
         }
     };
     let fits = || {

@@ -46,7 +46,8 @@ pub struct Registry {
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
     waiting: Waiting,
-    model_lookup: ModelLookup,
+    /// Has the workers asked for models that are not known.
+    pub(super) model_lookup: ModelLookup,
 }
 
 /// What a reload of the configuration may change.
@@ -88,10 +89,10 @@ impl Default for Settings {
 }
 
 impl State {
-    fn status(&self, id: WorkerId) -> Option<&Status> {
-        let mut entries = self.entries.iter();
-        let entry = entries.find(|entry| entry.status.worker.id == id)?;
-        Some(&entry.status)
+    /// Nothing if the worker has left in the meantime.
+    fn entry(&mut self, id: WorkerId) -> Option<&mut Entry> {
+        let mut entries = self.entries.iter_mut();
+        entries.find(|entry| entry.status.worker.id == id)
     }
 }
 
@@ -143,9 +144,8 @@ impl Registry {
 
     /// A worker as it is listed now.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
-        let state = self.state.lock();
-        let status = state.status(id)?;
-        Some(status.worker.clone())
+        let mut state = self.state.lock();
+        Some(state.entry(id)?.status.worker.clone())
     }
 
     /// The addresses at which requests run although no list has them any more.
@@ -156,11 +156,6 @@ impl Registry {
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
-    }
-
-    /// Has the workers asked for models that are not known.
-    pub(super) fn model_lookup(&self) -> &ModelLookup {
-        &self.model_lookup
     }
 
     /// Notifies of workers that have less to compute.
@@ -256,8 +251,8 @@ impl Registry {
     /// response; only other changes publish a new snapshot.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
         let mut state = self.state.lock();
-        let has_changed = state.status(id).is_some_and(|status| {
-            let stored = &status.facts;
+        let has_changed = state.entry(id).is_some_and(|entry| {
+            let stored = &entry.status.facts;
             stored.version != facts.version
                 || stored.base != facts.base
                 || stored.block_size != facts.block_size
@@ -273,9 +268,7 @@ impl Registry {
             return;
         }
         let models = ModelSet::of(&facts, state.entries.iter().map(|entry| &entry.models));
-        let mut entries = state.entries.iter_mut();
-        // The worker may have left in the meantime.
-        if let Some(entry) = entries.find(|entry| entry.status.worker.id == id) {
+        if let Some(entry) = state.entry(id) {
             entry.status.facts = Arc::new(facts);
             entry.models = models;
             self.on_change();
@@ -342,8 +335,8 @@ impl Registry {
 
     /// What is known of a worker's engine.
     pub(super) fn facts(&self, id: WorkerId) -> Option<Arc<Facts>> {
-        let state = self.state.lock();
-        Some(state.status(id)?.facts.clone())
+        let mut state = self.state.lock();
+        Some(state.entry(id)?.status.facts.clone())
     }
 
     /// The engine process restarted, so its cache is empty.
@@ -371,11 +364,8 @@ impl Registry {
     /// worker.
     pub fn set_drained(&self, name: &str, drained: bool) -> bool {
         let mut state = self.state.lock();
-        let Some(entry) = state
-            .entries
-            .iter_mut()
-            .find(|entry| entry.member.name == name)
-        else {
+        let mut entries = state.entries.iter_mut();
+        let Some(entry) = entries.find(|entry| entry.member.name == name) else {
             return false;
         };
         entry.is_drained = drained;
@@ -390,12 +380,7 @@ impl Registry {
 
     fn change(&self, id: WorkerId, change: impl FnOnce(&mut Entry)) {
         let mut state = self.state.lock();
-        // The worker may have left in the meantime.
-        if let Some(entry) = state
-            .entries
-            .iter_mut()
-            .find(|entry| entry.status.worker.id == id)
-        {
+        if let Some(entry) = state.entry(id) {
             change(entry);
             self.on_change();
         }

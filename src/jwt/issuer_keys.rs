@@ -14,6 +14,7 @@ use super::key_set::{KeySet, MAX_BYTES, read_file};
 use super::location::Location;
 use super::metrics::Metrics;
 use super::pacing::{Pacing, Wanted};
+use super::settings::Advanced;
 use crate::http::client::{self, Pool};
 use crate::http::tls;
 use crate::observe;
@@ -29,16 +30,14 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Spec {
     pub(super) issuer: String,
     pub(super) location: Location,
-    pub(super) refresh_interval: Duration,
-    pub(super) unknown_key_interval: Duration,
-    pub(super) timeout: Duration,
+    pub(super) advanced: Advanced,
 }
 
 /// The keys of one issuer. The task that reads them ends when the last of its users is gone.
 #[derive(Debug)]
 pub(super) struct IssuerKeys {
     pub(super) spec: Spec,
-    current: ArcSwapOption<KeySet>,
+    pub(super) current: ArcSwapOption<KeySet>,
     pacing: Mutex<Pacing>,
     /// A token needs a look.
     wanted: Arc<Notify>,
@@ -52,16 +51,12 @@ impl IssuerKeys {
         metrics.keys.with_label_values(&[&spec.issuer]).set(0);
         Arc::new(Self {
             current: ArcSwapOption::empty(),
-            pacing: Mutex::new(Pacing::new(spec.unknown_key_interval)),
+            pacing: Mutex::new(Pacing::new(spec.advanced.unknown_key_interval)),
             wanted: Arc::default(),
             ended: watch::channel(0).0,
             spec,
             metrics,
         })
-    }
-
-    pub(super) fn current(&self) -> arc_swap::Guard<Option<Arc<KeySet>>> {
-        self.current.load()
     }
 
     /// The generation of the keys in use; 0 if there are none.
@@ -81,7 +76,7 @@ impl IssuerKeys {
             Wanted::Start => self.wanted.notify_one(),
             Wanted::Wait => {}
         }
-        let limit = self.spec.timeout;
+        let limit = self.spec.advanced.timeout;
         matches!(
             tokio::time::timeout(limit, ended.changed()).await,
             Ok(Ok(()))
@@ -115,7 +110,7 @@ impl IssuerKeys {
     fn pause(&self, failures: u32) -> Duration {
         let regular = match self.spec.location {
             Location::File(_) => FILE_INTERVAL,
-            Location::Url { .. } => self.spec.refresh_interval,
+            Location::Url { .. } => self.spec.advanced.refresh_interval,
         };
         match failures {
             0 => regular,
@@ -195,8 +190,9 @@ pub(super) async fn read(spec: &Spec, tls: Option<Arc<tls::Client>>) -> Result<B
     let settings = client::Settings::default();
     let pool = Pool::with_tls(authority.clone(), settings, tls);
     let answer = pool.get(path, None, MAX_BYTES);
-    let answer = tokio::time::timeout(spec.timeout, answer).await;
-    let answer = answer.map_err(|_| format!("no answer within {:?}", spec.timeout))?;
+    let limit = spec.advanced.timeout;
+    let answer = tokio::time::timeout(limit, answer).await;
+    let answer = answer.map_err(|_| format!("no answer within {limit:?}"))?;
     let (status, body) = answer.map_err(|error| error.to_string())?;
     match status.as_u16() {
         200 => Ok(body),

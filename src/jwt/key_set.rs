@@ -122,7 +122,7 @@ impl Key {
         };
         if let Some(own) = common.key_algorithm {
             let own = own.to_string();
-            algorithms.retain(|algorithm| algorithm.name() == own);
+            algorithms.retain(|algorithm| algorithm.as_str() == own);
         }
         let key = DecodingKey::from_jwk(&jwk).ok()?;
         (!algorithms.is_empty()).then_some(Self {
@@ -136,18 +136,9 @@ impl Key {
 impl Algorithm {
     /// As the library calls it.
     pub(super) fn library(self) -> jsonwebtoken::Algorithm {
-        use jsonwebtoken::Algorithm as Library;
-        match self {
-            Self::RS256 => Library::RS256,
-            Self::RS384 => Library::RS384,
-            Self::RS512 => Library::RS512,
-            Self::PS256 => Library::PS256,
-            Self::PS384 => Library::PS384,
-            Self::PS512 => Library::PS512,
-            Self::ES256 => Library::ES256,
-            Self::ES384 => Library::ES384,
-            Self::EdDSA => Library::EdDSA,
-        }
+        self.as_str()
+            .parse()
+            .expect("the library knows it by the same name")
     }
 }
 

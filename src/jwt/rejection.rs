@@ -37,11 +37,8 @@ pub enum Rejection {
 }
 
 fn names(algorithms: &[Algorithm]) -> String {
-    let names: Vec<_> = algorithms
-        .iter()
-        .map(|algorithm| algorithm.name())
-        .collect();
-    names.join(", ")
+    let names = algorithms.iter().map(|algorithm| algorithm.as_str());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 impl Rejection {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::location::Location;
 use crate::http::tls::ClientSettings;
+use crate::observe::metrics::words;
 
 /// JSON Web Tokens (JWTs) that clients may send instead of an API key, as `authorization: Bearer ...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -90,46 +91,19 @@ impl Default for Advanced {
     }
 }
 
-/// An algorithm of signatures with a public key. Those with a shared secret (HS256) are none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Algorithm {
-    RS256,
-    RS384,
-    RS512,
-    PS256,
-    PS384,
-    PS512,
-    ES256,
-    ES384,
-    EdDSA,
-}
-
-impl Algorithm {
-    pub const ALL: [Self; 9] = [
-        Self::RS256,
-        Self::RS384,
-        Self::RS512,
-        Self::PS256,
-        Self::PS384,
-        Self::PS512,
-        Self::ES256,
-        Self::ES384,
-        Self::EdDSA,
-    ];
-
-    /// As in a token's header.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RS256 => "RS256",
-            Self::RS384 => "RS384",
-            Self::RS512 => "RS512",
-            Self::PS256 => "PS256",
-            Self::PS384 => "PS384",
-            Self::PS512 => "PS512",
-            Self::ES256 => "ES256",
-            Self::ES384 => "ES384",
-            Self::EdDSA => "EdDSA",
-        }
+words! {
+    /// An algorithm of signatures with a public key. Those with a shared secret (HS256) are none.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub enum Algorithm {
+        RS256 = "RS256",
+        RS384 = "RS384",
+        RS512 = "RS512",
+        PS256 = "PS256",
+        PS384 = "PS384",
+        PS512 = "PS512",
+        ES256 = "ES256",
+        ES384 = "ES384",
+        EdDSA = "EdDSA",
     }
 }
 

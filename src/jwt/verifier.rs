@@ -40,9 +40,7 @@ impl Spec {
         Ok(Self {
             issuer: settings.issuer.clone(),
             location: settings.location()?,
-            refresh_interval: advanced.refresh_interval,
-            unknown_key_interval: advanced.unknown_key_interval,
-            timeout: advanced.timeout,
+            advanced: advanced.clone(),
         })
     }
 
@@ -177,7 +175,7 @@ impl Verifier {
 
     fn by(&self, index: usize, token: &str, said: &Unverified) -> Result<Verified, Rejection> {
         let Issuer { settings, keys } = &self.issuers[index];
-        let keys = keys.current();
+        let keys = keys.current.load();
         let keys = keys.as_ref().ok_or(Rejection::NoKeys)?;
         let Accepted { tenant, expires } =
             verify(token, said, settings, self.leeway.as_secs(), keys)?;

@@ -7,7 +7,7 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{DecodingKey, Validation, decode};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::key_set::KeySet;
 use super::rejection::Rejection;
@@ -93,7 +93,7 @@ pub(super) fn verify(
     let accepted = issuer.algorithms.iter().copied();
     let algorithm = accepted
         .into_iter()
-        .find(|algorithm| algorithm.name() == said.algorithm)
+        .find(|algorithm| algorithm.as_str() == said.algorithm)
         .ok_or_else(|| Rejection::Algorithm {
             accepted: issuer.algorithms.clone(),
         })?;
@@ -134,12 +134,8 @@ fn validation(algorithm: Algorithm, issuer: &IssuerSettings, leeway_s: u64) -> V
     validation
 }
 
-fn with_key(
-    token: &str,
-    key: &DecodingKey,
-    validation: &Validation,
-) -> Result<Map<String, Value>, Rejection> {
-    let decoded = decode::<Map<String, Value>>(token, key, validation);
+fn with_key(token: &str, key: &DecodingKey, validation: &Validation) -> Result<Value, Rejection> {
+    let decoded = decode::<Value>(token, key, validation);
     let error = match decoded {
         Ok(decoded) => return Ok(decoded.claims),
         Err(error) => error,
@@ -161,22 +157,14 @@ fn with_key(
     })
 }
 
-fn accept(claims: &Map<String, Value>, issuer: &IssuerSettings) -> Result<Accepted, Rejection> {
+fn accept(claims: &Value, issuer: &IssuerSettings) -> Result<Accepted, Rejection> {
     let missing = |claim: &str| Rejection::Claim(claim.to_owned());
     let expires = claims.get("exp").and_then(Value::as_f64);
     let claim = &issuer.tenant_claim;
-    let tenant = match claim.strip_prefix('/') {
-        None => claims.get(claim),
-        Some(path) => {
-            let (first, rest) = path
-                .split_once('/')
-                .map_or((path, ""), |(first, rest)| (first, rest));
-            let first = claims.get(&first.replace("~1", "/").replace("~0", "~"));
-            match rest {
-                "" => first,
-                rest => first.and_then(|value| value.pointer(&format!("/{rest}"))),
-            }
-        }
+    let tenant = if claim.starts_with('/') {
+        claims.pointer(claim)
+    } else {
+        claims.get(claim)
     };
     let tenant = match tenant {
         Some(Value::String(name)) => Some(name),

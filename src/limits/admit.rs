@@ -14,21 +14,13 @@ use super::refusal::Refusal;
 use super::settings::OnStoreFailure;
 use super::standing::Standing;
 use super::tenant_limits::{Request, TenantLimits};
-use crate::store::charges::ChargeId;
+use crate::store::charges::{ChargeId, ChargeReply};
 
 /// How soon a client retries while the store cannot be asked.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
 /// The limits that a request counts in, with its cost in each.
 type Costs<'a> = SmallVec<[(&'a Limit, u64); 4]>;
-
-/// A decision on one request.
-struct Decision {
-    is_granted: bool,
-    running: u64,
-    used: SmallVec<[u64; 4]>,
-    charged: Charged,
-}
 
 impl TenantLimits {
     /// Reserves what a request may use, or refuses it; a refusal charges nothing. Returns what is left, too.
@@ -42,9 +34,7 @@ impl TenantLimits {
             Ok(applied) => self.reserve(&request, &applied, reserved).await,
         };
         if let Err(refusal) = &result {
-            let labels = [&*self.name, refusal.reason()];
-            let refusals = &self.limiter.metrics.refusals;
-            refusals.with_label_values(&labels).inc();
+            self.count(refusal);
         }
         (result, standing)
     }
@@ -61,7 +51,7 @@ impl TenantLimits {
             .iter()
             .map(|limit| (*limit, cost(limit)))
             .collect();
-        let Some(decision) = self.decide(request.id, &costs).await else {
+        let Some((decision, charged)) = self.decide(request.id, &costs).await else {
             let refusal = Refusal::Store {
                 retry_after: STORE_RETRY,
             };
@@ -70,12 +60,12 @@ impl TenantLimits {
         let used = decision.used.iter().copied();
         let standing = Standing::of(costs.iter().map(|(limit, _)| *limit).zip(used));
         if decision.is_granted {
-            self.admitted[usize::from(decision.charged != Charged::Shared)].inc();
+            self.admitted[usize::from(charged != Charged::Shared)].inc();
             let names = costs.iter().map(|(limit, _)| limit.name.clone()).collect();
-            let charge = Charge::new(self, names, request.id, decision.charged, reserved);
+            let charge = Charge::new(self, names, request.id, charged, reserved);
             return (Ok(charge), standing);
         }
-        let exhausted = self.exhausted(request.model, &costs, &decision, &reserved);
+        let exhausted = self.exhausted(request.model, &costs, &decision.used, charged, &reserved);
         let refusal = exhausted.unwrap_or_else(|| Refusal::Concurrent {
             of: self.subject(request.model, None),
             limit: self.limits.max_concurrent,
@@ -89,14 +79,15 @@ impl TenantLimits {
         &self,
         model: &str,
         costs: &Costs<'_>,
-        decision: &Decision,
+        used: &[u64],
+        charged: Charged,
         reserved: &Amount,
     ) -> Option<Refusal> {
-        let share = match decision.charged {
+        let share = match charged {
             Charged::Shared => 1,
             Charged::Alone(replicas) => u64::from(replicas),
         };
-        let waits = costs.iter().zip(&decision.used);
+        let waits = costs.iter().zip(used);
         let waits = waits.filter_map(|((limit, cost), used)| {
             let burst = limit.rate.burst_micros;
             let wait = gcra::wait(*used, cost.saturating_mul(share).min(burst), burst)?;
@@ -122,7 +113,11 @@ impl TenantLimits {
     }
 
     /// `None` if the store cannot be asked and nothing is granted without it.
-    async fn decide(self: &Arc<Self>, id: ChargeId, costs: &Costs<'_>) -> Option<Decision> {
+    async fn decide(
+        self: &Arc<Self>,
+        id: ChargeId,
+        costs: &Costs<'_>,
+    ) -> Option<(ChargeReply, Charged)> {
         let limiter = &self.limiter;
         let counts = self.limits.counts() || !costs.is_empty();
         let shared = if self.store.is_some() && counts {
@@ -131,12 +126,7 @@ impl TenantLimits {
             None
         };
         if let Some(reply) = shared {
-            return Some(Decision {
-                is_granted: reply.is_granted,
-                running: reply.running,
-                used: reply.used,
-                charged: Charged::Shared,
-            });
+            return Some((reply, Charged::Shared));
         }
         let is_closed = self.limits.on_store_failure == OnStoreFailure::Closed;
         if limiter.is_shared() && counts && is_closed {
@@ -146,11 +136,6 @@ impl TenantLimits {
         let max_concurrent = self.max_concurrent(id);
         let mut usage = self.usage.lock();
         let decision = usage.decide_alone(id, costs, max_concurrent, replicas, limiter.now());
-        Some(Decision {
-            is_granted: decision.is_granted,
-            running: decision.running,
-            used: decision.used,
-            charged: Charged::Alone(replicas),
-        })
+        Some((decision, Charged::Alone(replicas)))
     }
 }

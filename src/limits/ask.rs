@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -23,18 +22,15 @@ impl TenantLimits {
         costs: &[(&Limit, u64)],
     ) -> Option<ChargeReply> {
         let thread = io_threads::index();
-        let mut limits = SmallVec::new();
-        for (limit, cost) in costs {
-            limits.push(LimitCharge {
-                limit: limit.name.clone(),
-                burst: limit.rate.burst_micros,
-                cost: *cost,
-                believed: 0,
-            });
-        }
+        let limits = costs.iter().map(|(limit, cost)| LimitCharge {
+            limit: limit.name.clone(),
+            burst: limit.rate.burst_micros,
+            cost: *cost,
+            believed: 0,
+        });
         let charge = Charge {
             id,
-            limits,
+            limits: limits.collect(),
             max_concurrent: self.max_concurrent(id),
         };
         let batches = &self.limiter.batches;

@@ -7,30 +7,22 @@ use smallvec::SmallVec;
 use super::cost::{Amount, Weights};
 use super::gcra::{self, Rate};
 use super::settings::{OnStoreFailure, RatesSpec, Settings, TenantLimitsSpec};
+use crate::observe::metrics::words;
 
-/// What a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    Requests,
-    Tokens,
-    InputTokens,
-    OutputTokens,
-    /// Tokens of lines of batches.
-    BatchTokens,
+words! {
+    /// What a limit counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Kind {
+        Requests = "requests_per_minute",
+        Tokens = "tokens_per_minute",
+        InputTokens = "input_tokens_per_minute",
+        OutputTokens = "output_tokens_per_minute",
+        /// Tokens of lines of batches.
+        BatchTokens = "batch_tokens_per_day",
+    }
 }
 
 impl Kind {
-    /// For metrics and pages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Requests => "requests_per_minute",
-            Self::Tokens => "tokens_per_minute",
-            Self::InputTokens => "input_tokens_per_minute",
-            Self::OutputTokens => "output_tokens_per_minute",
-            Self::BatchTokens => "batch_tokens_per_day",
-        }
-    }
-
     /// What it counts of a request.
     pub fn of(self, amount: &Amount) -> u64 {
         match self {
@@ -117,16 +109,9 @@ impl Limits {
     /// and what it stands for; either may be the one that the tenant may use.
     pub fn of(&self, names: &[&str]) -> Option<Applied<'_>> {
         let model = self.applied(names)?;
-        let mut limits = SmallVec::new();
-        for limit in self
-            .all
-            .iter()
-            .chain(model.map_or(&[][..], |model| &model.limits))
-        {
-            limits.push(limit);
-        }
+        let own = model.map_or(&[][..], |model| &model.limits);
         Some(Applied {
-            limits,
+            limits: self.all.iter().chain(own).collect(),
             max_tokens: self.max_tokens_with(model),
         })
     }

@@ -26,7 +26,7 @@ pub(super) type SharedUse = Arc<Mutex<Use>>;
 /// Counts what tenants use. Shared by all configurations of a process.
 #[derive(Debug)]
 pub struct Limiter {
-    redis: Option<Arc<Redis>>,
+    pub(super) redis: Option<Arc<Redis>>,
     started: Instant,
     pub(super) advanced: Advanced,
     /// Replicas that share the limits, this one included, while they cannot count together.
@@ -90,10 +90,6 @@ impl Limiter {
         })
     }
 
-    pub(super) fn redis(&self) -> Option<&Arc<Redis>> {
-        self.redis.as_ref()
-    }
-
     pub(super) fn is_shared(&self) -> bool {
         self.redis.is_some()
     }
@@ -140,15 +136,9 @@ impl Limiter {
             Charged::Shared => (1, true),
             Charged::Alone(factor) => (factor, false),
         };
-        let is_first = {
-            let mut usage = usage.lock();
+        self.update(tenant, usage, |usage| {
             usage.end(settlement, factor, for_store, self.now());
-            self.bound(&mut usage);
-            usage.note_unsettled()
-        };
-        if is_first {
-            self.note_ended(tenant, usage);
-        }
+        });
     }
 
     /// The store has not answered: what was to go along goes later, and a charge that may have been applied is
@@ -163,20 +153,23 @@ impl Limiter {
         if settlements.is_empty() && withdrawn.is_none() {
             return;
         }
+        self.update(tenant, usage, |usage| {
+            usage.on_no_reply(settlements, withdrawn)
+        });
+    }
+
+    /// Changes what has yet to be settled, within its bound.
+    fn update(&self, tenant: Tenant, usage: &SharedUse, change: impl FnOnce(&mut Use)) {
         let is_first = {
             let mut usage = usage.lock();
-            usage.on_no_reply(settlements, withdrawn);
-            self.bound(&mut usage);
+            change(&mut usage);
+            let dropped = usage.bound_unsettled(self.advanced.max_unsettled as usize);
+            self.metrics.settlements_dropped.inc_by(dropped as u64);
             usage.note_unsettled()
         };
         if is_first {
             self.note_ended(tenant, usage);
         }
-    }
-
-    fn bound(&self, usage: &mut Use) {
-        let dropped = usage.bound_unsettled(self.advanced.max_unsettled as usize);
-        self.metrics.settlements_dropped.inc_by(dropped as u64);
     }
 
     pub(super) fn note_ended(&self, tenant: Tenant, usage: &SharedUse) {

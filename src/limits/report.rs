@@ -51,7 +51,7 @@ impl Report {
 impl TenantLimits {
     pub fn report(&self) -> Report {
         let now = self.limiter.now();
-        let usage = self.usage().lock();
+        let usage = self.usage.lock();
         let row = |limit: &Limit| {
             let used = usage.of(&limit.name, now);
             LimitRow {

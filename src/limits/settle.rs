@@ -28,7 +28,7 @@ const LAST_TRIES: Duration = Duration::from_secs(2);
 impl Limiter {
     /// Runs until the drain is over and everything is settled.
     pub async fn run(self: Arc<Self>, tasks: Tasks) {
-        let Some(redis) = self.redis().cloned() else {
+        let Some(redis) = self.redis.clone() else {
             return;
         };
         let renewing = self.clone().renew(redis.clone());

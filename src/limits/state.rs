@@ -39,15 +39,6 @@ pub struct Use {
     charged_once: FxHashSet<ChargeId>,
 }
 
-/// A decision of this replica alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    pub is_granted: bool,
-    pub running: u64,
-    /// In the order of the limits: after the charge if it is granted.
-    pub used: SmallVec<[u64; 4]>,
-}
-
 impl Use {
     /// What is used of a limit.
     pub fn of(&self, limit: &str, now: u64) -> u64 {
@@ -148,7 +139,7 @@ impl Use {
         max_concurrent: u32,
         replicas: u32,
         now: u64,
-    ) -> Decision {
+    ) -> ChargeReply {
         let replicas = replicas.max(1);
         self.is_apart = true;
         let running = self.running_here() as u64;
@@ -179,7 +170,7 @@ impl Use {
             }
         }
         let used = limits.iter().map(|(limit, _)| self.of(&limit.name, now));
-        Decision {
+        ChargeReply {
             is_granted,
             running: running + u64::from(is_granted && !id.is_line()),
             used: used.collect(),

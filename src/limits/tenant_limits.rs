@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus::IntCounter;
 use smallvec::SmallVec;
 
@@ -12,7 +11,6 @@ use super::limiter::{ChargeStore, Limiter, SharedUse};
 use super::refusal::Refusal;
 use super::settings::{Settings, TenantLimitsSpec};
 use super::standing::Standing;
-use super::state::Use;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::charges::ChargeId;
@@ -84,10 +82,6 @@ impl TenantLimits {
         self.limits.weighs_cached()
     }
 
-    pub(super) fn usage(&self) -> &Mutex<Use> {
-        &self.usage
-    }
-
     /// What the tenant has left for a model, without a charge.
     pub fn standing(&self, model: Option<&str>) -> Standing {
         let names: SmallVec<[&str; 1]> = model.into_iter().collect();
@@ -109,10 +103,14 @@ impl TenantLimits {
         let refusal = Refusal::Model {
             model: observe::shortened(model).to_owned(),
         };
+        self.count(&refusal);
+        refusal
+    }
+
+    pub(super) fn count(&self, refusal: &Refusal) {
         let labels = [&*self.name, refusal.reason()];
         let refusals = &self.limiter.metrics.refusals;
         refusals.with_label_values(&labels).inc();
-        refusal
     }
 
     /// What a limit is of, for the message of a refusal: the model that the client asks for, as at OpenAI, or all clients.

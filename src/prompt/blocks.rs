@@ -126,15 +126,6 @@ impl BlockHasher {
 
     pub(super) fn finish(mut self) -> HashedPrompt {
         let bytes = self.sections.iter().map(|(_, _, bytes)| bytes).sum();
-        if let [(_, range, _)] = self.sections.as_slice()
-            && range.start == 0
-        {
-            self.blocks.truncate(range.end);
-            return HashedPrompt {
-                blocks: self.blocks,
-                bytes,
-            };
-        }
         self.sections
             .sort_by_key(|(section, range, _)| (*section, range.start));
         let mut blocks = Vec::with_capacity(self.blocks.len());

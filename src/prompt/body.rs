@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::field::{Flag, Key, OptionalInteger, OptionalString};
+use self::field::Key;
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
@@ -103,8 +103,8 @@ fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<
         }
         Key::Other => scan.value().map(drop),
         key => {
-            let mut json = serde_json::Deserializer::from_str(scan.value()?);
-            reader.on_member(key, &mut json).ok()
+            let json = scan.value()?;
+            reader.on_member(key, json).ok()
         }
     })?;
     scan.is_over().then_some(reader)
@@ -157,92 +157,95 @@ impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        self.reader.on_member(self.key, value)
+        let Self { reader, key } = self;
+        match key {
+            Key::Prompt(section) => {
+                reader.hasher.begin(section);
+                Canonical::new(&mut reader.hasher, section).deserialize(value)?;
+                reader.hasher.end();
+                Ok(())
+            }
+            Key::Other => IgnoredAny::deserialize(value).map(drop),
+            key => {
+                let json = <&'de RawValue>::deserialize(value).map(RawValue::get)?;
+                reader.on_member(key, json).map_err(de::Error::custom)
+            }
+        }
     }
 }
 
 impl<'de> BodyReader<'de> {
-    fn on_member<D: Deserializer<'de>>(&mut self, key: Key, value: D) -> Result<(), D::Error> {
-        let raw = |value: D| <&'de RawValue>::deserialize(value).map(RawValue::get);
-        let string = |value: D| OptionalString::deserialize(value).map(|text| text.value);
+    /// Reads the raw JSON of a value that is read by its key.
+    fn on_member(&mut self, key: Key, json: &'de str) -> serde_json::Result<()> {
         match key {
+            // Hashed or skipped where they are found.
+            Key::Prompt(_) | Key::Other => {}
             Key::Model => {
-                let json = raw(value)?;
-                let value = serde_json::from_str(json).map_err(de::Error::custom)?;
                 self.peek.model_json = Some(json);
-                self.peek.model = self.string("model", value);
+                self.peek.model = field::string(json)?;
+                if self.peek.model.is_none() && json != "null" {
+                    self.first_error.get_or_insert(Error::Type {
+                        param: "model",
+                        expected: "a string",
+                    });
+                }
             }
             // If an affinity key is not a string, the engine decides whether to refuse the request.
-            Key::User => self.peek.user = string(value)?,
-            Key::PromptCacheKey => self.peek.prompt_cache_key = string(value)?,
-            Key::SessionId => self.peek.session_id = string(value)?,
-            Key::Priority => self.peek.priority = OptionalInteger::deserialize(value)?.0,
-            Key::ServiceTier => self.peek.service_tier = string(value)?,
+            Key::User => self.peek.user = field::string(json)?,
+            Key::PromptCacheKey => self.peek.prompt_cache_key = field::string(json)?,
+            Key::SessionId => self.peek.session_id = field::string(json)?,
+            // The engine decides, too, whether to refuse what is no whole number.
+            Key::Priority => self.peek.priority = json.parse().ok(),
+            Key::ServiceTier => self.peek.service_tier = field::string(json)?,
             Key::CacheSalt => {
                 self.peek.cache_salt_count += 1;
-                self.peek.cache_salt = string(value)?;
+                self.peek.cache_salt = field::string(json)?;
             }
             Key::Stream => {
-                let raw = raw(value)?;
-                self.peek.is_stream = raw == "true";
-                if !matches!(raw, "true" | "false" | "null") {
+                self.peek.is_stream = json == "true";
+                if !matches!(json, "true" | "false" | "null") {
                     self.peek.odd_value = Some("stream");
                 }
             }
             Key::MaxTokens => {
-                let raw = raw(value)?;
-                let given = self.number("max_tokens", raw);
+                let given = self.number("max_tokens", json);
                 self.peek.max_tokens = self.peek.max_tokens.max(given);
-                if raw == "null" {
-                    self.peek.no_max_tokens = Some(raw);
+                if json == "null" {
+                    self.peek.no_max_tokens = Some(json);
                 }
             }
             Key::Choices => {
-                let given = self.number("n", raw(value)?);
+                let given = self.number("n", json);
                 self.peek.choices = self.peek.choices.max(given);
             }
-            Key::Echo => self.peek.is_echo = Flag::deserialize(value)?.0,
-            Key::Prompt(section) => {
-                self.hasher.begin(section);
-                Canonical::new(&mut self.hasher, section).deserialize(value)?;
-                self.hasher.end();
-            }
+            // The router only chooses a time-out by it.
+            Key::Echo => self.peek.is_echo = json == "true",
             Key::Forbidden(name) => {
                 let is_allowed = self.is_router_made && name == "request_id";
-                if Option::<IgnoredAny>::deserialize(value)?.is_some() && !is_allowed {
+                if json != "null" && !is_allowed {
                     self.first_error.get_or_insert(Error::Forbidden(name));
                 }
             }
             Key::VllmXargs => {
-                let xargs = raw(value)?;
-                self.peek.vllm_xargs = Some(xargs);
-                if let Err(error) = check_xargs(xargs) {
+                self.peek.vllm_xargs = Some(json);
+                if let Err(error) = check_xargs(json) {
                     self.first_error.get_or_insert(error);
                 }
             }
-            Key::StreamOptions => self.peek.stream_options = Some(raw(value)?),
-            Key::StreamInterval => {
-                self.peek.has_stream_interval = !matches!(raw(value)?, "null" | "1");
-            }
+            Key::StreamOptions => self.peek.stream_options = Some(json),
+            Key::StreamInterval => self.peek.has_stream_interval = !matches!(json, "null" | "1"),
             Key::Metadata => {
-                let user = field::user_of(raw(value)?);
+                let user = field::user_of(json);
                 self.peek.user = user.or(self.peek.user.take());
             }
-            Key::SamplingParams => self.on_sampling_params(raw(value)?),
+            Key::SamplingParams => self.on_sampling_params(json),
+            Key::Features if json == "null" => {}
             Key::Features => {
-                let features = raw(value)?;
-                if features != "null" {
-                    self.has_features = true;
-                    let mut json = serde_json::Deserializer::from_str(features);
-                    self.hasher.begin(Section::Template);
-                    Canonical::new(&mut self.hasher, Section::Template)
-                        .deserialize(&mut json)
-                        .map_err(de::Error::custom)?;
-                    self.hasher.end();
-                }
-            }
-            Key::Other => {
-                IgnoredAny::deserialize(value)?;
+                self.has_features = true;
+                self.hasher.begin(Section::Template);
+                Canonical::new(&mut self.hasher, Section::Template)
+                    .deserialize(&mut serde_json::Deserializer::from_str(json))?;
+                self.hasher.end();
             }
         }
         Ok(())
@@ -306,16 +309,6 @@ impl<'de> BodyReader<'de> {
             self.peek.odd_value = Some(param);
         }
         number
-    }
-
-    fn string(&mut self, param: &'static str, field: OptionalString<'de>) -> Option<Cow<'de, str>> {
-        if field.is_other_type {
-            self.first_error.get_or_insert(Error::Type {
-                param,
-                expected: "a string",
-            });
-        }
-        field.value
     }
 }
 

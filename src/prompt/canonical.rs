@@ -89,69 +89,66 @@ impl Canonical<'_> {
         self.scan_nested(scan, NESTED_MAX)
     }
 
-    fn scan_nested(self, scan: &mut Scan<'_, true>, depth: u32) -> Option<()> {
-        let Self { hasher, role } = self;
+    fn scan_nested(mut self, scan: &mut Scan<'_, true>, depth: u32) -> Option<()> {
+        let role = self.role;
         match scan.first_byte()? {
             b'"' => {
                 let (string, has_escapes) = scan.string()?;
                 let text = string.get(1..string.len() - 1)?;
                 let is_media = matches!(role, StringRole::Media | StringRole::Payload);
                 if !has_escapes {
-                    let text = Canonical { hasher, role }.visit_str::<serde_json::Error>(text);
-                    return text.ok();
+                    return self.visit_str::<serde_json::Error>(text).ok();
                 }
                 // Left to the parser: media, which are hashed as a whole, and `\u`, which may come in pairs.
                 if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
-                    return Canonical { hasher, role }.parse(string);
+                    return self.parse(string);
                 }
-                feed_unescaped(hasher, text.as_bytes())?;
-                hasher.feed(&[STRING_END]);
+                feed_unescaped(self.hasher, text.as_bytes())?;
+                self.hasher.feed(&[STRING_END]);
             }
             b'{' => {
                 let depth = depth.checked_sub(1)?;
-                hasher.feed(b"{");
+                self.hasher.feed(b"{");
                 scan.each_member(|scan, name| {
                     let role = role.of_member(&name);
                     if let StringRole::Ignored = role {
                         return scan.value().map(drop);
                     }
-                    hasher.feed(name.as_bytes());
-                    hasher.feed(b":");
-                    Canonical {
-                        hasher: &mut *hasher,
-                        role,
-                    }
-                    .scan_nested(scan, depth)
+                    self.hasher.feed(name.as_bytes());
+                    self.hasher.feed(b":");
+                    self.below(role).scan_nested(scan, depth)
                 })?;
-                hasher.feed(b"}");
+                self.hasher.feed(b"}");
             }
             b'[' => {
                 let depth = depth.checked_sub(1)?;
                 let mut members = 0;
                 scan.each_element(|scan| {
                     members += 1;
-                    Canonical {
-                        hasher: &mut *hasher,
-                        role: role.of_element(),
-                    }
-                    .scan_nested(scan, depth)
+                    self.below(role.of_element()).scan_nested(scan, depth)
                 })?;
                 if let StringRole::Whole = role {
-                    hasher.end_token_ids(members);
+                    self.hasher.end_token_ids(members);
                 }
             }
             _ => {
                 let value = scan.value()?;
                 let is_short = value.len() <= 9 && value.bytes().all(|byte| byte.is_ascii_digit());
                 return match value.parse() {
-                    Ok(number) if is_short => Canonical { hasher, role }
-                        .visit_u64::<serde_json::Error>(number)
-                        .ok(),
-                    _ => Canonical { hasher, role }.parse(value),
+                    Ok(number) if is_short => self.visit_u64::<serde_json::Error>(number).ok(),
+                    _ => self.parse(value),
                 };
             }
         }
         Some(())
+    }
+
+    /// For a value inside this one.
+    fn below(&mut self, role: StringRole) -> Canonical<'_> {
+        Canonical {
+            hasher: self.hasher,
+            role,
+        }
     }
 
     fn parse(self, json: &str) -> Option<()> {
@@ -247,16 +244,10 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         Ok(())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
         let role = self.role.of_element();
         let mut members = 0;
-        while seq
-            .next_element_seed(Canonical {
-                hasher: self.hasher,
-                role,
-            })?
-            .is_some()
-        {
+        while seq.next_element_seed(self.below(role))?.is_some() {
             members += 1;
         }
         if let StringRole::Whole = self.role {
@@ -265,7 +256,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         Ok(())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         self.hasher.feed(b"{");
         while let Some(JsonString(name)) = map.next_key()? {
             let role = self.role.of_member(&name);
@@ -275,10 +266,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             }
             self.hasher.feed(name.as_bytes());
             self.hasher.feed(b":");
-            map.next_value_seed(Canonical {
-                hasher: self.hasher,
-                role,
-            })?;
+            map.next_value_seed(self.below(role))?;
         }
         self.hasher.feed(b"}");
         Ok(())

@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{self, HeaderValue};
-use hyper::{Request, StatusCode};
+use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
@@ -60,12 +59,6 @@ pub struct Target<'a> {
     pub authorization: Option<&'a HeaderValue>,
 }
 
-/// Counts one tokenization request. See [`EngineTokenizer::permit`].
-#[derive(Debug)]
-pub struct Permit<'a>(
-    #[expect(dead_code, reason = "releases the semaphore when dropped")] SemaphorePermit<'a>,
-);
-
 /// Requests token ids from engines, for all models.
 #[derive(Debug)]
 pub struct EngineTokenizer {
@@ -105,20 +98,17 @@ impl EngineTokenizer {
     }
 
     /// Permission to send one request; fails if too many are running, or if engines cannot tokenize this body.
-    pub fn permit(&self, body: &[u8]) -> Result<Permit<'_>, Error> {
+    pub fn permit(&self, body: &[u8]) -> Result<SemaphorePermit<'_>, Error> {
         if request::has_media(body) {
             return Err(Error::Unsupported);
         }
-        self.permits
-            .try_acquire()
-            .map(Permit)
-            .map_err(|_| Error::Busy)
+        self.permits.try_acquire().map_err(|_| Error::Busy)
     }
 
     /// Requests the token ids from a worker and caches them.
     pub async fn fetch(
         &self,
-        _permit: Permit<'_>,
+        _permit: SemaphorePermit<'_>,
         now: Instant,
         target: Target<'_>,
         model: &str,
@@ -228,26 +218,10 @@ fn error_of_status(status: StatusCode) -> Error {
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 async fn post(target: Target<'_>, path: &str, body: &Bytes) -> Result<(StatusCode, Bytes), Error> {
-    let build = || {
-        let mut request = Request::post(path)
-            .header(header::HOST, target.pool.authority())
-            .header(header::CONTENT_TYPE, "application/json");
-        if let Some(value) = target.authorization {
-            request = request.header(header::AUTHORIZATION, value);
-        }
-        request
-            .body(Full::new(body.clone()))
-            .map_err(|_| Error::Failed)
-    };
-    let response = match target.pool.send(build()?).await {
-        Err(client::Error::Stale { .. }) => target.pool.send_anew(build()?).await,
-        response => response,
-    };
-    let response = response.map_err(|_| Error::Failed)?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
-    let body = body.collect().await.map_err(|_| Error::Failed)?;
-    Ok((status, body.to_bytes()))
+    let answer = target
+        .pool
+        .post(path, target.authorization, body.clone(), MAX_RESPONSE_BYTES);
+    answer.await.map_err(|_| Error::Failed)
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use self::chat_message::Message;
 use self::kwargs::Arguments;
 use self::message::Placeholder;
 use self::messages::TemplateFacts;
+use self::types::refused;
 pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
 use self::variables::{Fixed, Variables, message_value, to_jinja};
 use super::template::{self, Template};
@@ -168,16 +169,16 @@ impl Renderer {
         let is_true = |key| arguments.get(key) == Some(&Value::Bool(true));
         let continues = is_true("continue_final_message");
         if chat.messages.is_empty() {
-            return Err(TokenizeError::Refused("no messages".to_owned()));
+            return Err(refused("no messages"));
         }
         if continues && is_true("add_generation_prompt") {
             let why = "continue_final_message with add_generation_prompt";
-            return Err(TokenizeError::Refused(why.to_owned()));
+            return Err(refused(why));
         }
-        let format = self.options.content_format.unwrap_or(template.format());
+        let format = self.options.content_format.unwrap_or(template.format);
         let apply = |messages, placeholder| {
             let messages = message::to_template_messages(messages, format, placeholder)?;
-            let messages = if template.supports_developer_role() {
+            let messages = if template.supports_developer_role {
                 messages
             } else {
                 message::developer_to_system(messages)
@@ -209,7 +210,7 @@ impl Renderer {
     ) -> Result<String, TokenizeError> {
         let last = if continues {
             let mut last = messages.pop().map(Message::into_object);
-            let text = continued::append_tag(last.as_mut(), template.source())?;
+            let text = continued::append_tag(last.as_mut(), &template.source)?;
             messages.extend(last.map(Message::Object));
             Some(text)
         } else {

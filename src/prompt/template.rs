@@ -25,6 +25,7 @@ use minijinja::{Environment, Value};
 pub use self::format::ContentFormat;
 pub(super) use self::number::of_digits;
 pub(super) use self::python::now_key;
+pub(super) use self::texts::is_space;
 
 /// Maximum depth of nested calls. Macros that print a JSON schema need a few levels.
 const MAX_RECURSION: usize = 200;
@@ -33,9 +34,11 @@ const NAME: &str = "chat_template";
 /// A compiled chat template.
 pub struct Template {
     environment: Environment<'static>,
-    source: String,
-    format: ContentFormat,
-    supports_developer_role: bool,
+    pub(super) source: String,
+    /// Whether the template expects the content of a message as one text or as a list of parts.
+    pub(super) format: ContentFormat,
+    /// Whether the template handles messages with the developer role.
+    pub(super) supports_developer_role: bool,
 }
 
 /// Why a template failed to compile or to render. If the template called `raise_exception`, its message.
@@ -57,12 +60,10 @@ impl Template {
         // As Python's lexer does it.
         let plain = source.replace("\r\n", "\n").replace('\r', "\n");
         let plain = python::without_generation_tags(&plain);
-        let syntax = syntax(true)?;
-        let format = ContentFormat::of(&plain, &syntax);
         let text = |error| Error(error_text(&error));
-        let tree = minijinja::machinery::parse(&plain, NAME, syntax).map_err(text)?;
+        let tree = minijinja::machinery::parse(&plain, NAME, syntax(true)?).map_err(text)?;
         let mut environment = Environment::new();
-        environment.set_syntax(self::syntax(false)?);
+        environment.set_syntax(syntax(false)?);
         environment.set_debug(false);
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
@@ -72,26 +73,12 @@ impl Template {
             .map_err(text)?;
         Ok(Self {
             environment,
-            format,
+            format: ContentFormat::of(&tree),
             // The same check as the engine's: the quoted word anywhere in the source.
             supports_developer_role: source.contains("\"developer\"")
                 || source.contains("'developer'"),
             source: source.to_owned(),
         })
-    }
-
-    /// Whether the template expects the content of a message as one text or as a list of parts.
-    pub fn format(&self) -> ContentFormat {
-        self.format
-    }
-
-    /// Whether the template handles messages with the developer role.
-    pub fn supports_developer_role(&self) -> bool {
-        self.supports_developer_role
-    }
-
-    pub fn source(&self) -> &str {
-        &self.source
     }
 
     pub fn render(&self, context: Value) -> Result<String, Error> {

@@ -16,28 +16,13 @@ use super::types::Api;
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
 
-/// Which texts are tokenised, and where.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// A prompt with a longer rendered text is routed by prediction. 16 MiB are four million tokens.
-    pub max_text: usize,
-    /// New text up to this length is tokenised on the request's I/O thread, in a millisecond or two; longer text
-    /// on a thread of the pool. Each thread that tokenises grows caches of about 100 MB; with 0 only the pool's do.
-    pub max_inline_text: usize,
-    /// A longer request body goes to the pool as a whole.
-    pub max_inline_body: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            max_text: 16 << 20,
-            max_inline_text: 16 << 10,
-            // As long as the text's: 64,000 tokens that are known but for their end.
-            max_inline_body: 256 << 10,
-        }
-    }
-}
+/// A prompt with a longer rendered text is routed by prediction. 16 MiB are four million tokens.
+const MAX_TEXT: usize = 16 << 20;
+/// New text up to this length is tokenised on the request's I/O thread, in a millisecond or two; longer text on a thread of the
+/// pool. Each thread that tokenises grows caches of about 100 MB.
+const MAX_INLINE_TEXT: usize = 16 << 10;
+/// A longer request body goes to the pool as a whole. As long as the text's: 64,000 tokens that are known but for their end.
+pub const MAX_INLINE_BODY: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -85,7 +70,8 @@ pub struct Tokenizer {
     vocabulary: Vocabulary,
     id: VocabularyId,
     cache: Arc<Cache>,
-    settings: Settings,
+    /// A longer text is not tokenized.
+    max_text: usize,
     metrics: Metrics,
 }
 
@@ -97,6 +83,7 @@ pub struct Prepared {
     /// Ids of the cached pieces, in order.
     ids: Vec<u32>,
     uncached: Vec<UncachedPiece>,
+    /// Bytes of text that `finish` will tokenize.
     uncached_bytes: usize,
     untokenized_bytes: usize,
 }
@@ -114,7 +101,6 @@ impl Tokenizer {
         renderer: Renderer,
         vocabulary: Vocabulary,
         cache: Arc<Cache>,
-        settings: Settings,
         metrics: Metrics,
     ) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -123,7 +109,7 @@ impl Tokenizer {
             vocabulary,
             id: VocabularyId(NEXT.fetch_add(1, Relaxed)),
             cache,
-            settings,
+            max_text: MAX_TEXT,
             metrics,
         }
     }
@@ -147,21 +133,6 @@ impl Tokenizer {
     ) -> Result<Prepared, TokenizeError> {
         self.look_up(api, body, now_s)
             .inspect_err(|error| self.metrics.count_error(error))
-    }
-
-    /// Whether `finish` would take too long on an I/O thread.
-    pub fn is_long(&self, prepared: &Prepared) -> bool {
-        prepared.uncached_bytes() > self.settings.max_inline_text
-    }
-
-    /// Whether `finish` would take too long if none of the pieces were cached.
-    pub fn may_be_long(&self, prepared: &Prepared) -> bool {
-        prepared.text.text.len() > self.settings.max_inline_text
-    }
-
-    /// Whether `prepare` would take too long on an I/O thread.
-    pub fn is_long_body(&self, body: &[u8]) -> bool {
-        body.len() > self.settings.max_inline_body
     }
 
     /// The text that would be tokenized.
@@ -199,7 +170,7 @@ impl Tokenizer {
         };
         match self.renderer.render(api, body, now_s)? {
             RenderedPrompt::Ids(ids) => prepared.ids = ids,
-            RenderedPrompt::Text(text) if text.text.len() > self.settings.max_text => {
+            RenderedPrompt::Text(text) if text.text.len() > self.max_text => {
                 let bytes = text.text.len();
                 return Err(TokenizeError::TooLong { bytes });
             }
@@ -227,9 +198,14 @@ impl Tokenizer {
 }
 
 impl Prepared {
-    /// Bytes of text that `finish` will tokenize.
-    pub fn uncached_bytes(&self) -> usize {
-        self.uncached_bytes
+    /// Whether `finish` would take too long on an I/O thread.
+    pub fn is_long(&self) -> bool {
+        self.uncached_bytes > MAX_INLINE_TEXT
+    }
+
+    /// Whether `finish` would take too long if none of the pieces were cached.
+    pub fn may_be_long(&self) -> bool {
+        self.text.text.len() > MAX_INLINE_TEXT
     }
 
     /// Tokenizes the pieces that are not cached.

@@ -1,57 +1,30 @@
 //! The types that the parts of this module share. This file imports none of them.
 
-/// The APIs whose request bodies this module reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Api {
-    Chat,
-    Completions,
-    Responses,
-    Embeddings,
-    Rerank,
-    Tokenize,
-    Detokenize,
-    /// Anthropic's Messages.
-    Messages,
-    /// The tokens of a Messages request, counted.
-    CountTokens,
-    /// vLLM's tokens in, tokens out: `/inference/v1/generate`.
-    Generate,
-    /// An endpoint that the configuration lists, of which the router knows the model only.
-    Other,
+use crate::observe::metrics::words;
+
+words! {
+    /// The APIs whose request bodies this module reads.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Api {
+        Chat = "chat",
+        Completions = "completions",
+        Responses = "responses",
+        Embeddings = "embeddings",
+        Rerank = "rerank",
+        Tokenize = "tokenize",
+        Detokenize = "detokenize",
+        /// Anthropic's Messages.
+        Messages = "messages",
+        /// The tokens of a Messages request, counted.
+        CountTokens = "count_tokens",
+        /// vLLM's tokens in, tokens out: `/inference/v1/generate`.
+        Generate = "generate",
+        /// An endpoint that the configuration lists, of which the router knows the model only.
+        Other = "other",
+    }
 }
 
 impl Api {
-    pub const COUNT: usize = 11;
-    pub const ALL: [Api; Self::COUNT] = [
-        Api::Chat,
-        Api::Completions,
-        Api::Responses,
-        Api::Embeddings,
-        Api::Rerank,
-        Api::Tokenize,
-        Api::Detokenize,
-        Api::Messages,
-        Api::CountTokens,
-        Api::Generate,
-        Api::Other,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Api::Chat => "chat",
-            Api::Completions => "completions",
-            Api::Responses => "responses",
-            Api::Embeddings => "embeddings",
-            Api::Rerank => "rerank",
-            Api::Tokenize => "tokenize",
-            Api::Detokenize => "detokenize",
-            Api::Messages => "messages",
-            Api::CountTokens => "count_tokens",
-            Api::Generate => "generate",
-            Api::Other => "other",
-        }
-    }
-
     /// Whether the engine computes the prompt into its KV cache, so that its prefix can be cached.
     pub fn generates(self) -> bool {
         matches!(

@@ -76,7 +76,7 @@ impl Vocabulary {
 
     /// Length of the longest added token that is matched in the raw text.
     pub fn max_token_bytes(&self) -> usize {
-        self.boundaries.max_token_bytes()
+        self.boundaries.max_token_bytes
     }
 
     /// Splits a text. The ids of the pieces, one after the other, are the ids of the text.

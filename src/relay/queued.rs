@@ -288,7 +288,7 @@ impl Relay {
     ) -> Result<Option<Chosen>, Error> {
         let decision = chosen.as_ref().map(chosen::computes);
         let tokens = decision.map_or(plan.request.prompt_tokens, |decision| decision.new_tokens);
-        let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
+        let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token.get();
         let request = Request {
             compute: Duration::try_from_secs_f64(compute).unwrap_or_default(),
             has_room: decision.is_some_and(|decision| {

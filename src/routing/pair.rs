@@ -10,13 +10,11 @@
 //!   memory; so it is counted with `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth.
 //! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost.
 
-use std::cmp::Ordering;
-
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::cost::{Costs, Terms};
-use super::policy;
+use super::policy::{self, SortKey};
 use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
 use crate::ids::ViewIndex;
 use crate::observe::metrics::words;
@@ -160,24 +158,8 @@ impl Share {
     }
 }
 
-/// Orders pairs: lowest cost, then fewest requests at the decode worker, then at random.
-#[derive(Clone, Copy)]
-struct SortKey {
-    cost: f64,
-    requests: u32,
-    tie: u64,
-}
-
-impl SortKey {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.cost
-            .total_cmp(&other.cost)
-            .then(self.requests.cmp(&other.requests))
-            .then(self.tie.cmp(&other.tie))
-    }
-}
-
 impl Candidate {
+    /// The order of pairs with this decode worker.
     fn sort_key(&self, cost: f64) -> SortKey {
         SortKey {
             cost,

@@ -1,11 +1,12 @@
 //! The routing policies.
 
+use std::cmp::Ordering;
 use std::iter;
 
 use smallvec::SmallVec;
 
 use super::cost::Costs;
-use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, View};
+use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, View};
 use super::{Settings, affinity, prefix_hash};
 use crate::ids::ViewIndex;
 
@@ -44,12 +45,22 @@ pub fn decide(
     let (index, reason) = chosen.or_else(|| {
         least_load(request, view, view.indices()).map(|index| (index, Reason::LeastLoad))
     })?;
-    let cached = view.cached(index);
     let costs = Costs::new(settings, request, view);
-    let new_tokens = costs.new_tokens(&cached);
+    Some(decision(&costs, view, index, &view.cached(index), reason))
+}
+
+/// The choice of a worker, with what the request costs there.
+fn decision(
+    costs: &Costs<'_>,
+    view: &impl View,
+    index: ViewIndex,
+    cached: &Cached,
+    reason: Reason,
+) -> Decision<ViewIndex> {
+    let new_tokens = costs.new_tokens(cached);
     let state = view.state(index);
     let terms = costs.terms(&state, new_tokens);
-    Some(Decision {
+    Decision {
         index,
         rank: None,
         reason,
@@ -57,7 +68,7 @@ pub fn decide(
         new_tokens,
         cost: terms.sum(),
         expected: costs.expected(&state, &terms),
-    })
+    }
 }
 
 fn cache_aware(
@@ -86,28 +97,15 @@ fn cache_aware(
         view.indices().for_each(|index| search.consider(index));
     }
     let best = search.best.as_ref()?;
-    if let Some(preferred) = prefix_hash::preferred(&search.costs, view, best.cost)
-        && preferred.index != best.index
-    {
-        return Some(Decision {
-            index: preferred.index,
-            rank: None,
-            reason: Reason::PrefixHash,
-            cached_tokens: preferred.cached.tokens(),
-            new_tokens: preferred.new_tokens,
-            cost: preferred.cost,
-            expected: search.expected(preferred.index, preferred.new_tokens),
-        });
-    }
-    Some(Decision {
-        index: best.index,
-        rank: None,
-        reason: cache_aware_reason(request, best.new_tokens, search.min_new_tokens),
-        cached_tokens: best.cached.tokens(),
-        new_tokens: best.new_tokens,
-        cost: best.cost,
-        expected: search.expected(best.index, best.new_tokens),
-    })
+    let preferred = prefix_hash::preferred(&search.costs, view, best.key.cost);
+    let (index, cached, reason) = match preferred {
+        Some((index, cached)) if index != best.index => (index, cached, Reason::PrefixHash),
+        _ => {
+            let reason = cache_aware_reason(request, best.new_tokens, search.min_new_tokens);
+            (best.index, best.cached, reason)
+        }
+    };
+    Some(decision(&search.costs, view, index, &cached, reason))
 }
 
 /// Why the cheapest worker was chosen, which would compute `new_tokens`; the worker with the longest cached
@@ -163,12 +161,6 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         }
     }
 
-    fn expected(&self, index: ViewIndex, new_tokens: u32) -> Expected {
-        let state = self.view.state(index);
-        let terms = self.costs.terms(&state, new_tokens);
-        self.costs.expected(&state, &terms)
-    }
-
     /// True if even an idle worker without the prefix would cost more than the best candidate.
     fn can_skip_sample(&self) -> bool {
         !self.is_competitive(Backlog {
@@ -196,44 +188,51 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         let cached = self.view.cached(index);
         let new_tokens = self.costs.new_tokens(&cached);
         self.min_new_tokens = self.min_new_tokens.min(new_tokens);
-        let candidate = Candidate {
-            index,
+        let key = SortKey {
             cost: self.costs.cost(&state, new_tokens),
             requests: state.requests,
             tie: tie(self.costs.request, index),
-            cached,
-            new_tokens,
         };
-        let is_better = |best: &Candidate| candidate.is_better_than(best);
+        let is_better = |best: &Candidate| key.cmp(&best.key).is_lt();
         if self.best.as_ref().is_none_or(is_better) {
             // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
-            self.max_competitive_cost = if candidate.new_tokens <= self.min_new_tokens_elsewhere {
+            self.max_competitive_cost = if new_tokens <= self.min_new_tokens_elsewhere {
                 // Rounding must not rule out one that costs the same.
-                candidate.cost * (1.0 + 1e-9)
+                key.cost * (1.0 + 1e-9)
             } else {
                 f64::INFINITY
             };
-            self.best = Some(candidate);
+            self.best = Some(Candidate {
+                index,
+                key,
+                cached,
+                new_tokens,
+            });
         }
     }
 }
 
 struct Candidate {
     index: ViewIndex,
-    cost: f64,
-    requests: u32,
-    tie: u64,
+    key: SortKey,
     cached: Cached,
     new_tokens: u32,
 }
 
-impl Candidate {
-    fn is_better_than(&self, other: &Self) -> bool {
+/// Orders workers: lowest cost, then fewest requests, then at random.
+#[derive(Clone, Copy)]
+pub(super) struct SortKey {
+    pub(super) cost: f64,
+    pub(super) requests: u32,
+    pub(super) tie: u64,
+}
+
+impl SortKey {
+    pub(super) fn cmp(&self, other: &Self) -> Ordering {
         self.cost
             .total_cmp(&other.cost)
             .then(self.requests.cmp(&other.requests))
             .then(self.tie.cmp(&other.tie))
-            .is_lt()
     }
 }
 

@@ -22,21 +22,13 @@ pub fn key(prompt: &[Block], count: usize) -> Option<u64> {
     Some(prompt[taken - 1].path.0)
 }
 
-/// A worker of nearly the lowest cost.
-pub(super) struct Preferred {
-    pub(super) index: ViewIndex,
-    pub(super) cached: Cached,
-    pub(super) new_tokens: u32,
-    pub(super) cost: f64,
-}
-
-/// The worker that the prompt's first blocks prefer among those whose cost is within the slack of `lowest_cost`.
-/// `None` if this replica is not alone, or none of the 16 most preferred workers is so cheap.
+/// The worker that the prompt's first blocks prefer among those whose cost is within the slack of `lowest_cost`, with what
+/// it has cached. `None` if this replica is not alone, or none of the 16 most preferred workers is so cheap.
 pub(super) fn preferred(
     costs: &Costs<'_>,
     view: &impl View,
     lowest_cost: f64,
-) -> Option<Preferred> {
+) -> Option<(ViewIndex, Cached)> {
     let request = costs.request;
     let key = request.prefix_key.filter(|_| request.is_alone)?;
     let limit = lowest_cost + SLACK * f64::from(request.prompt_tokens) * costs.mean_prompt_token;
@@ -51,12 +43,7 @@ pub(super) fn preferred(
             let cached = view.cached(index);
             let new_tokens = costs.new_tokens(&cached);
             let cost = costs.cost(&state, new_tokens);
-            (cost <= limit).then_some(Preferred {
-                index,
-                cached,
-                new_tokens,
-                cost,
-            })
+            (cost <= limit).then_some((index, cached))
         })
 }
 

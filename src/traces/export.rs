@@ -220,17 +220,25 @@ fn sampler(ratio: f64, environment: &mut Environment<'_>) -> Sampler {
     }
 }
 
-fn default_endpoint(protocol: Protocol) -> (Endpoint, bool) {
-    let (port, path) = match protocol {
+/// Where a collector listens, by default at the port and the path of the protocol.
+fn endpoint_at(host: &str, port: Option<u16>, path: &str, protocol: Protocol) -> Endpoint {
+    let (default_port, default_path) = match protocol {
         Protocol::Grpc => (4_317, ""),
         Protocol::Http => (4_318, HTTP_PATH),
     };
-    let endpoint = Endpoint {
-        authority: format!("localhost:{port}"),
+    let path = match path {
+        "" | "/" => default_path,
+        path => path,
+    };
+    Endpoint {
+        authority: format!("{host}:{}", port.unwrap_or(default_port)),
         path: path.to_owned(),
         tls: None,
-    };
-    (endpoint, false)
+    }
+}
+
+fn default_endpoint(protocol: Protocol) -> (Endpoint, bool) {
+    (endpoint_at("localhost", None, "", protocol), false)
 }
 
 /// The endpoint of an URL, without its TLS settings, and whether it has TLS.
@@ -256,20 +264,7 @@ fn endpoint(url: &str, protocol: Protocol) -> Result<(Endpoint, bool), String> {
     if has_user || uri.query().is_some() {
         return Err(wrong());
     }
-    let (default_port, default_path) = match protocol {
-        Protocol::Grpc => (4_317, ""),
-        Protocol::Http => (4_318, HTTP_PATH),
-    };
-    let port = uri.port_u16().unwrap_or(default_port);
-    let path = match uri.path() {
-        "" | "/" => default_path,
-        path => path,
-    };
-    let endpoint = Endpoint {
-        authority: format!("{host}:{port}"),
-        path: path.to_owned(),
-        tls: None,
-    };
+    let endpoint = endpoint_at(host, uri.port_u16(), uri.path(), protocol);
     Ok((endpoint, is_https))
 }
 

@@ -205,41 +205,30 @@ fn known_method(method: &hyper::Method) -> (&'static str, bool) {
     }
 }
 
+/// Adds an attribute that has a value.
+fn put(attributes: &mut Vec<KeyValue>, name: &'static str, value: Option<impl Into<Value>>) {
+    attributes.extend(value.map(|value| KeyValue::new(name, value)));
+}
+
 fn request_attributes(record: &Record) -> Vec<KeyValue> {
     let end = &record.end;
     let mut attributes = Vec::with_capacity(10);
-    let mut put = |name: &'static str, value: Option<Value>| {
-        attributes.extend(value.map(|value| KeyValue::new(name, value)));
-    };
-    let method = end
-        .method
-        .as_ref()
-        .map(|method| match known_method(method) {
-            (known, true) => known,
-            _ => "_OTHER",
-        });
-    put(names::HTTP_REQUEST_METHOD, method.map(Value::from));
-    put(names::URL_PATH, end.path.clone().map(Value::from));
-    put(names::HTTP_ROUTE, end.route.map(Value::from));
+    let all = &mut attributes;
+    let method = end.method.as_ref().map(known_method);
+    let method = method.map(|(known, is_known)| if is_known { known } else { "_OTHER" });
+    put(all, names::HTTP_REQUEST_METHOD, method);
+    put(all, names::URL_PATH, end.path.clone());
+    put(all, names::HTTP_ROUTE, end.route);
     let status = end.status.map(i64::from);
-    put(names::HTTP_RESPONSE_STATUS_CODE, status.map(Value::from));
+    put(all, names::HTTP_RESPONSE_STATUS_CODE, status);
     let client = end.client.map(|client| client.to_string());
-    put(names::CLIENT_ADDRESS, client.map(Value::from));
-    put(names::ERROR_TYPE, end.error.map(Value::from));
-    put(names::TENANT, end.tenant.clone().map(Value::from));
-    let id = end.id.map(|id| id.to_string());
-    put(names::REQUEST_ID, id.map(Value::from));
-    put(
-        names::BACKGROUND_RESPONSE,
-        end.response.clone().map(Value::from),
-    );
-    attributes.extend(conversation_attribute(record));
+    put(all, names::CLIENT_ADDRESS, client);
+    put(all, names::ERROR_TYPE, end.error);
+    put(all, names::TENANT, end.tenant.clone());
+    put(all, names::REQUEST_ID, end.id.map(|id| id.to_string()));
+    put(all, names::BACKGROUND_RESPONSE, end.response.clone());
+    put(all, names::CONVERSATION_ID, record.conversation.clone());
     attributes
-}
-
-fn conversation_attribute(record: &Record) -> Option<KeyValue> {
-    let id = record.conversation.clone()?;
-    Some(KeyValue::new(names::CONVERSATION_ID, id))
 }
 
 fn try_attributes(record: &Record, tried: &Try) -> Vec<KeyValue> {
@@ -254,48 +243,36 @@ fn try_attributes(record: &Record, tried: &Try) -> Vec<KeyValue> {
     let authority = tried.authority.rsplit_once(':');
     let (host, port) = authority.unwrap_or((&tried.authority, ""));
     attributes.push(KeyValue::new(names::SERVER_ADDRESS, host.to_owned()));
-    let mut put = |name: &'static str, value: Option<Value>| {
-        attributes.extend(value.map(|value| KeyValue::new(name, value)));
-    };
-    put(
-        names::SERVER_PORT,
-        port.parse::<i64>().ok().map(Value::from),
-    );
+    let all = &mut attributes;
+    put(all, names::SERVER_PORT, port.parse::<i64>().ok());
     let requested = tried.requested_model.clone();
-    put(names::REQUESTED_MODEL, requested.map(Value::from));
-    put(names::OPENAI_API_TYPE, tried.api_type.map(Value::from));
+    put(all, names::REQUESTED_MODEL, requested);
+    put(all, names::OPENAI_API_TYPE, tried.api_type);
     let max_tokens = tried.request.max_tokens.map(number);
-    put(names::REQUEST_MAX_TOKENS, max_tokens);
-    let temperature = tried.request.temperature;
-    put(names::REQUEST_TEMPERATURE, temperature.map(Value::from));
-    put(
-        names::HTTP_RESPONSE_STATUS_CODE,
-        tried.status.map(i64::from).map(Value::from),
-    );
+    put(all, names::REQUEST_MAX_TOKENS, max_tokens);
+    put(all, names::REQUEST_TEMPERATURE, tried.request.temperature);
+    let status = tried.status.map(i64::from);
+    put(all, names::HTTP_RESPONSE_STATUS_CODE, status);
     let response = &tried.response;
-    put(names::RESPONSE_ID, response.id.clone().map(Value::from));
-    put(
-        names::RESPONSE_MODEL,
-        response.model.clone().map(Value::from),
-    );
+    put(all, names::RESPONSE_ID, response.id.clone());
+    put(all, names::RESPONSE_MODEL, response.model.clone());
     let reasons = response.finish_reasons.iter().cloned();
     let reasons: Vec<StringValue> = reasons.map(StringValue::from).collect();
     let reasons = (!reasons.is_empty()).then_some(Value::Array(Array::String(reasons)));
-    put(names::RESPONSE_FINISH_REASONS, reasons);
+    put(all, names::RESPONSE_FINISH_REASONS, reasons);
     let first = tried.first_token;
     let first = first.map(|at| at.saturating_duration_since(tried.started).as_secs_f64());
-    put(names::TIME_TO_FIRST_CHUNK, first.map(Value::from));
+    put(all, names::TIME_TO_FIRST_CHUNK, first);
     if let Some(usage) = &tried.usage {
-        put(names::INPUT_TOKENS, Some(number(usage.prompt_tokens)));
-        put(names::CACHED_TOKENS, Some(number(usage.cached_tokens)));
-        put(names::OUTPUT_TOKENS, Some(number(usage.output_tokens)));
-        put(names::REASONING_TOKENS, usage.reasoning_tokens.map(number));
+        all.push(count(names::INPUT_TOKENS, usage.prompt_tokens));
+        all.push(count(names::CACHED_TOKENS, usage.cached_tokens));
+        all.push(count(names::OUTPUT_TOKENS, usage.output_tokens));
+        let reasoning = usage.reasoning_tokens.map(number);
+        put(all, names::REASONING_TOKENS, reasoning);
     }
-    put(
-        names::ERROR_TYPE,
-        tried.error.as_ref().map(|(kind, _)| Value::from(*kind)),
-    );
-    attributes.extend(conversation_attribute(record));
+    let error = tried.error.as_ref().map(|(kind, _)| *kind);
+    put(all, names::ERROR_TYPE, error);
+    put(all, names::CONVERSATION_ID, record.conversation.clone());
     attributes.extend(tried.rank.map(rank_attribute));
     attributes.extend(tried.leg.map(leg_attribute));
     attributes.extend(decision_attributes(&tried.decision));

@@ -14,7 +14,7 @@ use crate::observe;
 
 /// Begins traces, with the sampling of one configuration. By default it begins none.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<Box<On>>);
+pub struct Tracer(Option<On>);
 
 #[derive(Clone, Debug)]
 struct On {
@@ -26,7 +26,7 @@ impl Tracer {
     /// One that fills a queue of so many spans, and the queue's other end.
     pub(super) fn new(sampler: Sampler, max_spans: usize, metrics: Metrics) -> (Self, Records) {
         let (queue, records) = queue(max_spans, metrics);
-        (Self(Some(Box::new(On { sampler, queue }))), records)
+        (Self(Some(On { sampler, queue })), records)
     }
 
     /// The tracer of the next configuration, with the same queue.
@@ -36,7 +36,7 @@ impl Tracer {
             sampler,
             queue: on.queue.clone(),
         });
-        Self(on.map(Box::new))
+        Self(on)
     }
 
     /// The trace of a request, if it is sampled.

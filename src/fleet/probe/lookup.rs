@@ -17,7 +17,7 @@ use crate::observe;
 const MAX_CONCURRENT: usize = 64;
 
 pub async fn run(registry: Arc<Registry>) {
-    let lookup = registry.model_lookup();
+    let lookup = &registry.model_lookup;
     let mut last: Option<Instant> = None;
     // How many workers were asked in rounds that ask some.
     let mut asked = 0;

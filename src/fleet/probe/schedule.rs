@@ -9,7 +9,6 @@
 use std::time::{Duration, Instant};
 
 use super::get::ProbeError;
-use super::logged_state::LoggedState;
 use super::sleep;
 use crate::fleet::ResponsesApi;
 use crate::fleet::health::{self, Health};
@@ -59,6 +58,15 @@ pub(super) enum Step {
     Wait(Duration),
 }
 
+/// What is logged of a worker's health. Each state is logged once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum LoggedState {
+    Up,
+    /// It gets no requests, because it lists no models, for this reason.
+    WithoutModels(String),
+    Down,
+}
+
 /// What the router has counted of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerUse {
@@ -71,7 +79,7 @@ pub(super) struct WorkerUse {
 }
 
 /// The probes of one worker, in rounds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ProbeSchedule {
     machine: health::Machine,
     settings: health::Settings,
@@ -104,28 +112,6 @@ pub(super) struct ProbeSchedule {
 }
 
 impl ProbeSchedule {
-    pub(super) fn new(settings: &health::Settings) -> Self {
-        Self {
-            machine: health::Machine::new(settings),
-            settings: settings.clone(),
-            responses: ResponsesApi::default(),
-            has_bootstrap: false,
-            rounds: 0,
-            is_good: false,
-            is_asleep: false,
-            turned_up: false,
-            may_sleep: false,
-            has_facts: false,
-            no_models: None,
-            asked_for: None,
-            asked_at_total: 0,
-            foreign_at: None,
-            started: None,
-            failures: 0,
-            logged: None,
-        }
-    }
-
     /// A round begins, with the settings of now. `has_bootstrap`: the worker has a bootstrap server.
     pub(super) fn begin(
         &mut self,
@@ -133,7 +119,6 @@ impl ProbeSchedule {
         responses: ResponsesApi,
         has_bootstrap: bool,
     ) -> Step {
-        self.machine.set(&settings);
         self.settings = settings;
         self.responses = responses;
         self.has_bootstrap = has_bootstrap;
@@ -233,7 +218,7 @@ impl ProbeSchedule {
         let health = if self.is_asleep {
             self.machine.on_sleep()
         } else {
-            self.machine.on_probe(self.is_good)
+            self.machine.on_probe(self.is_good, &self.settings)
         };
         self.failures = if self.is_good {
             0
@@ -328,10 +313,6 @@ mod tests {
         ..GOOD
     };
 
-    fn schedule() -> ProbeSchedule {
-        ProbeSchedule::new(&health::Settings::default())
-    }
-
     /// Runs one round `seconds` after the start, and writes its steps as words.
     fn round(schedule: &mut ProbeSchedule, start: Instant, seconds: u64, found: Found) -> String {
         let now = start + Duration::from_secs(seconds);
@@ -394,7 +375,7 @@ mod tests {
 
     /// Each row: a round, and its steps; the rounds are two seconds apart.
     fn check(rows: &[(Found, &str)]) {
-        let (mut schedule, start) = (schedule(), observe::now());
+        let (mut schedule, start) = (ProbeSchedule::default(), observe::now());
         for (row, (found, expected)) in rows.iter().enumerate() {
             let done = round(&mut schedule, start, 2 * row as u64, *found);
             assert_eq!(done, *expected, "round {row}");
@@ -487,7 +468,7 @@ mod tests {
             (GOOD, ""),
         ]);
         // What was listed before stays.
-        let mut schedule = schedule();
+        let mut schedule = ProbeSchedule::default();
         let start = observe::now();
         let _ = round(&mut schedule, start, 0, GOOD);
         for _ in 1..8 {
@@ -530,7 +511,7 @@ mod tests {
             (shared, "load"),
             (requested, "load"),
         ]);
-        let (mut schedule, start) = (schedule(), observe::now());
+        let (mut schedule, start) = (ProbeSchedule::default(), observe::now());
         let _ = round(&mut schedule, start, 0, shared);
         assert_eq!(round(&mut schedule, start, 59, requested), "load");
         assert_eq!(round(&mut schedule, start, 60, requested), "");
@@ -555,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_restart_is_a_later_start_of_the_process() {
-        let mut schedule = schedule();
+        let mut schedule = ProbeSchedule::default();
         for (started, expected) in [
             (None, false),
             (Some(1.0), false),

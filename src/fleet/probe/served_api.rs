@@ -1,31 +1,43 @@
-//! Asks an engine whether it serves an API.
+//! Asks an engine whether it serves the APIs that not every one has: Messages and the Responses API.
 
 use std::time::Duration;
 
 use hyper::StatusCode;
 use tracing::{debug, info};
 
-use crate::fleet::Worker;
+use crate::fleet::{Facts, ResponsesApi, Worker};
 
 /// More than any error.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// An API that not every engine serves.
-pub(super) struct OptionalApi {
-    pub(super) path: &'static str,
-    /// What follows if it is not served, for the log.
-    pub(super) otherwise: &'static str,
+/// Whether the worker does not serve Anthropic's Messages. As before (`facts`) if it does not answer.
+pub(super) async fn lacks_messages(worker: &Worker, facts: &Facts, limit: Duration) -> bool {
+    let (path, otherwise) = ("/v1/messages", "it gets no such requests");
+    is_lacking(worker, path, otherwise, facts.lacks_messages, limit).await
+}
+
+/// Whether the worker needs chat completions: an engine without the Responses API, or one whose answers to chat completions
+/// are better than those of its own Responses API (SGLang). Asked only where the configuration does not say.
+pub(super) async fn lacks_responses(worker: &Worker, facts: &Facts, limit: Duration) -> bool {
+    if worker.responses != ResponsesApi::Auto {
+        return false;
+    }
+    if facts.capabilities().prefers_chat {
+        return true;
+    }
+    let (path, otherwise) = ("/v1/responses", "it is sent chat completions");
+    is_lacking(worker, path, otherwise, facts.lacks_responses, limit).await
 }
 
 /// Whether the worker answers a POST with 404, 405 or 501. Asked with a body that every engine refuses, so that nothing is
-/// generated. `known` if it does not answer.
-pub(super) async fn is_lacking(
+/// generated. `otherwise`: what follows if it does, for the log. `known` if it does not answer.
+async fn is_lacking(
     worker: &Worker,
-    api: &OptionalApi,
+    path: &'static str,
+    otherwise: &'static str,
     known: bool,
     limit: Duration,
 ) -> bool {
-    let OptionalApi { path, otherwise } = api;
     let authorization = worker.authorization.as_ref();
     let post = worker
         .pool

@@ -6,9 +6,13 @@ use super::types::Speed;
 /// Over the workers of a model.
 #[derive(Debug)]
 pub struct GroupSpeed {
-    mean_prompt_token: SharedF32,
-    min_prompt_token: SharedF32,
-    waiting_prompts: SharedF32,
+    /// Seconds for a prompt token at the mean rate.
+    pub mean_prompt_token: SharedF32,
+    /// Seconds for a prompt token at the fastest worker. Until the next update it may be too high for a worker that has
+    /// become faster: then a decision may not look at that worker.
+    pub min_prompt_token: SharedF32,
+    /// Prompts that wait at all workers, on average over the last seconds.
+    pub waiting_prompts: SharedF32,
 }
 
 impl Default for GroupSpeed {
@@ -23,25 +27,6 @@ impl Default for GroupSpeed {
 }
 
 impl GroupSpeed {
-    /// Seconds for a prompt token at the mean rate.
-    #[inline]
-    pub fn mean_prompt_token(&self) -> f64 {
-        self.mean_prompt_token.get()
-    }
-
-    /// Seconds for a prompt token at the fastest worker. Until the next update it may be too high for a worker that has
-    /// become faster: then a decision may not look at that worker.
-    #[inline]
-    pub fn min_prompt_token(&self) -> f64 {
-        self.min_prompt_token.get()
-    }
-
-    /// Prompts that wait at all workers, on average over the last seconds.
-    #[inline]
-    pub fn waiting_prompts(&self) -> f64 {
-        self.waiting_prompts.get()
-    }
-
     /// From the seconds that each worker takes for a prompt token, and the prompts that usually wait there.
     pub fn set(&self, workers: impl Iterator<Item = (f64, f64)>) {
         let (mut count, mut rates, mut min, mut waiting) = (0.0, 0.0, f64::INFINITY, 0.0);

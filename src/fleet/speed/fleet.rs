@@ -138,7 +138,7 @@ mod tests {
             for _ in 0..seconds {
                 speeds.update(&registry.snapshot());
             }
-            registry.snapshot().models["m"].speed.waiting_prompts()
+            registry.snapshot().models["m"].speed.waiting_prompts.get()
         };
         // One prompt and a half are not computed yet; of the third all is cached.
         let worker = registry.snapshot().workers[0].worker.clone();
@@ -175,9 +175,9 @@ mod tests {
         );
         assert!(is_near(found[2], 4_000.0), "{found:?}");
         let group = registry.snapshot().models["m"].clone();
-        let mean = 1.0 / group.speed.mean_prompt_token();
+        let mean = 1.0 / group.speed.mean_prompt_token.get();
         assert!(is_near(mean, 28_000.0), "{mean}");
-        assert!(group.speed.min_prompt_token() <= 1.0 / found[0]);
+        assert!(group.speed.min_prompt_token.get() <= 1.0 / found[0]);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Learner {
     }
 
     pub fn speed(&self) -> Speed {
-        let [step, batch, prompt_token, overlapped] = self.squares.x();
+        let [step, batch, prompt_token, overlapped] = self.squares.x;
         Speed {
             prompt_token,
             step,

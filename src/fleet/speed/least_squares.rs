@@ -25,7 +25,7 @@ const TAKEN: usize = 3;
 pub(super) struct LeastSquares {
     /// Where each constant starts; of the last, which starts at 0, what it is measured by.
     start: [f64; N],
-    x: [f64; N],
+    pub(super) x: [f64; N],
     covariance: [[f64; N]; N],
 }
 
@@ -42,10 +42,6 @@ impl LeastSquares {
             x,
             covariance,
         }
-    }
-
-    pub(super) fn x(&self) -> [f64; N] {
-        self.x
     }
 
     /// Goes on from other values, with the doubt of a start.

@@ -1,12 +1,10 @@
 //! The keys of a body that are read, and the readers of their values.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, IgnoredAny, MapAccess, Visitor};
-use serde_json::value::RawValue;
 
+use crate::json_scan::JsonString;
 use crate::prompt::types::{Api, Section};
 
 #[derive(Clone, Copy)]
@@ -108,98 +106,12 @@ fn engine_field(name: &str, api: Api) -> Option<&'static str> {
     fields.find(|field| **field == name).copied()
 }
 
-/// A string or null. A value of another type is skipped and reported in `is_other_type`.
-pub(super) struct OptionalString<'a> {
-    pub(super) value: Option<Cow<'a, str>>,
-    pub(super) is_other_type: bool,
-}
-
-impl<'a> OptionalString<'a> {
-    const NULL: Self = Self {
-        value: None,
-        is_other_type: false,
-    };
-    const OTHER_TYPE: Self = Self {
-        value: None,
-        is_other_type: true,
-    };
-
-    fn string(value: Cow<'a, str>) -> Self {
-        Self {
-            value: Some(value),
-            is_other_type: false,
-        }
+/// The text of a value that is a string.
+pub(super) fn string(json: &str) -> serde_json::Result<Option<Cow<'_, str>>> {
+    if !json.starts_with('"') {
+        return Ok(None);
     }
-}
-
-impl<'de> Deserialize<'de> for OptionalString<'de> {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = OptionalString<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("any value")
-            }
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::string(Cow::Borrowed(text)))
-            }
-            fn visit_str<E>(self, text: &str) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::string(Cow::Owned(text.to_owned())))
-            }
-            fn visit_unit<E>(self) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::NULL)
-            }
-            fn visit_bool<E>(self, _: bool) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::OTHER_TYPE)
-            }
-            fn visit_i64<E>(self, _: i64) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::OTHER_TYPE)
-            }
-            fn visit_u64<E>(self, _: u64) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::OTHER_TYPE)
-            }
-            fn visit_f64<E>(self, _: f64) -> Result<OptionalString<'de>, E> {
-                Ok(OptionalString::OTHER_TYPE)
-            }
-            fn visit_seq<A: de::SeqAccess<'de>>(
-                self,
-                mut seq: A,
-            ) -> Result<OptionalString<'de>, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(OptionalString::OTHER_TYPE)
-            }
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> Result<OptionalString<'de>, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(OptionalString::OTHER_TYPE)
-            }
-        }
-        deserializer.deserialize_any(V)
-    }
-}
-
-/// A whole number. A value of another kind is skipped; the engine decides whether to refuse it.
-pub(super) struct OptionalInteger(pub(super) Option<i64>);
-
-impl<'de> Deserialize<'de> for OptionalInteger {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = <&RawValue>::deserialize(deserializer)?;
-        Ok(Self(raw.get().parse().ok()))
-    }
-}
-
-/// Whether a value is `true`.
-pub(super) struct Flag(pub(super) bool);
-
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The engine validates the type. The router only chooses a time-out by the flag.
-        let raw = <&RawValue>::deserialize(deserializer)?;
-        Ok(Flag(raw.get() == "true"))
-    }
+    serde_json::from_str(json).map(|JsonString(text)| Some(text))
 }
 
 /// The user that the metadata of a Messages request names.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::chat_message::Message;
 use super::kwargs::{self, Kwargs};
-use super::types::{Options, TokenizeError};
+use super::types::{Options, TokenizeError, refused};
 use crate::json_scan::Scan;
 
 /// A chat or Responses request as the variables of a chat template.
@@ -45,13 +45,10 @@ struct Body<'a> {
 
 pub(super) fn read<'a>(body: &'a [u8], options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
     let body = match scanned(body) {
-        Some(body) => Ok(body),
-        None => serde_json::from_slice(body),
+        Some(body) => body,
+        None => serde_json::from_slice(body)?,
     };
-    input(
-        body.map_err(|error| TokenizeError::Body(error.to_string()))?,
-        options,
-    )
+    input(body, options)
 }
 
 /// The fields that are read.
@@ -114,10 +111,7 @@ pub(super) fn of_value(
     body: Value,
     options: &Options,
 ) -> Result<ChatInput<'static>, TokenizeError> {
-    input(
-        Body::deserialize(body).map_err(|error| TokenizeError::Body(error.to_string()))?,
-        options,
-    )
+    input(Body::deserialize(body)?, options)
 }
 
 fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
@@ -201,7 +195,7 @@ fn with_first_keys(mut map: Map<String, Value>, keys: &[&str]) -> Map<String, Va
 }
 
 fn tool(tool: Value) -> Result<Value, TokenizeError> {
-    let wrong = || TokenizeError::Refused("a tool without a named function".to_owned());
+    let wrong = || refused("a tool without a named function");
     let Value::Object(mut tool) = tool else {
         return Err(wrong());
     };

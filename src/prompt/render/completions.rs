@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::types::{RenderedPrompt, RenderedText, TokenizeError};
+use super::types::{RenderedPrompt, RenderedText, TokenizeError, refused};
 
 #[derive(Deserialize)]
 struct Body {
@@ -30,8 +30,7 @@ enum PromptField {
 }
 
 pub(super) fn read(body: &[u8]) -> Result<RenderedPrompt, TokenizeError> {
-    let body: Body =
-        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
+    let body: Body = serde_json::from_slice(body)?;
     if body.suffix.is_some() {
         return Err(TokenizeError::Field("suffix"));
     }
@@ -52,6 +51,6 @@ pub(super) fn read(body: &[u8]) -> Result<RenderedPrompt, TokenizeError> {
         }
         // The engine makes a separate request of each prompt, and all of them go to one worker.
         Some(PromptField::Texts(_) | PromptField::Lists(_)) => Err(TokenizeError::Field("prompt")),
-        Some(PromptField::Ids(_)) | None => Err(TokenizeError::Refused("no prompt".to_owned())),
+        Some(PromptField::Ids(_)) | None => Err(refused("no prompt")),
     }
 }

@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value};
 
-use super::types::TokenizeError;
+use super::types::{TokenizeError, refused};
+use crate::prompt::template::is_space;
 
 /// Appended to the last message, so that the text after it can be found and cut off. `transformers` uses the same tag,
 /// so a message that contains the tag is cut at the same position.
@@ -14,7 +15,6 @@ pub(super) fn append_tag(
     last: Option<&mut Map<String, Value>>,
     source: &str,
 ) -> Result<String, TokenizeError> {
-    let refused = |why: &str| TokenizeError::Refused(why.to_owned());
     if !source.contains("content") {
         return Err(refused("the template prints no content to continue"));
     }
@@ -40,30 +40,17 @@ pub(super) fn append_tag(
 pub(super) fn cut_at_tag(mut text: String, last: &str) -> Result<String, TokenizeError> {
     let tag = CONTINUE_TAG.trim_end();
     let end = match text.rfind(tag) {
-        Some(end) if text.contains(python_strip(last)) => end,
+        Some(end) if text.contains(last.trim_matches(is_space)) => end,
         _ => {
             let why = "the template does not print the message to continue";
-            return Err(TokenizeError::Refused(why.to_owned()));
+            return Err(refused(why));
         }
     };
     let keeps_spaces = text[end..].starts_with(CONTINUE_TAG);
     text.truncate(end);
     if !keeps_spaces {
         // The template trimmed the tag, so it would have trimmed the text before the tag as well.
-        text.truncate(python_strip_end(&text).len());
+        text.truncate(text.trim_end_matches(is_space).len());
     }
     Ok(text)
-}
-
-/// White space as Python's `str.strip` defines it: Unicode white space and the control characters U+001C to U+001F.
-fn is_python_space(char: char) -> bool {
-    char.is_whitespace() || ('\x1c'..='\x1f').contains(&char)
-}
-
-fn python_strip(text: &str) -> &str {
-    text.trim_matches(is_python_space)
-}
-
-fn python_strip_end(text: &str) -> &str {
-    text.trim_end_matches(is_python_space)
 }

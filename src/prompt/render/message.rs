@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::chat_message::{Message, PlainContent, PlainMessage};
 use super::exact_integers;
-use super::types::TokenizeError;
+use super::types::{TokenizeError, refused};
 use crate::prompt::template::ContentFormat;
 use crate::prompt::types::BILLING_HEADER;
 
@@ -383,8 +383,4 @@ pub(super) fn developer_to_system(messages: Vec<Message<'_>>) -> Vec<Message<'_>
         content: PlainContent::Text(texts.join("\n\n").into()),
     });
     std::iter::once(merged).chain(others).collect()
-}
-
-fn refused(why: &str) -> TokenizeError {
-    TokenizeError::Refused(why.to_owned())
 }

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::types::TokenizeError;
+use super::types::{TokenizeError, refused};
 use crate::prompt::types::BILLING_HEADER;
 
 /// What the conversion depends on besides the body: what an engine finds out about its chat template.
@@ -116,8 +116,7 @@ pub(crate) fn needs_facts(body: &[u8]) -> bool {
 
 /// The body of the chat completion.
 pub(crate) fn to_chat(body: &[u8], facts: TemplateFacts) -> Result<Value, TokenizeError> {
-    let body: Body =
-        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
+    let body: Body = serde_json::from_slice(body)?;
     let merges = facts.has_system_first;
     let mut system = body.system.map(system_texts).unwrap_or_default();
     let mut messages = Vec::with_capacity(body.messages.len() + 1);
@@ -305,10 +304,6 @@ fn tool(tool: Tool) -> Value {
         "strict": tool.strict,
         "defer_loading": tool.defer_loading,
     }})
-}
-
-fn refused(why: &str) -> TokenizeError {
-    TokenizeError::Refused(why.to_owned())
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 //! one assistant message (reasoning, text and calls).
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::chat::ChatInput;
 use super::chat_message::Message;
 use super::kwargs::{self, Kwargs};
-use super::types::{Options, TokenizeError};
+use super::types::{Options, TokenizeError, refused};
 
 #[derive(Deserialize)]
 struct Body {
@@ -38,8 +38,7 @@ enum Input {
 }
 
 pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>, TokenizeError> {
-    let body: Body =
-        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
+    let body: Body = serde_json::from_slice(body)?;
     if body.previous_response_id.is_some() {
         return Err(TokenizeError::Field("previous_response_id"));
     }
@@ -208,29 +207,18 @@ fn call(is_custom: bool, item: &Map<String, Value>) -> Result<Value, TokenizeErr
     let mut name = field("name").ok_or_else(incomplete)?.to_owned();
     let arguments = if is_custom {
         // The engine shows a custom tool to the model as a function with one string argument.
-        let mut shim = Map::with_capacity(1);
-        shim.insert(
-            "input".to_owned(),
-            field("input").unwrap_or_default().into(),
-        );
-        Value::Object(shim)
+        json!({"input": field("input").unwrap_or_default()})
     } else {
         if let Some(namespace) = field("namespace").filter(|namespace| !namespace.is_empty()) {
             name = qualified_name(namespace, &name);
         }
         field("arguments").ok_or_else(incomplete)?.into()
     };
-    let mut function = Map::with_capacity(2);
-    function.insert("name".to_owned(), name.into());
-    function.insert("arguments".to_owned(), arguments);
-    let mut call = Map::with_capacity(3);
-    call.insert(
-        "id".to_owned(),
-        field("call_id").ok_or_else(incomplete)?.into(),
-    );
-    call.insert("function".to_owned(), Value::Object(function));
-    call.insert("type".to_owned(), "function".into());
-    Ok(Value::Object(call))
+    Ok(json!({
+        "id": field("call_id").ok_or_else(incomplete)?,
+        "function": {"name": name, "arguments": arguments},
+        "type": "function",
+    }))
 }
 
 fn qualified_name(namespace: &str, name: &str) -> String {
@@ -278,7 +266,7 @@ fn custom(tool: &Map<String, Value>) -> Option<Map<String, Value>> {
     function.insert("name".to_owned(), tool.get("name")?.clone());
     let description = tool.get("description").cloned().unwrap_or(Value::Null);
     function.insert("description".to_owned(), description);
-    let parameters = serde_json::json!({
+    let parameters = json!({
         "type": "object",
         "properties": {
             "input": {
@@ -291,8 +279,4 @@ fn custom(tool: &Map<String, Value>) -> Option<Map<String, Value>> {
     });
     function.insert("parameters".to_owned(), parameters);
     kwargs::function_tool(function)
-}
-
-fn refused(why: &str) -> TokenizeError {
-    TokenizeError::Refused(why.to_owned())
 }

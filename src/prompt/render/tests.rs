@@ -83,7 +83,7 @@ fn templates_render_like_transformers() {
         let special_tokens = vectors["special"].as_object().unwrap().clone();
         let renderer = renderer_with(&source, special_tokens);
         let template = renderer.templates.plain.as_ref().unwrap();
-        let format = serde_json::to_value(template.format()).unwrap();
+        let format = serde_json::to_value(template.format).unwrap();
         assert_eq!(format, expected["format"], "{name}");
         for (case, expected) in expected["rendered"].as_object().unwrap() {
             let now_s = vectors["now_s"].as_i64();

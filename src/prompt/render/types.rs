@@ -66,6 +66,16 @@ impl TokenizeError {
     }
 }
 
+impl From<serde_json::Error> for TokenizeError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Body(error.to_string())
+    }
+}
+
+pub(super) fn refused(why: &str) -> TokenizeError {
+    TokenizeError::Refused(why.to_owned())
+}
+
 /// The prompt as the engine tokenizes it.
 #[derive(Debug, PartialEq)]
 pub enum RenderedPrompt {

@@ -97,6 +97,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-fn invalid(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why.into())
+/// What a filter, a function or a method says of what it cannot take.
+pub(super) fn invalid(why: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, why)
 }

@@ -2,9 +2,18 @@
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::arguments::{Arguments, Given};
+use super::arguments::{Arguments, Given, invalid};
 use super::{number, python_text};
+
+/// What `urlencode` writes as percent signs and digits.
+const OUTSIDE_OF_PATHS: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'-')
+    .remove(b'~')
+    .remove(b'/');
 
 /// Python's `pprint` breaks longer values into lines.
 const MAX_PRINTED: usize = 79;
@@ -60,10 +69,6 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_function("cycler", |items: Rest<Value>| {
         minijinja_contrib::globals::cycler(items.to_vec())
     });
-}
-
-fn invalid(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why.into())
 }
 
 /// Of an undefined value zero.
@@ -263,16 +268,7 @@ fn urlencode(value: &Value) -> Result<String, Error> {
     let Some(text) = value.as_str() else {
         return Err(invalid("only a text can be encoded"));
     };
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => {
-                encoded.push(char::from(byte));
-            }
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    Ok(encoded)
+    Ok(utf8_percent_encode(text, OUTSIDE_OF_PATHS).to_string())
 }
 
 /// A text that is longer than its limit and a tolerance is cut at a word, or where it is.

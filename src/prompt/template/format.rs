@@ -7,7 +7,6 @@
 //! with such a content. If a relevant loop unpacks several names, the result is text, as in vLLM.
 
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
-use minijinja::syntax::SyntaxConfig;
 use serde::{Deserialize, Serialize};
 
 /// The form in which a template gets the content of a message.
@@ -21,12 +20,9 @@ pub enum ContentFormat {
 }
 
 impl ContentFormat {
-    pub(super) fn of(source: &str, syntax: &SyntaxConfig) -> Self {
-        let Ok(tree) = minijinja::machinery::parse(source, "", syntax.clone()) else {
-            return ContentFormat::String;
-        };
+    pub(super) fn of(tree: &Stmt<'_>) -> Self {
         let mut syntax = TemplateSyntax::default();
-        syntax.visit(&tree, None);
+        syntax.visit(tree, None);
         match syntax.iterates_parts() {
             Ok(true) => ContentFormat::Openai,
             Ok(false) | Err(SeveralNames) => ContentFormat::String,

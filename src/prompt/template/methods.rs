@@ -2,10 +2,10 @@
 
 use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Tuple, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, invalid};
 use super::texts::{self, MAX_WIDTH, Side};
 use super::{number, python_text};
 
@@ -33,10 +33,6 @@ fn method(
         Some(found) => Ok(found),
         None => pycompat::unknown_method_callback(state, value, name, args),
     }
-}
-
-fn invalid(why: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why)
 }
 
 fn of_list(list: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use minijinja::value::{Object, ObjectRepr, Rest, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::percent;
-use super::python_text;
+use super::arguments::invalid;
+use super::{percent, python_text};
 
 pub(super) const CONCATENATED: &str = "python_concat";
 pub(super) const REST: &str = "python_rest";
@@ -43,10 +43,6 @@ pub(super) fn is_method_of_dict(name: &str) -> bool {
             | "update"
             | "values"
     )
-}
-
-fn invalid(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why.into())
 }
 
 fn concatenated(first: &Value, others: Rest<Value>) -> String {

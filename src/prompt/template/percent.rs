@@ -3,8 +3,9 @@
 
 use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, Value};
 
+use super::arguments::invalid;
 use super::python_text;
 
 pub(super) fn format(format: &str, argument: &Value) -> Result<String, Error> {
@@ -79,10 +80,6 @@ fn integer(value: &Value) -> Result<Value, Error> {
         }
         kind => Err(invalid(format!("a number is required, not {kind}"))),
     }
-}
-
-fn invalid(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why.into())
 }
 
 /// One `%`, with what belongs to it.

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::arguments::{Arguments, Given};
+use super::arguments::{Arguments, Given, invalid};
 use super::{dates, filters, methods, number, operators, python_text, texts};
 
 /// Maximum nesting of JSON: more than any schema has, and less than our stack allows.
@@ -48,16 +48,15 @@ pub(super) fn install(environment: &mut Environment<'_>) {
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
+    Err(invalid(message))
 }
 
 /// Engines use their local time zone; the router uses UTC, which is the default of containers.
 fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
-    let invalid = |why: String| Error::new(ErrorKind::InvalidOperation, why);
     let now = state
         .lookup(now_key())
         .and_then(|value| value.as_i64())
-        .ok_or_else(|| invalid("no time was given".to_owned()))?;
+        .ok_or_else(|| invalid("no time was given"))?;
     let now = jiff::Timestamp::from_second(now).map_err(|error| invalid(error.to_string()))?;
     dates::format(format, &now.to_zoned(TimeZone::UTC)).map_err(|error| invalid(error.to_string()))
 }
@@ -98,10 +97,7 @@ fn items(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Map => minijinja::filters::items(value),
-        _ => Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "can only get item pairs from a mapping",
-        )),
+        _ => Err(invalid("can only get item pairs from a mapping")),
     }
 }
 
@@ -173,9 +169,9 @@ fn write_json(
     style: &JsonStyle,
     depth: usize,
 ) -> Result<(), Error> {
-    let invalid = |why: &str| Err(Error::new(ErrorKind::BadSerialization, why.to_owned()));
+    let no_json = |why: &str| Err(Error::new(ErrorKind::BadSerialization, why.to_owned()));
     if depth > MAX_DEPTH {
-        return invalid("nested too deeply");
+        return no_json("nested too deeply");
     }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
@@ -234,8 +230,8 @@ fn write_json(
             new_line(out, style, depth);
             out.push('}');
         }
-        ValueKind::Undefined => return invalid("an undefined value is not JSON"),
-        _ => return invalid("a value that is not JSON"),
+        ValueKind::Undefined => return no_json("an undefined value is not JSON"),
+        _ => return no_json("a value that is not JSON"),
     }
     Ok(())
 }

@@ -3,14 +3,12 @@
 
 mod expression;
 mod level;
-mod writer;
 
 use std::fmt::Write;
 
 use minijinja::machinery::ast::{Expr, ForLoop, IfCond, Macro, Stmt};
 
-use self::expression::{concatenated, is_constant};
-use self::writer::Writer;
+use self::expression::{Writer, concatenated, is_constant};
 use super::operators;
 
 /// The source of a tree, whose statements stand on the lines that they had.

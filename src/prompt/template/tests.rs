@@ -7,7 +7,7 @@ fn check(source: &str, context: Value, expected: &str) {
 }
 
 fn format(source: &str) -> ContentFormat {
-    Template::new(source).unwrap().format()
+    Template::new(source).unwrap().format
 }
 
 #[test]

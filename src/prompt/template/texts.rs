@@ -1,8 +1,9 @@
 //! Filters on texts that the template engine lacks, or has otherwise, and what methods of texts share with them. Pure.
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, Value};
 
+use super::arguments::invalid;
 use super::python_text;
 
 pub(super) fn install(environment: &mut Environment<'_>) {
@@ -53,8 +54,8 @@ pub(super) fn padded(text: &str, width: usize, fill: char, side: Side) -> String
         .collect()
 }
 
-/// Four separators are white space in Python only.
-pub(super) fn is_space(char: char) -> bool {
+/// White space as Python's `str.strip` takes it: four separators are that in Python only.
+pub(crate) fn is_space(char: char) -> bool {
     char.is_whitespace() || matches!(char, '\x1c'..='\x1f')
 }
 
@@ -98,8 +99,7 @@ fn indent(
         },
     };
     if value.kind() != ValueKind::String {
-        let why = "only a text can be indented";
-        return Err(Error::new(ErrorKind::InvalidOperation, why));
+        return Err(invalid("only a text can be indented"));
     }
     let mut indented = String::new();
     for (number, line) in lines(value.as_str().unwrap_or_default()).enumerate() {

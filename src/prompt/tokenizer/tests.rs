@@ -25,7 +25,6 @@ fn tokenizer(name: &str, max_cache_memory: u64) -> Arc<Tokenizer> {
         renderer,
         vocabulary(name),
         Arc::new(cache),
-        Settings::default(),
         Metrics::new(&registry),
     ))
 }
@@ -104,19 +103,19 @@ fn the_next_turn_tokenizes_only_its_own_text() {
     let long = "A line that says something of interest.\n".repeat(500);
     let first = chat(std::slice::from_ref(&long)).to_string();
     let prepared = tokenizer.prepare(Api::Chat, first.as_bytes(), 0).unwrap();
-    assert!(prepared.uncached_bytes() >= long.len());
-    assert!(tokenizer.is_long(&prepared));
+    assert!(prepared.uncached_bytes >= long.len());
+    assert!(prepared.is_long());
     prepared.finish().unwrap();
     let answer = "An answer that is long enough to be kept, and no longer.".to_owned();
     let turns = [long, answer.clone(), "And then?".to_owned()];
     let second = chat(&turns).to_string();
     let prepared = tokenizer.prepare(Api::Chat, second.as_bytes(), 0).unwrap();
     assert!(
-        prepared.uncached_bytes() < answer.len() + 200,
+        prepared.uncached_bytes < answer.len() + 200,
         "{}",
-        prepared.uncached_bytes()
+        prepared.uncached_bytes
     );
-    assert!(!tokenizer.is_long(&prepared));
+    assert!(!prepared.is_long());
 }
 
 #[test]
@@ -139,7 +138,7 @@ fn a_prompt_is_tokenized_up_to_its_first_image() {
 #[test]
 fn a_text_beyond_the_limit_is_not_tokenized() {
     let mut tokenizer = tokenizer("qwen2", 1 << 20);
-    Arc::get_mut(&mut tokenizer).unwrap().settings.max_text = 100;
+    Arc::get_mut(&mut tokenizer).unwrap().max_text = 100;
     let body = chat(&["x".repeat(200)]).to_string();
     let found = tokenizer.tokens(Api::Chat, body.as_bytes(), 0);
     assert!(matches!(found, Err(TokenizeError::TooLong { bytes }) if bytes > 200));

@@ -38,7 +38,8 @@ pub(super) struct Boundaries {
     /// Search for all added tokens that are matched in the raw text. The flags say whether a piece may start at a token.
     tokens: Option<(AhoCorasick, Vec<bool>)>,
     splits_at_lines: bool,
-    max_token_bytes: usize,
+    /// Length of the longest added token that is matched in the raw text.
+    pub(super) max_token_bytes: usize,
 }
 
 /// An added token of `tokenizer.json`.
@@ -79,10 +80,6 @@ impl Boundaries {
             // At least one byte: the letter after a line end.
             max_token_bytes: max_token_bytes.unwrap_or(0).max(1),
         })
-    }
-
-    pub(super) fn max_token_bytes(&self) -> usize {
-        self.max_token_bytes
     }
 
     /// Whether a text begins with an added token that is matched in the raw text.

@@ -42,7 +42,7 @@ pub(in crate::relay) struct WorkerSeries {
     /// The duration of the model's requests, whatever the worker.
     pub(in crate::relay) duration: Histogram,
     /// Complete answers with status 200, which nearly all are, by API.
-    ok: [OnceLock<IntCounter>; Api::COUNT],
+    ok: [OnceLock<IntCounter>; Api::ALL.len()],
     requests: Mutex<RequestSeries>,
 }
 

@@ -251,16 +251,16 @@ impl View for FleetView<'_> {
     }
 
     fn mean_prompt_token(&self) -> f64 {
-        self.places.group().speed.mean_prompt_token()
+        self.places.group().speed.mean_prompt_token.get()
     }
 
     fn waiting_prompts(&self) -> f64 {
         // Decode workers of pairs have no prompts that wait, and requests may be for dp ranks.
-        self.places.group().speed.waiting_prompts() / self.len().max(1) as f64
+        self.places.group().speed.waiting_prompts.get() / self.len().max(1) as f64
     }
 
     fn min_prompt_token(&self) -> f64 {
-        self.places.group().speed.min_prompt_token()
+        self.places.group().speed.min_prompt_token.get()
     }
 
     fn identity(&self, index: ViewIndex) -> u64 {

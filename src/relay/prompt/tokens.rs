@@ -205,7 +205,6 @@ impl Tokens {
                 folder.renderer,
                 folder.vocabulary,
                 shared.cache.clone(),
-                tokenizer::Settings::default(),
                 shared.tokenizer_metrics.clone(),
             )))),
             Source::Engine => match self.models.get(name) {
@@ -328,7 +327,7 @@ impl Tokens {
     ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
         let now_s = observe::unix_s();
         let mut may_be_late = true;
-        let (tokens, source) = if tokenizer.is_long_body(body) {
+        let (tokens, source) = if body.len() > tokenizer::MAX_INLINE_BODY {
             let (tokenizer, body) = (tokenizer.clone(), body.clone());
             let task = move || tokenizer.tokens(api, &body, now_s);
             (self.on_pool(task).await?, TokenSource::Pool)
@@ -336,8 +335,8 @@ impl Tokens {
             let prepared = tokenizer
                 .prepare(api, body, now_s)
                 .map_err(FallbackReason::Untokenizable)?;
-            may_be_late = tokenizer.may_be_long(&prepared);
-            if tokenizer.is_long(&prepared) {
+            may_be_late = prepared.may_be_long();
+            if prepared.is_long() {
                 (
                     self.on_pool(move || prepared.finish()).await?,
                     TokenSource::Pool,

@@ -38,7 +38,6 @@ impl OwnTokens {
             folder.renderer,
             folder.vocabulary,
             Arc::new(cache),
-            tokenizer::Settings::default(),
             tokenizer::Metrics::new(&registry),
         ))))
     }

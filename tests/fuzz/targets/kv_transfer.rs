@@ -18,7 +18,7 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let choice = usize::from(*choice);
-    let api = Api::ALL[choice % Api::COUNT];
+    let api = Api::ALL[choice % Api::ALL.len()];
     let own = Legs::of(Api::Chat, &Bytes::from_static(br#"{"messages":[]}"#)).expect("it can be split");
     for connector in Connector::ALL {
         let begin = || {

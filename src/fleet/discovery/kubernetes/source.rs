@@ -82,7 +82,7 @@ impl Followed {
             Self::Service(slices, _) => slices.try_requests().await,
             Self::Pool(followed) => {
                 let mut failures = followed.pool.try_requests().await;
-                let pods = pods_of(followed.pool.context(), "");
+                let pods = pods_of(&followed.pool.context, "");
                 failures.extend(pods.try_requests().await);
                 failures
             }
@@ -119,7 +119,7 @@ impl PoolAndPods {
         let selector = selector.filter(|selector| !selector.is_empty());
         if selector.as_ref() != self.pods.as_ref().map(|(selector, _)| selector) {
             self.pods = selector.map(|selector| {
-                let watch = pods_of(self.pool.context(), &selector);
+                let watch = pods_of(&self.pool.context, &selector);
                 (selector, watch)
             });
         }

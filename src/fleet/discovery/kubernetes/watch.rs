@@ -43,7 +43,7 @@ struct KnownObject<K> {
 
 /// The objects of one type, kept up to date.
 pub(super) struct Watch<K> {
-    context: ApiContext,
+    pub(super) context: ApiContext,
     config: watcher::Config,
     table: Table<KnownObject<K>>,
     /// None if everything must be listed before there is a watch.
@@ -80,10 +80,6 @@ impl<K: ObjectKind> Watch<K> {
             has_list: false,
             pause: Pause::new(settings.max_retry_pause),
         }
-    }
-
-    pub(super) fn context(&self) -> &ApiContext {
-        &self.context
     }
 
     /// The objects, once a complete list has shown them.

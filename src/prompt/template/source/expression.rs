@@ -1,4 +1,4 @@
-//! Expressions in a template's source. Pure.
+//! What a template's source is written with: texts on the lines that they had, and expressions. Pure.
 
 use std::fmt::Write;
 
@@ -8,10 +8,37 @@ use minijinja::machinery::ast::{
 use minijinja::value::ValueKind;
 
 use super::level;
-use super::writer::Writer;
 use crate::prompt::template::operators;
 
+/// A source that is being written.
+pub(super) struct Writer {
+    pub(super) out: String,
+    line: u16,
+}
+
 impl Writer {
+    pub(super) fn new() -> Self {
+        Self {
+            out: String::new(),
+            line: 1,
+        }
+    }
+
+    pub(super) fn put(&mut self, text: &str) {
+        let lines = text.bytes().filter(|byte| *byte == b'\n').count();
+        let lines = u16::try_from(lines).unwrap_or(u16::MAX);
+        self.line = self.line.saturating_add(lines);
+        self.out.push_str(text);
+    }
+
+    /// Begins a tag on its line, so that errors name it.
+    pub(super) fn open(&mut self, tag: &str, line: u16) {
+        self.put(tag);
+        while self.line < line {
+            self.put("\n");
+        }
+    }
+
     pub(super) fn call(&mut self, call: &Call<'_>) {
         match &call.expr {
             // A method that is called needs no value of its own.
