@@ -199,8 +199,8 @@ impl Router {
                 assert!(incarnation.is_some());
                 self.stream.on_connected(now, incarnation.as_deref(), true)
             }
-            SourceEvent::Live(frame) => self.stream.on_live(now, frame.into()),
-            SourceEvent::Replayed(frame) => self.stream.on_replayed(now, frame.into()),
+            SourceEvent::Live(frame) => self.stream.on_live(now, frame),
+            SourceEvent::Replayed(frame) => self.stream.on_replayed(now, frame),
             SourceEvent::ReplayEnd => self.stream.on_replay_end(now),
             SourceEvent::ReplayFailed { .. } => self.stream.on_replay_failed(now),
             SourceEvent::Disconnected { reason } => {

@@ -261,11 +261,11 @@ impl Task {
                 if !self.has_room_for(&batch) {
                     return Steps::new();
                 }
-                self.stream.on_live(now, batch.into())
+                self.stream.on_live(now, batch)
             }
             SourceEvent::Replayed(batch) => {
                 self.note_decode_error(now, &batch);
-                self.stream.on_replayed(now, batch.into())
+                self.stream.on_replayed(now, batch)
             }
             SourceEvent::ReplayEnd => {
                 self.note_replay(now, None);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
-use crate::kv::stream::{EventStream, Sequenced, Step, Steps};
+use crate::kv::stream::{EventStream, Step, Steps};
 
 /// In which tiers a block is, by its name.
 pub(super) type Held = BTreeMap<u64, [bool; Tier::COUNT]>;
@@ -166,12 +166,12 @@ impl<E: Engine + Clone> World<E> {
         } else {
             self.live.pop_front()
         };
-        let frame = |world: &Self, process: usize, sequence: u64| Sequenced {
+        let frame = |world: &Self, process: usize, sequence: u64| SourceBatch {
             sequence,
             digest: (process as u128) << 64 | u128::from(sequence),
             bytes: 10,
             snapshot: None,
-            payload: Some(world.published(process, sequence).batch.clone()),
+            batch: Ok(world.published(process, sequence).batch.clone()),
         };
         let steps = match input {
             None => return,
