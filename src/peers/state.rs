@@ -1,9 +1,11 @@
 //! What the streams of this replica share: its gauges, the other replicas and their load, and how to reach each stream.
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
-use std::sync::Arc;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -15,7 +17,7 @@ use tracing::{info, warn};
 use super::addresses::{AddressState, Addresses};
 use super::gauges::{Condition, Gauges};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
-use super::link::Outgoing;
+use super::link::{Link, Outgoing};
 use super::load_table::LoadTable;
 use super::metrics::Metrics;
 use super::roster::{Admission, Freshness, Peer, Roster, StreamId};
@@ -37,6 +39,7 @@ pub(super) struct State {
     pub(super) tls: Option<Arc<tls::Server>>,
     pub(super) settings: Advanced,
     pub(super) metrics: Metrics,
+    pub(super) trees: OnceLock<TreeHandler>,
     fleet: Arc<Registry>,
     routed: Arc<RoutedPrompts>,
     /// Other replicas are expected, and none is connected.
@@ -78,6 +81,29 @@ pub struct TreeSources {
     pub may_grow: bool,
 }
 
+/// Serves the call by which a replica that starts copies trees, until it ends.
+#[derive(Clone)]
+pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
+
+/// A call that is being served.
+pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for TreeHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeHandler").finish_non_exhaustive()
+    }
+}
+
+impl TreeHandler {
+    pub fn new(serve: impl Fn(Link) -> Serving + Send + Sync + 'static) -> Self {
+        Self(Arc::new(serve))
+    }
+
+    pub(super) async fn serve(&self, link: Link) {
+        (self.0)(link).await;
+    }
+}
+
 impl State {
     pub(super) fn new(
         now: Instant,
@@ -112,6 +138,7 @@ impl State {
             identity: Arc::new(identity),
             settings,
             metrics,
+            trees: OnceLock::new(),
             fleet,
             routed,
             is_alone: AtomicBool::new(false),
