@@ -166,7 +166,8 @@ impl Server {
                 Some(trees) => trees.serve(link).await,
                 None => {
                     let status = Status::unimplemented("this replica serves no trees");
-                    link.refuse(status).await;
+                    let (outgoing, _receiving) = link.split();
+                    let _ = outgoing.send(Err(status)).await;
                 }
             },
         }
