@@ -1,6 +1,7 @@
 //! What the streams of this replica share: its gauges, the other replicas and their load, and how to reach each stream.
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::addresses::{AddressState, Addresses};
+use super::addresses::AddressState;
 use super::gauges::{Condition, Gauges};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
 use super::link::{Link, Outgoing};
@@ -59,7 +60,8 @@ struct Inner {
     roster: Roster,
     table: LoadTable,
     streams: Streams,
-    addresses: Addresses,
+    /// All listed addresses.
+    addresses: BTreeMap<Arc<str>, AddressState>,
     /// Another replica has been connected before.
     was_connected: bool,
     workers: Workers,
@@ -127,7 +129,7 @@ impl State {
                 roster,
                 table: LoadTable::new(settings.max_workers as usize),
                 streams: Streams::default(),
-                addresses: Addresses::default(),
+                addresses: BTreeMap::new(),
                 was_connected: false,
                 workers: Workers::default(),
                 replicas_said: Said::new(calm),
@@ -228,7 +230,7 @@ impl State {
         inner.table.remove(peer);
         self.apply(now, inner, false);
         let name = &lost.identity.name;
-        if lost.is_draining {
+        if lost.condition.is_draining {
             self.metrics.lost.with_label_values(&["drained"]).inc();
             inner.replicas_said.forget(&peer);
             info!(peer = %name, id = %peer, "replica has drained and left");
@@ -269,8 +271,11 @@ impl State {
             Some(Kind::Load(report)) => {
                 let applied = inner.table.on_report(peer, &report);
                 self.metrics.ignored.inc_by(applied.ignored.into());
-                let (is_ready, is_draining) = (report.is_ready, report.is_draining);
-                inner.roster.set_condition(peer, is_ready, is_draining);
+                let condition = Condition {
+                    is_ready: report.is_ready,
+                    is_draining: report.is_draining,
+                };
+                inner.roster.set_condition(peer, condition);
                 self.refresh_fleet(now, inner);
                 self.apply(now, inner, applied.is_first);
             }
@@ -301,18 +306,13 @@ impl State {
         let waiting = self.fleet.waiting().own();
         let loads = inner.workers.own_loads(waiting.as_deref());
         let report = inner.gauges.report(now, self.condition(), loads);
-        let mut messages: [Bytes; 2] = Default::default();
-        let mut count = 0;
-        for message in report.names.into_iter().chain(report.load) {
-            messages[count] = message;
-            count += 1;
-        }
+        let messages: Vec<Bytes> = report.names.into_iter().chain(report.load).collect();
         let routed = inner
             .workers
             .routed_message(&self.routed, &inner.gauges.numbers);
-        let is_sent = count > 0 || routed.is_some();
+        let is_sent = !messages.is_empty() || routed.is_some();
         let whole = || inner.gauges.whole();
-        inner.streams.send(&self.metrics, &messages[..count], whole);
+        inner.streams.send(&self.metrics, &messages, whole);
         if let Some(routed) = routed
             && !inner.streams.send_once(&self.metrics, &routed)
         {
@@ -379,13 +379,13 @@ impl State {
     /// Keeps only the listed addresses.
     pub(super) fn set_addresses(&self, now: Instant, listed: impl Fn(&str) -> bool) {
         let inner = &mut *self.inner.lock();
-        inner.addresses.keep(listed);
+        inner.addresses.retain(|address, _| listed(address));
         self.update_alone(now, inner);
     }
 
     pub(super) fn set_address(&self, now: Instant, address: &Arc<str>, state: AddressState) {
         let inner = &mut *self.inner.lock();
-        inner.addresses.set(address, state);
+        inner.addresses.insert(address.clone(), state);
         self.update_alone(now, inner);
     }
 
@@ -402,7 +402,7 @@ impl State {
         let inner = self.inner.lock();
         let is_asked = |peer: &&Peer| {
             let is_fresh = inner.roster.freshness(now, peer) == Freshness::Connected;
-            is_fresh && peer.is_ready && !peer.is_draining
+            is_fresh && peer.condition.is_ready && !peer.condition.is_draining
         };
         let ready = inner.roster.peers().filter(is_asked);
         let ready = ready.filter_map(|peer| peer.address.clone()).collect();
@@ -477,7 +477,8 @@ impl State {
     fn update_alone(&self, now: Instant, inner: &mut Inner) {
         let is_fresh = |peer: &Peer| inner.roster.freshness(now, peer) == Freshness::Connected;
         let fresh = inner.roster.peers().filter(|peer| is_fresh(peer)).count();
-        let is_alone = inner.addresses.are_replicas_expected() && fresh == 0;
+        let mut addresses = inner.addresses.values();
+        let is_alone = fresh == 0 && addresses.any(AddressState::is_replica_expected);
         let fresh = u32::try_from(fresh).unwrap_or(u32::MAX);
         self.connected.store(fresh, Relaxed);
         self.is_alone.store(is_alone, Relaxed);
