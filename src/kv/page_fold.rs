@@ -73,10 +73,6 @@ impl PageFold {
         }
     }
 
-    pub fn page_size(&self) -> u32 {
-        self.page_size
-    }
-
     pub fn memory_bytes(&self) -> usize {
         self.pages.bytes()
     }

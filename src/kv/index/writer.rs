@@ -284,11 +284,6 @@ impl Writer {
         pages.remove_if_empty(page);
     }
 
-    /// Removes all copies of one block from a tree.
-    fn forget(&mut self, pages: &mut Pages, tree: &mut TreeState, block: BlockId) {
-        self.set_copies(pages, tree, block, [0; Tier::COUNT]);
-    }
-
     /// Removes all copies of a tree's blocks in a page. Returns how many blocks.
     fn forget_in_page(&mut self, pages: &mut Pages, tree: &mut TreeState, page: PageId) -> u32 {
         let owner = pages.get(page).owner(tree.slot);

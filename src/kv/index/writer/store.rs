@@ -164,7 +164,7 @@ impl Writer {
             if let Some(other) = Self::resolve_with(pages, tree, new.name, || of_name)
                 && Some(other) != found
             {
-                self.forget(pages, tree, other);
+                self.set_copies(pages, tree, other, [0; Tier::COUNT]);
                 found = pages.find_after(end, path);
                 of_name = self.find_name(pages, new.name);
             }
