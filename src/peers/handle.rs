@@ -42,7 +42,7 @@ impl Peers {
     /// For a router that is the only one.
     pub fn off(registry: &metrics::Registry) -> Self {
         // The same metrics on each router.
-        let _ = Metrics::new(registry);
+        let _ = Metrics::register(registry);
         Self(None)
     }
 
@@ -72,7 +72,7 @@ impl Peers {
             port: listen.port(),
             secret: settings.secret.clone(),
         };
-        let metrics = Metrics::new(registry);
+        let metrics = Metrics::register(registry);
         let advanced = settings.advanced.clone();
         let state = State::new(
             observe::now(),

@@ -136,8 +136,7 @@ impl Server {
         };
         let settings = &self.state.settings;
         let (outgoing, queue) = RawLink::channel();
-        let max_message = usize::try_from(settings.max_message).unwrap_or(usize::MAX);
-        let raw = RawLink::accepted(outgoing, request.into_body(), max_message);
+        let raw = RawLink::accepted(outgoing, request.into_body(), settings.max_message);
         let limit = handshake_timeout(settings);
         let (server, is_proved) = (self.clone(), is_proved.clone());
         self.tasks.spawn(async move {

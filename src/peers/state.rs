@@ -257,7 +257,7 @@ impl State {
         kind: Option<Kind>,
         bytes: usize,
     ) {
-        self.metrics.received.inc_by(bytes as u64);
+        self.metrics.on_received(bytes);
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         if !inner.roster.on_message(now, peer, stream) {

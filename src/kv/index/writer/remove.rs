@@ -3,8 +3,7 @@
 use parking_lot::{RwLock, RwLockWriteGuard};
 use smallvec::SmallVec;
 
-use super::copies::UNKNOWN;
-use super::tree_state::TreeState;
+use super::tree_state::{TreeState, UNKNOWN};
 use super::{PIECE, Writer, hash_of};
 use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};

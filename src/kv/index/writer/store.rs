@@ -6,8 +6,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::copies::UNKNOWN;
-use super::tree_state::TreeState;
+use super::tree_state::{TreeState, UNKNOWN};
 use super::{PIECE, Writer, hash_of_block, resize_starts};
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::event::{EngineHash, Tier};
