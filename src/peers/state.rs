@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -305,8 +304,7 @@ impl State {
         self.refresh_fleet(now, inner);
         let waiting = self.fleet.waiting().own();
         let loads = inner.workers.own_loads(waiting.as_deref());
-        let report = inner.gauges.report(now, self.condition(), loads);
-        let messages: Vec<Bytes> = report.names.into_iter().chain(report.load).collect();
+        let messages = inner.gauges.report(now, self.condition(), loads);
         let routed = inner
             .workers
             .routed_message(&self.routed, &inner.gauges.numbers);

@@ -281,9 +281,8 @@ impl World {
         self.now += Duration::from_millis(ms.into());
         for replica in &mut self.replicas {
             let loads = replica.truth.iter().map(|(key, load)| (key.clone(), *load));
-            let report = replica.gauges.report(self.now, Condition::default(), loads);
-            replica.on_the_way.extend(report.names);
-            replica.on_the_way.extend(report.load);
+            let messages = replica.gauges.report(self.now, Condition::default(), loads);
+            replica.on_the_way.extend(messages);
         }
     }
 
@@ -505,8 +504,7 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
         let loads = workers
             .iter()
             .map(|address| (key(address), load(1, 100, 10)));
-        let report = gauges.report(now, Condition::default(), loads);
-        for message in report.names.into_iter().chain(report.load) {
+        for message in gauges.report(now, Condition::default(), loads) {
             match wire::PeerMessage::decode(message.slice(5..)).unwrap().kind {
                 Some(Kind::Workers(names)) => assert_eq!(table.on_names(peer, &names).ignored, 0),
                 Some(Kind::Load(report)) => assert_eq!(table.on_report(peer, &report).ignored, 0),
