@@ -110,12 +110,6 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         }
     }
 
-    /// The first byte of the value that begins here.
-    #[inline]
-    pub fn first_byte(&self) -> Option<u8> {
-        self.byte()
-    }
-
     /// The string that begins here, with its quotes, and whether it has escapes.
     #[inline]
     pub fn string(&mut self) -> Option<(&'a str, bool)> {
@@ -137,7 +131,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     /// The value that begins here.
     pub fn value(&mut self) -> Option<&'a str> {
         let begin = self.at;
-        match self.byte()? {
+        match self.first_byte()? {
             b'{' | b'[' => self.skip_nested()?,
             _ => self.skip_scalar()?,
         }
@@ -156,7 +150,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     }
 
     fn skip_scalar(&mut self) -> Option<()> {
-        match self.byte()? {
+        match self.first_byte()? {
             b'"' => self.skip_string().map(drop),
             b't' => self.skip_word(b"true"),
             b'f' => self.skip_word(b"false"),
@@ -171,7 +165,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         // The brackets that end what is open.
         let mut ends: SmallVec<[u8; 64]> = SmallVec::new();
         loop {
-            match self.byte()? {
+            match self.first_byte()? {
                 begin @ (b'{' | b'[') => {
                     let end = if begin == b'{' { b'}' } else { b']' };
                     self.at += 1;
@@ -202,7 +196,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     #[inline]
     fn skip_name(&mut self, end: u8) -> Option<()> {
         if end == b'}' {
-            self.byte().filter(|byte| *byte == b'"')?;
+            self.first_byte().filter(|byte| *byte == b'"')?;
             self.skip_string()?;
             self.expect(b':')?;
             self.next()?;
@@ -218,21 +212,21 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     }
 
     fn skip_number(&mut self) -> Option<()> {
-        if self.byte() == Some(b'-') {
+        if self.first_byte() == Some(b'-') {
             self.at += 1;
         }
-        match self.byte()? {
+        match self.first_byte()? {
             b'0' => self.at += 1,
             b'1'..=b'9' => self.skip_digits()?,
             _ => return None,
         }
-        if self.byte() == Some(b'.') {
+        if self.first_byte() == Some(b'.') {
             self.at += 1;
             self.skip_digits()?;
         }
-        if let Some(b'e' | b'E') = self.byte() {
+        if let Some(b'e' | b'E') = self.first_byte() {
             self.at += 1;
-            if let Some(b'+' | b'-') = self.byte() {
+            if let Some(b'+' | b'-') = self.first_byte() {
                 self.at += 1;
             }
             self.skip_digits()?;
@@ -243,7 +237,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     /// At least one digit.
     fn skip_digits(&mut self) -> Option<()> {
         let begin = self.at;
-        while let Some(b'0'..=b'9') = self.byte() {
+        while let Some(b'0'..=b'9') = self.first_byte() {
             self.at += 1;
         }
         (self.at > begin).then_some(())
@@ -305,18 +299,19 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     #[inline]
     fn next(&mut self) -> Option<u8> {
         self.skip_space();
-        self.byte()
+        self.first_byte()
     }
 
     #[inline]
     fn skip_space(&mut self) {
-        while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.byte() {
+        while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.first_byte() {
             self.at += 1;
         }
     }
 
+    /// The first byte of what was not read yet.
     #[inline]
-    fn byte(&self) -> Option<u8> {
+    pub fn first_byte(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }
 }

@@ -33,7 +33,8 @@ pub mod warm_start;
 pub mod wire;
 mod workers;
 
-pub use self::handle::{Peers, Serving, TreeHandler};
+pub use self::handle::Peers;
 pub use self::message::framed;
 pub use self::settings::Settings;
+pub use self::state::{Serving, TreeHandler};
 pub use self::tree_metrics::TreeMetrics;

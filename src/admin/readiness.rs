@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::config::ConfigStatus;
 use crate::http::drain::Tasks;
-use crate::peers::warm_start::WarmStartStatus;
+use crate::peers::warm_start::{WarmStartStatus, Warmth};
 use crate::relay::Relay;
 use crate::store::{self, ResponseStore};
 
@@ -115,7 +115,7 @@ impl Readiness {
         if !self.relay.fleet().snapshot().is_ready() {
             return Err("no healthy worker");
         }
-        if self.start.get().is_warming() {
+        if self.start.get() == Warmth::Warming {
             return Err("warming up: taking over what other replicas know of the workers' caches");
         }
         // Asks the store: a store without requests would not be known to be down.

@@ -16,7 +16,7 @@ use crate::observe;
 use crate::observe::metrics::{self, metric_table};
 use crate::peers::give_trees::TreeGiver;
 use crate::peers::take_trees::TreeTaker;
-use crate::peers::warm_start::{End, Progress, WarmStart, WarmStartStatus, Warmth};
+use crate::peers::warm_start::{Progress, WarmStartStatus, Warmth};
 use crate::peers::{self, Peers, TreeMetrics};
 
 /// How often it is looked how far the start has come.
@@ -114,7 +114,6 @@ impl Start {
             return;
         }
         let began = observe::now();
-        let start = WarmStart::new(began, self.timeout);
         let mut progress = Progress::default();
         let mut predicted = pin!(self.take_predicted());
         loop {
@@ -123,8 +122,9 @@ impl Start {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
             self.look(&mut progress);
-            if let Some(end) = start.end(observe::now(), &progress) {
-                self.on_end(began, end, &progress);
+            let is_late = observe::now() >= began + self.timeout;
+            if let Some(warmth) = progress.end(is_late) {
+                self.on_end(began, warmth, &progress);
                 break;
             }
         }
@@ -161,24 +161,20 @@ impl Start {
         progress.are_sources_lost = self.taker.are_sources_lost();
     }
 
-    fn on_end(&self, began: Instant, end: End, progress: &Progress) {
+    fn on_end(&self, began: Instant, warmth: Warmth, progress: &Progress) {
         let took = observe::now().saturating_duration_since(began);
         let seconds = self.metrics.seconds.with_label_values::<&str>(&[]);
         seconds.set(took.as_secs_f64());
-        let warmth = Warmth::Ended(end);
         self.set(warmth);
         let Progress {
             ranks,
             settled_ranks,
             ..
         } = *progress;
-        match end {
-            End::Warm | End::NoneReady => {
-                info!(?took, ranks, state = warmth.as_str(), "start: {warmth}");
-            }
-            End::SourcesLost | End::TimedOut => {
-                warn!(?took, ranks, settled_ranks, "serving cold: {warmth}");
-            }
+        if matches!(warmth, Warmth::SourcesLost | Warmth::TimedOut) {
+            warn!(?took, ranks, settled_ranks, "serving cold: {warmth}");
+        } else {
+            info!(?took, ranks, state = warmth.as_str(), "start: {warmth}");
         }
     }
 }

@@ -89,11 +89,11 @@ impl Follower {
             }
             SourceEvent::Live(batch) => {
                 self.log_decode_error(&batch);
-                self.stream.on_live(now, batch.into())
+                self.stream.on_live(now, batch)
             }
             SourceEvent::Replayed(batch) => {
                 self.log_decode_error(&batch);
-                self.stream.on_replayed(now, batch.into())
+                self.stream.on_replayed(now, batch)
             }
             SourceEvent::ReplayEnd => {
                 self.replay_ended = true;

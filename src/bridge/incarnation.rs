@@ -15,7 +15,7 @@ use super::history::History;
 use super::snapshot::{Snapshot, SnapshotJob};
 use crate::http::grpc::frame;
 use crate::kv::event::{Batch, Event};
-use crate::kv::protobuf::{Encoded, LeftOut, Untranslatable, encode_batch};
+use crate::kv::protobuf::{Encoded, LeftOut, encode_batch};
 
 /// A snapshot is reused, followed by the batches since, until there are this many of them.
 const MAX_BATCHES_SINCE_SNAPSHOT: u64 = 256;
@@ -144,7 +144,7 @@ impl Incarnation {
     }
 
     /// Appends the engine's next batch. Returns the events that have no gRPC message, which are left out.
-    pub fn push(&mut self, mut batch: Batch) -> Result<Vec<LeftOut>, Untranslatable> {
+    pub fn push(&mut self, mut batch: Batch) -> Result<Vec<LeftOut>, String> {
         // The bridge's own rank number; a single-rank engine may call itself any rank of a larger group.
         batch.rank = Some(self.rank);
         let Encoded { message, left_out } = encode_batch(self.history.next(), &batch, None)?;

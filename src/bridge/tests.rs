@@ -17,7 +17,8 @@ mod unusual_events;
 use super::*;
 use crate::http::full;
 use crate::kv::event::{Batch, EngineHash, Event, Removed, Stored};
-use crate::kv::grpc::{self, Grpc, Servicer};
+use crate::kv::grpc::{self, Grpc};
+use crate::kv::protobuf::Service;
 use crate::kv::source::{DecodeError, SourceBatch, SourceEvent};
 use crate::kv::stream::{EventStream, Step};
 use crate::observe;
@@ -166,12 +167,12 @@ struct Router {
 
 impl Router {
     fn new(bridge: &Bridge) -> Self {
-        Self::with(bridge, 0, Servicer::Auto)
+        Self::with(bridge, 0, &Service::ALL)
     }
 
-    fn with(bridge: &Bridge, rank: u32, service: Servicer) -> Self {
+    fn with(bridge: &Bridge, rank: u32, services: &'static [Service]) -> Self {
         let settings = grpc::Settings {
-            service,
+            services,
             backoff: Duration::from_millis(1),
             max_backoff: Duration::from_millis(10),
             ..grpc::Settings::default()
@@ -199,8 +200,8 @@ impl Router {
                 assert!(incarnation.is_some());
                 self.stream.on_connected(now, incarnation.as_deref(), true)
             }
-            SourceEvent::Live(frame) => self.stream.on_live(now, frame.into()),
-            SourceEvent::Replayed(frame) => self.stream.on_replayed(now, frame.into()),
+            SourceEvent::Live(frame) => self.stream.on_live(now, frame),
+            SourceEvent::Replayed(frame) => self.stream.on_replayed(now, frame),
             SourceEvent::ReplayEnd => self.stream.on_replay_end(now),
             SourceEvent::ReplayFailed { .. } => self.stream.on_replay_failed(now),
             SourceEvent::Disconnected { reason } => {
@@ -318,13 +319,8 @@ async fn early_and_late_subscribers_hold_what_the_engine_holds() {
 async fn every_path_is_served() {
     let (engine, bridge) = bridge("").await;
     engine.store(&[1]);
-    for service in [
-        Servicer::Vllm,
-        Servicer::Sglang,
-        Servicer::TokenSpeed,
-        Servicer::TensorrtLlm,
-    ] {
-        Router::with(&bridge, 0, service)
+    for service in &Service::ALL {
+        Router::with(&bridge, 0, std::slice::from_ref(service))
             .until_live_with(&[1])
             .await;
     }
@@ -407,7 +403,7 @@ async fn ranks_are_told_apart() {
         .unwrap();
     first.store(&[1]);
     second.store(&[2]);
-    let mut routers = [0, 1].map(|rank| Router::with(&bridge, rank, Servicer::Auto));
+    let mut routers = [0, 1].map(|rank| Router::with(&bridge, rank, &Service::ALL));
     routers[0].until_live_with(&[1]).await;
     routers[1].until_live_with(&[2]).await;
     // One rank's engine restarts, and the other's subscribers do not notice.
@@ -419,7 +415,7 @@ async fn ranks_are_told_apart() {
     first.store(&[4]);
     routers[0].until_live_with(&[1, 4]).await;
     assert!(routers[0].lost.is_empty());
-    let mut third = Router::with(&bridge, 2, Servicer::Auto);
+    let mut third = Router::with(&bridge, 2, &Service::ALL);
     third.on_event().await;
     assert!(third.lost[0].contains("no such rank"));
 }

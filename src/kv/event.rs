@@ -159,15 +159,8 @@ impl Tier {
 pub struct Load {
     pub running_requests: u32,
     pub waiting_requests: u32,
-    /// Tokens of waiting requests that are not cached.
-    pub waiting_uncached_tokens: Option<u32>,
     /// Ratio of the cache in use, 0 to 1.
     pub token_usage: f64,
-    pub max_running_requests: u32,
     /// Age of the report when it was sent.
     pub age_ms: u32,
-    /// Tokens of running requests that are still to be prefilled.
-    pub prefill_pending_tokens: Option<u32>,
-    /// Time since the engine last reported.
-    pub engine_silence_ms: Option<u32>,
 }

@@ -146,21 +146,17 @@ impl EventFilter {
             // A separately owned cache was cleared, whose blocks are never in the tree.
             Event::Cleared { ownership: Some(_) } => Err(no_impact(IgnoredReason::SeparateOwner)),
             // It might have removed what it names.
-            Event::Unknown {
-                hashes: Some(hashes),
-                ..
-            } if hashes.is_empty() => Err(no_impact(IgnoredReason::UnknownEvent)),
-            Event::Unknown {
-                hashes: Some(hashes),
-                ..
-            } => Ok(TreeChange::Forget {
-                hashes,
-                reason: IgnoredReason::UnknownEvent,
-            }),
-            Event::Unknown { hashes: None, .. } => Err(Ignored {
-                reason: IgnoredReason::UnknownEvent,
-                impact: TreeImpact::Unknown,
-            }),
+            Event::Unknown { hashes, .. } => match hashes.as_deref() {
+                Some([]) => Err(no_impact(IgnoredReason::UnknownEvent)),
+                Some(hashes) => Ok(TreeChange::Forget {
+                    hashes,
+                    reason: IgnoredReason::UnknownEvent,
+                }),
+                None => Err(Ignored {
+                    reason: IgnoredReason::UnknownEvent,
+                    impact: TreeImpact::Unknown,
+                }),
+            },
         }
     }
 

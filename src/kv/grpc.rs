@@ -28,7 +28,7 @@ use self::connection::{Call, Connection, PendingCall, Target, is_history_gone};
 pub use self::connection::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 pub use self::metrics::Metrics;
 use self::session::{Session, SessionEvent, explain};
-pub use self::settings::{Servicer, Settings};
+pub use self::settings::Settings;
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
 use super::source::{Source, SourceBatch, SourceEvent};

@@ -113,7 +113,7 @@ impl PrefixIndexes {
     pub fn list(&self, worker: WorkerId, rank: u32) -> Vec<TreeBlock> {
         let indexes = self.all().into_iter();
         indexes
-            .flat_map(|(_, index)| index.list_of(worker, rank))
+            .flat_map(|(_, index)| index.list_in_slices(worker, rank, || {}))
             .collect()
     }
 }

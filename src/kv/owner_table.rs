@@ -128,8 +128,14 @@ impl OwnerTable {
         path: BlockHash,
         value: impl FnOnce() -> u32,
     ) -> Option<u32> {
-        let hash = spread(path.0);
-        self.shard(hash).write().insert(hash, path.0, worker, value)
+        let mut inserted = None;
+        self.update(worker, path, |known| {
+            known.or_else(|| {
+                inserted = Some(value());
+                inserted
+            })
+        });
+        inserted
     }
 
     /// Changes the value of a worker. `change` is given the value, `None` if the worker does not own the block, and returns
@@ -149,8 +155,7 @@ impl OwnerTable {
 
     #[inline]
     pub(super) fn remove(&self, worker: WorkerId, path: BlockHash) {
-        let hash = spread(path.0);
-        self.shard(hash).write().remove(hash, path.0, worker);
+        self.update(worker, path, |_| None);
     }
 
     #[cfg(test)]
@@ -197,23 +202,6 @@ impl Entries {
         }
     }
 
-    fn insert(
-        &mut self,
-        hash: u64,
-        path: u64,
-        worker: WorkerId,
-        value: impl FnOnce() -> u32,
-    ) -> Option<u32> {
-        match self.find(hash, path) {
-            Ok(at) => self.insert_further(at, worker, value),
-            Err(free) => {
-                let value = value();
-                self.insert_first(free, hash, path, Owner { worker, value });
-                Some(value)
-            }
-        }
-    }
-
     fn update(
         &mut self,
         hash: u64,
@@ -241,9 +229,7 @@ impl Entries {
         let known = known.map(|position| &mut owners[position].value);
         match (change(known.as_deref().copied()), known) {
             (Some(value), Some(known)) => *known = value,
-            (Some(value), None) => {
-                self.insert_further(at, worker, || value);
-            }
+            (Some(value), None) => self.insert_further(at, Owner { worker, value }),
             (None, Some(_)) => self.remove_owner(at, worker),
             (None, None) => {}
         }
@@ -263,22 +249,16 @@ impl Entries {
     }
 
     /// Adds an owner of a block that has one.
-    fn insert_further(
-        &mut self,
-        at: usize,
-        worker: WorkerId,
-        value: impl FnOnce() -> u32,
-    ) -> Option<u32> {
-        let owner = self.entries[at].owner;
-        let position = position_of(self.owners(&owner), worker).err()?;
-        let number = match owner.worker {
-            SEVERAL => owner.value,
+    fn insert_further(&mut self, at: usize, owner: Owner) {
+        let first = self.entries[at].owner;
+        let number = match first.worker {
+            SEVERAL => first.value,
             _ => {
                 let number = self.free.pop().unwrap_or_else(|| {
                     self.shared.push(Vec::new());
                     self.shared.len() as u32 - 1
                 });
-                self.shared[number as usize].push(owner);
+                self.shared[number as usize].push(first);
                 self.entries[at].owner = Owner {
                     worker: SEVERAL,
                     value: number,
@@ -286,14 +266,9 @@ impl Entries {
                 number
             }
         };
-        let value = value();
-        self.shared[number as usize].insert(position, Owner { worker, value });
-        Some(value)
-    }
-
-    fn remove(&mut self, hash: u64, path: u64, worker: WorkerId) {
-        if let Ok(at) = self.find(hash, path) {
-            self.remove_owner(at, worker);
+        let owners = &mut self.shared[number as usize];
+        if let Err(position) = position_of(owners, owner.worker) {
+            owners.insert(position, owner);
         }
     }
 
@@ -448,11 +423,11 @@ mod tests {
         let same_home = |path: &u64| entries.home(spread(*path)) == home;
         let paths: Vec<u64> = (1..).filter(same_home).take(5).collect();
         for (path, number) in paths.iter().zip(0..) {
-            entries.insert(spread(*path), *path, WorkerId(1), || number);
+            entries.update(spread(*path), *path, WorkerId(1), |_| Some(number));
         }
         assert_eq!(entries.entries.len(), MIN_ENTRIES);
         for (removed, path) in paths.iter().enumerate() {
-            entries.remove(spread(*path), *path, WorkerId(1));
+            entries.update(spread(*path), *path, WorkerId(1), |_| None);
             for kept in &paths[removed + 1..] {
                 assert!(entries.find(spread(*kept), *kept).is_ok());
             }

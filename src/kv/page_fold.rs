@@ -9,7 +9,6 @@
 //! a forgotten page within its block cannot be placed any more.
 
 mod copied;
-mod names;
 mod pages;
 
 use std::cmp::Reverse;
@@ -17,8 +16,7 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 pub use self::copied::{CopiedPages, PageCopyCursor};
-use self::names::{NO_PAGE, PageNumber};
-use self::pages::Pages;
+use self::pages::{NO_PAGE, PageNumber, Pages};
 use super::event::{EngineHash, Event, Removed, Stored, Tier};
 use super::index::PageMemory;
 
@@ -73,10 +71,6 @@ impl PageFold {
             memory: Some(memory),
             ..self
         }
-    }
-
-    pub fn page_size(&self) -> u32 {
-        self.page_size
     }
 
     pub fn memory_bytes(&self) -> usize {

@@ -233,7 +233,7 @@ impl PredictedIndex {
         all.filter_map(|owner| self.lrus.get(&owner))
             .fold((0, 0), |(blocks, tokens), lru| {
                 let lru = lru.lock();
-                (blocks + lru.len(), tokens + lru.tokens())
+                (blocks + lru.len, tokens + lru.tokens)
             })
     }
 
@@ -342,7 +342,7 @@ impl PredictedIndex {
                 self.owners.prefetch(lru.node(*slot).path);
             }
             for slot in surplus {
-                if lru.tokens() > capacity_tokens {
+                if lru.tokens > capacity_tokens {
                     capacity += 1;
                 } else {
                     memory += 1;
@@ -366,7 +366,7 @@ impl PredictedIndex {
 
     /// The caller holds the LRU's lock throughout, so that no record comes between the LRU and `owners`.
     fn clear(&self, lru: &mut WorkerLru, worker: WorkerId) {
-        self.metrics.gone.inc_by(lru.len() as u64);
+        self.metrics.gone.inc_by(lru.len as u64);
         while let Some(oldest) = lru.oldest() {
             self.remove(lru, worker, oldest);
         }

@@ -17,7 +17,7 @@ use super::source::DecodeError;
 
 pub use self::digest::digest;
 pub use self::read::Message;
-pub use self::write::{Encoded, LeftOut, LeftOutReason, Untranslatable, encode_batch};
+pub use self::write::{Encoded, LeftOut, LeftOutReason, encode_batch};
 
 /// The services that serve events, each for its own engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,9 +7,9 @@ use std::future::Future;
 
 use super::event::Batch;
 
-/// One numbered batch as received.
+/// One numbered batch as received. `T` is what it carries.
 #[derive(Clone, Debug)]
-pub struct SourceBatch {
+pub struct SourceBatch<T = Batch> {
     /// The engine's sequence number of this batch; each rank counts its own.
     pub sequence: u64,
     /// Hash of the published bytes (over gRPC: of the events as encoded, without the load report). A
@@ -17,7 +17,7 @@ pub struct SourceBatch {
     pub digest: u128,
     /// Size on the wire, for memory bounds.
     pub bytes: usize,
-    pub batch: Result<Batch, DecodeError>,
+    pub batch: Result<T, DecodeError>,
     pub snapshot: Option<SnapshotChunk>,
 }
 

@@ -18,11 +18,12 @@ mod types;
 
 use std::time::{Duration, Instant};
 
+use super::source::SourceBatch;
 use buffer::ReorderBuffer;
 use digests::DigestWindow;
 pub use types::{
-    Counts, PeerTree, PeerTreeRefusal, ResyncReason, Sequenced, Settings, State, StateReason, Step,
-    Steps, SuspectReason,
+    Counts, PeerTree, PeerTreeRefusal, ResyncReason, Settings, State, StateReason, Step, Steps,
+    SuspectReason,
 };
 
 /// A replay request is sent at most this often without a response that brings new batches; then the tree is
@@ -325,7 +326,7 @@ impl<T> EventStream<T> {
         steps
     }
 
-    pub fn on_live(&mut self, now: Instant, frame: Sequenced<T>) -> Steps<T> {
+    pub fn on_live(&mut self, now: Instant, frame: SourceBatch<T>) -> Steps<T> {
         let mut steps = Steps::new();
         self.last_input_at = now;
         // A snapshot is of this connection's process and needs nothing before it.

@@ -22,6 +22,7 @@ mod subject;
 mod take_over;
 mod tree_target;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,10 +40,10 @@ use apply::RankTree;
 use batch_effect::BatchEffect;
 pub use entry::RepeatReport;
 use entry::TreeRequest;
-use joins::{Joining, Joins, QueuedBytes, WaitingToJoin};
+use joins::{Joining, Joins, QueuedBytes};
 use metrics::Meters;
 pub use metrics::Metrics;
-use peer_trees::{Fetching, MAX_TREE_REQUESTS, PeerTrees};
+use peer_trees::{MAX_TREE_REQUESTS, PeerTrees};
 pub use status::{Status, TreeState};
 use status_board::RankStatus;
 pub use status_board::{StatusBoard, StatusSnapshot, WorkerCache};
@@ -84,12 +85,12 @@ pub async fn run(
                 is_watched.then_some(Input::RestartSignal)
             }
             // Before the timer: if this process was paused, events that arrived meanwhile come first.
-            (joining, incarnation) = joins::permitted(&mut task.waiting) => {
+            (joining, incarnation) = finished(&mut task.waiting) => {
                 Some(Input::Join(joining, incarnation))
             }
             // What has connected and waits is not read: its batches stay with the engine.
             event = source.next(), if task.waiting.is_none() => Some(Input::Source(event)),
-            fetched = peer_trees::fetched(&mut task.fetching) => Some(Input::PeerTree(fetched.map(Box::new))),
+            fetched = finished(&mut task.fetching) => Some(Input::PeerTree(fetched.map(Box::new))),
             Some(wanted) = task.copies.recv() => Some(Input::CopyTree(wanted)),
             () = sleep => Some(Input::Timer),
         };
@@ -98,6 +99,19 @@ pub async fn run(
         }
         task.yield_when_due(&mut source).await;
     }
+}
+
+/// What is waited for beside the source.
+type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The result of what is waited for; pending for ever if nothing is.
+async fn finished<T>(pending: &mut Option<Pending<T>>) -> T {
+    let Some(future) = pending else {
+        return std::future::pending().await;
+    };
+    let result = future.await;
+    *pending = None;
+    result
 }
 
 enum Input {
@@ -122,13 +136,15 @@ struct Task {
     on_cache_lost: OnCacheLost,
     trees: Option<Arc<dyn TreeSource>>,
     joins: Joins,
-    waiting: Option<WaitingToJoin>,
+    /// A connection that waits for its permit to join, with the incarnation that the source named.
+    waiting: Option<Pending<(Joining, Option<String>)>>,
     /// While the engine replays what it keeps.
     joining: Option<Joining>,
     queued: QueuedBytes,
     /// Requests of other replicas for this tree.
     copies: mpsc::Receiver<TreeRequest>,
-    fetching: Option<Fetching>,
+    /// What other replicas have, once they have answered.
+    fetching: Option<Pending<Option<FetchedTree>>>,
     peer_trees: PeerTrees,
     /// Where the tree is from, as last reported.
     origin: String,
@@ -146,38 +162,26 @@ struct Task {
 
 impl Task {
     fn new(now: Instant, subject: Subject, shared: Shared) -> Self {
-        let Subject {
-            worker,
-            name,
-            rank,
-            model,
-            caches_pages,
-            is_only_rank,
-            ..
-        } = subject.clone();
-        let meters = shared.metrics.of(&name, rank);
+        let meters = shared.metrics.of(&subject.name, subject.rank);
         let (requests, copies) = mpsc::channel(MAX_TREE_REQUESTS);
         let status = shared.board.register(
             now,
-            worker,
-            Status::new(name.to_string(), rank, model.to_string()),
+            subject.worker,
+            Status::new(
+                subject.name.to_string(),
+                subject.rank,
+                subject.model.to_string(),
+            ),
             requests,
         );
         let mut stream = EventStream::new(shared.settings, now);
         if let Some(trees) = &shared.trees {
             stream = stream.with_peer_trees(trees.timeout());
         }
-        let mut tree = RankTree::new(shared.indexes, model, worker, rank);
-        if caches_pages {
-            tree = tree.of_pages();
-        }
-        if is_only_rank {
-            tree = tree.of_only_rank();
-        }
         let task = Self {
+            tree: RankTree::new(shared.indexes, &subject),
             subject,
             stream,
-            tree,
             status,
             meters,
             on_cache_lost: shared.on_cache_lost,
@@ -227,7 +231,8 @@ impl Task {
             }
             Input::PeerTree(fetched) => self.on_peer_tree(now, fetched.map(|tree| *tree)),
             Input::CopyTree(request) => {
-                request.answer(self.copy_tree().await);
+                // Whoever asked may be gone.
+                let _ = request.send(self.copy_tree().await);
                 Steps::new()
             }
         };
@@ -261,11 +266,11 @@ impl Task {
                 if !self.has_room_for(&batch) {
                     return Steps::new();
                 }
-                self.stream.on_live(now, batch.into())
+                self.stream.on_live(now, batch)
             }
             SourceEvent::Replayed(batch) => {
                 self.note_decode_error(now, &batch);
-                self.stream.on_replayed(now, batch.into())
+                self.stream.on_replayed(now, batch)
             }
             SourceEvent::ReplayEnd => {
                 self.note_replay(now, None);

@@ -139,9 +139,9 @@ impl UnconfirmedBlocks {
 
     /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
     pub fn overlap(&self, keys: &[PrefixKey], limit: usize) -> PrefixOwners {
-        let longest = |end: usize, count| {
-            keys[..end].partition_point(|key| self.has_more_owners(*key, count))
-        };
+        let owner_count = |key: &PrefixKey| self.prefixes.read(key.path, <[_]>::len);
+        let longest =
+            |end: usize, count| keys[..end].partition_point(|key| owner_count(key) > count);
         prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
             let key = keys[prefix];
             self.prefixes.read(key.path, |owners| {
@@ -209,11 +209,6 @@ impl UnconfirmedBlocks {
         }
     }
 
-    /// Whether more than `count` workers own a prefix.
-    fn has_more_owners(&self, key: PrefixKey, count: usize) -> bool {
-        self.prefixes.read(key.path, |owners| owners.len() > count)
-    }
-
     /// Inserts as many of a prompt's prefixes as there is room for, from the shortest on. Returns these.
     fn insert_all(
         &self,
@@ -226,8 +221,11 @@ impl UnconfirmedBlocks {
             self.metrics.rejected.inc_by((prefixes - room) as u64);
         }
         self.metrics.prefixes.add(room as i64);
+        let count = |prompts: Option<u32>| Some(prompts.unwrap_or(0) + 1);
         let inserted = paths.take(room);
-        inserted.inspect(|path| self.add(worker, *path)).collect()
+        inserted
+            .inspect(|path| self.prefixes.update(worker, *path, count))
+            .collect()
     }
 
     /// Counts up to so many further prefixes, at once because all threads share the count. Returns for how many there is
@@ -241,11 +239,6 @@ impl UnconfirmedBlocks {
             self.count.fetch_sub(prefixes - reserved, Relaxed);
         }
         reserved as usize
-    }
-
-    fn add(&self, worker: WorkerId, path: BlockHash) {
-        let count = |prompts: Option<u32>| Some(prompts.unwrap_or(0) + 1);
-        self.prefixes.update(worker, path, count);
     }
 
     fn remove_all(&self, worker: WorkerId, prefixes: &[BlockHash]) {

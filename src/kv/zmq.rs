@@ -233,7 +233,7 @@ impl Source for Zmq {
         let settings = self.settings.clone();
         self.replay = Some(Replay::Connecting(Box::pin(async move {
             let (mut connection, _) = Connection::open(&endpoint, Role::Dealer, &settings).await?;
-            connection.send(&[b"", &frame::replay_request(first)]);
+            connection.send(&[b"", &first.to_be_bytes()]);
             Ok(connection)
         })));
     }

@@ -1,7 +1,4 @@
-//! The addresses at which other replicas are expected, and how each is. Pure.
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+//! How the addresses are at which other replicas are expected. Pure.
 
 use super::handshake::InstanceId;
 
@@ -29,39 +26,10 @@ impl AddressState {
             Self::Refused(reason) => ("refused", Some(reason.clone())),
         })
     }
-}
-
-/// All listed addresses.
-#[derive(Debug, Default)]
-pub(super) struct Addresses(BTreeMap<Arc<str>, AddressState>);
-
-impl Addresses {
-    pub(super) fn keep(&mut self, is_listed: impl Fn(&str) -> bool) {
-        self.0.retain(|address, _| is_listed(address));
-    }
-
-    pub(super) fn set(&mut self, address: &Arc<str>, state: AddressState) {
-        self.0.insert(address.clone(), state);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn values(&self) -> impl Iterator<Item = &AddressState> {
-        self.0.values()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &AddressState)> {
-        self.0.iter()
-    }
 
     /// Whether there should be another replica. Where nothing listens there is none, and a replica is not cut off from
     /// itself.
-    pub(super) fn are_replicas_expected(&self) -> bool {
-        let is_expected = |state: &AddressState| {
-            !matches!(state, AddressState::Itself | AddressState::NotListening)
-        };
-        self.0.values().any(is_expected)
+    pub(super) fn is_replica_expected(&self) -> bool {
+        !matches!(self, Self::Itself | Self::NotListening)
     }
 }

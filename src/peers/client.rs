@@ -138,12 +138,11 @@ async fn ask(
         return Err(status.into());
     }
     let (parts, body) = answer.into_parts();
-    let max_message = usize::try_from(settings.max_message).unwrap_or(usize::MAX);
     Ok(RawLink::dialed(
         outgoing,
         body,
         parts.status,
-        max_message,
+        settings.max_message,
         running,
     ))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus::IntCounter;
 use tokio::sync::{mpsc, oneshot};
@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::addresses::AddressState;
 use super::client;
 use super::handshake::Refusal;
-use super::link::Failure;
+use super::link::{Failure, Link};
 use super::said::Level;
 use super::session;
 use super::settings::{DnsPeers, PeerDiscovery};
@@ -128,7 +128,8 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
                     }
                 }
                 state.set_address(observe::now(), &address, AddressState::Connecting);
-                if has_lasted(started) {
+                let lasted = observe::now().saturating_duration_since(started);
+                if lasted > Duration::from_secs(1) {
                     backoff = FIRST_BACKOFF;
                 }
                 backoff
@@ -142,17 +143,8 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
     }
 }
 
-fn has_lasted(started: Instant) -> bool {
-    observe::now().saturating_duration_since(started) > Duration::from_secs(1)
-}
-
 /// The stream outlives this task: an address may be removed while its replica drains.
-async fn run_session(
-    state: &Arc<State>,
-    link: super::link::Link,
-    address: &Arc<str>,
-    tasks: &Tasks,
-) {
+async fn run_session(state: &Arc<State>, link: Link, address: &Arc<str>, tasks: &Tasks) {
     let (ended, on_end) = oneshot::channel::<()>();
     let session = session::run(state.clone(), link, Some(address.clone()), tasks.clone());
     tasks.spawn(async move {
@@ -167,11 +159,11 @@ fn on_failure(state: &State, address: &Arc<str>, failure: &Failure) -> Option<Du
     let (next, wait) = match failure {
         Failure::Refused(Refusal::Itself) => (AddressState::Itself, Some(REFUSED_BACKOFF)),
         Failure::NotListening => (AddressState::NotListening, None),
-        failure if session::is_refusal(failure) => {
+        Failure::Refused(_) | Failure::RefusedByPeer(_) | Failure::NotAllowed(_) => {
             let reason = failure.to_string();
             (AddressState::Refused(reason), Some(REFUSED_BACKOFF))
         }
-        failure => (AddressState::Lost(failure.to_string()), None),
+        Failure::Lost(reason) => (AddressState::Lost(reason.clone()), None),
     };
     if next != AddressState::Itself {
         state.metrics.connect_failures.inc();

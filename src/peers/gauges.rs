@@ -74,13 +74,6 @@ pub struct Gauges {
     whole: Option<[Bytes; 2]>,
 }
 
-/// What to send to each replica that has got everything before.
-#[derive(Debug, Default)]
-pub struct Report {
-    pub names: Option<Bytes>,
-    pub load: Option<Bytes>,
-}
-
 impl Gauges {
     pub fn new(now: Instant, heartbeat_interval: Duration) -> Self {
         Self {
@@ -97,13 +90,14 @@ impl Gauges {
     }
 
     /// Compares what this replica has at each worker with what was reported, and makes a report if anything changed or
-    /// a heartbeat is due. Workers and ranks that are not in `loads` have none.
+    /// a heartbeat is due: the messages for each replica that has got everything before. Workers and ranks that are not in
+    /// `loads` have none.
     pub fn report(
         &mut self,
         now: Instant,
         condition: Condition,
         loads: impl Iterator<Item = (WorkerKey, WorkerLoad)>,
-    ) -> Report {
+    ) -> Vec<Bytes> {
         let mut current = vec![WorkerLoad::default(); self.numbers.len()];
         for (key, load) in loads {
             let number = self.numbers.number(now, &key) as usize;
@@ -126,7 +120,7 @@ impl Gauges {
         let age = now.saturating_duration_since(self.observed_at);
         self.observed_at = now;
         if !is_changed && !is_heartbeat_due {
-            return Report::default();
+            return Vec::new();
         }
         self.whole = None;
         self.reported = current;
@@ -142,10 +136,9 @@ impl Gauges {
         } else {
             changed
         };
-        Report {
-            names: names.map(|names| framed(Kind::Workers(names))),
-            load: Some(self.encode(is_whole, workers, age)),
-        }
+        let load = self.encode(is_whole, workers, age);
+        let names = names.map(|names| framed(Kind::Workers(names)));
+        names.into_iter().chain([load]).collect()
     }
 
     /// Names and the whole state as last reported, for a replica that has just connected or missed a report.

@@ -7,9 +7,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::handle::TreeHandler;
 use super::link::{Failure, Link};
 use super::message::framed;
+use super::state::TreeHandler;
 use super::tree_metrics::TreeMetrics;
 use super::tree_wire;
 use super::wire::TreeRequest;

@@ -1,24 +1,21 @@
 //! The handle by which the other parts reach what replicas share.
 
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use tokio::net::TcpListener;
-use tracing::{debug, warn};
 
 use super::discovery;
-use super::handshake::{Identity, InstanceId, Refusal};
+use super::handshake::{Identity, InstanceId};
 use super::link::{Failure, Link};
 use super::metrics::Metrics;
 use super::routed::RoutedPrompts;
-use super::said::Level;
-use super::server::{self, Accept, Call};
+use super::server::Server;
 use super::session;
 use super::settings::Settings;
-use super::state::{State, TreeSources};
+use super::state::{State, TreeHandler, TreeSources};
 use super::status::{LoadRow, Status};
 use super::{client, wire};
 use crate::fleet::registry::Registry;
@@ -34,7 +31,6 @@ pub struct Peers(Option<Arc<Shared>>);
 #[derive(Debug)]
 struct Shared {
     state: Arc<State>,
-    trees: OnceLock<TreeHandler>,
     /// Until when other replicas are expected though no address is known yet; `None` if none are listed.
     expected_until: Option<Instant>,
 }
@@ -42,30 +38,11 @@ struct Shared {
 /// A DNS name that has not been resolved by then is not waited for.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 
-/// Serves the call by which a replica that starts copies trees, until it ends.
-#[derive(Clone)]
-pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
-
-/// A call that is being served.
-pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-impl fmt::Debug for TreeHandler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeHandler").finish_non_exhaustive()
-    }
-}
-
-impl TreeHandler {
-    pub fn new(serve: impl Fn(Link) -> Serving + Send + Sync + 'static) -> Self {
-        Self(Arc::new(serve))
-    }
-}
-
 impl Peers {
     /// For a router that is the only one.
     pub fn off(registry: &metrics::Registry) -> Self {
         // The same metrics on each router.
-        let _ = Metrics::new(registry);
+        let _ = Metrics::register(registry);
         Self(None)
     }
 
@@ -95,7 +72,7 @@ impl Peers {
             port: listen.port(),
             secret: settings.secret.clone(),
         };
-        let metrics = Metrics::new(registry);
+        let metrics = Metrics::register(registry);
         let advanced = settings.advanced.clone();
         let state = State::new(
             observe::now(),
@@ -111,7 +88,6 @@ impl Peers {
         let is_listed = !settings.discovery.is_empty();
         Ok(Self(Some(Arc::new(Shared {
             state,
-            trees: OnceLock::new(),
             expected_until: is_listed.then(|| observe::now() + FIRST_LOOK),
         }))))
     }
@@ -121,18 +97,11 @@ impl Peers {
     pub async fn run(self, settings: Settings, listener: TcpListener, tasks: Tasks) {
         let Some(shared) = self.0 else { return };
         let state = &shared.state;
-        let accept = Arc::new(Acceptor {
-            shared: shared.clone(),
+        let server = Server {
+            state: state.clone(),
             tasks: tasks.clone(),
-        });
-        tasks.spawn(server::run(
-            listener,
-            state.identity.clone(),
-            state.tls.clone(),
-            settings.advanced,
-            accept,
-            tasks.clone(),
-        ));
+        };
+        tasks.spawn(server.run(listener));
         tasks.spawn_until_stopped(session::report(state.clone()));
         discovery::follow(state.clone(), settings.discovery, tasks.clone()).await;
     }
@@ -202,7 +171,7 @@ impl Peers {
     /// Serves other replicas' calls for trees. The first handler stays.
     pub fn serve_trees(&self, handler: TreeHandler) {
         if let Some(shared) = &self.0 {
-            let _ = shared.trees.set(handler);
+            let _ = shared.state.trees.set(handler);
         }
     }
 
@@ -223,57 +192,6 @@ fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     let name = name.trim();
     (!name.is_empty()).then(|| name.to_owned())
-}
-
-#[derive(Debug)]
-struct Acceptor {
-    shared: Arc<Shared>,
-    tasks: Tasks,
-}
-
-impl Accept for Acceptor {
-    async fn serve(self: Arc<Self>, call: Call, link: Link, from: IpAddr) {
-        match call {
-            Call::Sync => {
-                let port = link.peer.port;
-                let address = (port != 0).then(|| SocketAddr::new(from, port).to_string().into());
-                let state = self.shared.state.clone();
-                session::run(state, link, address, self.tasks.clone()).await;
-            }
-            Call::CopyTrees => match self.shared.trees.get() {
-                Some(TreeHandler(serve)) => serve(link).await,
-                None => {
-                    let status = tonic::Status::unimplemented("this replica serves no trees");
-                    link.refuse(status).await;
-                }
-            },
-        }
-    }
-
-    fn on_failure(&self, from: IpAddr, failure: &Failure) {
-        let reason = match failure {
-            Failure::Refused(Refusal::Secret) => "secret",
-            Failure::Refused(Refusal::Version(_)) => "version",
-            Failure::Refused(Refusal::Malformed(_)) => "malformed",
-            // An address of this replica is among those listed.
-            Failure::Refused(Refusal::Itself) => return,
-            Failure::NotAllowed(_) => "loopback",
-            Failure::Lost(_) | Failure::NotListening | Failure::RefusedByPeer(_) => "handshake",
-        };
-        let metrics = &self.shared.state.metrics;
-        metrics.refused.with_label_values(&[reason]).inc();
-        match failure {
-            Failure::Refused(Refusal::Secret | Refusal::Version(_)) | Failure::NotAllowed(_) => {
-                // Once: it tries again every few seconds.
-                let from = from.to_string().into();
-                let state = &self.shared.state;
-                if state.says_address(observe::now(), &from, Level::Lost) {
-                    warn!(%from, reason = %failure, "replica refused");
-                }
-            }
-            _ => debug!(%from, reason = %failure, "replica's handshake failed"),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -67,9 +67,7 @@ pub struct Link {
 #[derive(Debug)]
 pub(super) struct RawLink {
     outgoing: Outgoing,
-    incoming: Streaming<Bytes>,
-    /// Of a stream that this side opened. Dropping it closes the connection.
-    connection: Option<ConnectionTasks>,
+    receiving: ReceivingHalf,
 }
 
 /// Sends framed messages on one stream. The stream ends when all are dropped.
@@ -83,22 +81,12 @@ impl Link {
 
     /// The next message with its size in bytes; `None` after the last one.
     pub async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
-        self.raw.receive().await
+        self.raw.receiving.receive().await
     }
 
     /// Takes the sending half, so that only the caller keeps the stream open.
     pub(super) fn split(self) -> (Outgoing, ReceivingHalf) {
-        let (outgoing, incoming) = (self.raw.outgoing, self.raw.incoming);
-        let receiving = ReceivingHalf {
-            incoming,
-            _connection: self.raw.connection,
-        };
-        (outgoing, receiving)
-    }
-
-    /// Ends the stream with a reason for the other side.
-    pub(super) async fn refuse(self, status: Status) {
-        self.raw.refuse(status).await;
+        (self.raw.outgoing, self.raw.receiving)
     }
 }
 
@@ -106,26 +94,21 @@ impl Link {
 #[derive(Debug)]
 pub(super) struct ReceivingHalf {
     incoming: Streaming<Bytes>,
+    /// Of a stream that this side opened. Dropping it closes the connection.
     _connection: Option<ConnectionTasks>,
 }
 
 impl ReceivingHalf {
     pub(super) async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
-        receive(&mut self.incoming).await
+        let Some(bytes) = self.incoming.message().await? else {
+            return Ok(None);
+        };
+        let size = bytes.len();
+        let message = wire::PeerMessage::decode(bytes);
+        let message =
+            message.map_err(|error| Failure::Lost(format!("a malformed message: {error}")))?;
+        Ok(Some((message.kind, size)))
     }
-}
-
-async fn receive(
-    incoming: &mut Streaming<Bytes>,
-) -> Result<Option<(Option<Kind>, usize)>, Failure> {
-    let Some(bytes) = incoming.message().await? else {
-        return Ok(None);
-    };
-    let size = bytes.len();
-    let message = wire::PeerMessage::decode(bytes);
-    let message =
-        message.map_err(|error| Failure::Lost(format!("a malformed message: {error}")))?;
-    Ok(Some((message.kind, size)))
 }
 
 impl RawLink {
@@ -145,8 +128,10 @@ impl RawLink {
         let incoming = Streaming::new_response(Raw, body, status, None, Some(max_message));
         Self {
             outgoing,
-            incoming,
-            connection: Some(connection),
+            receiving: ReceivingHalf {
+                incoming,
+                _connection: Some(connection),
+            },
         }
     }
 
@@ -154,8 +139,10 @@ impl RawLink {
         let incoming = Streaming::new_request(Raw, body, None, Some(max_message));
         Self {
             outgoing,
-            incoming,
-            connection: None,
+            receiving: ReceivingHalf {
+                incoming,
+                _connection: None,
+            },
         }
     }
 
@@ -164,19 +151,11 @@ impl RawLink {
         sent.map_err(|_| Failure::Lost("the connection is closed".to_owned()))
     }
 
-    async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
-        receive(&mut self.incoming).await
-    }
-
     async fn expect(&mut self) -> Result<Kind, Failure> {
-        let message = self.receive().await?;
+        let message = self.receiving.receive().await?;
         message
             .and_then(|(kind, _)| kind)
             .ok_or_else(|| Failure::Lost("the stream ended in its handshake".to_owned()))
-    }
-
-    async fn refuse(self, status: Status) {
-        let _ = self.outgoing.send(Err(status)).await;
     }
 
     /// Exchanges hellos and proofs.
@@ -193,8 +172,7 @@ impl RawLink {
                 raw: self,
             }),
             Ok(Err(Failure::Refused(refusal))) => {
-                let status = status_of(&refusal);
-                self.refuse(status).await;
+                let _ = self.outgoing.send(Err(status_of(&refusal))).await;
                 Err(Failure::Refused(refusal))
             }
             Ok(Err(failure)) => Err(failure),

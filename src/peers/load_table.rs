@@ -25,9 +25,8 @@ const MAX_ADDRESS: usize = 300;
 #[derive(Debug)]
 pub struct LoadTable {
     peers: BTreeMap<InstanceId, PeerLoad>,
-    sums: FxHashMap<Arc<str>, WorkerLoad>,
-    /// Of that, what is pinned to single ranks.
-    rank_sums: FxHashMap<Arc<str>, BTreeMap<u32, WorkerLoad>>,
+    /// Of workers, and of what is pinned to single ranks of them.
+    sums: FxHashMap<WorkerKey, WorkerLoad>,
     /// Workers whose sums changed since they were taken.
     changed: FxHashSet<Arc<str>>,
     max_workers: usize,
@@ -85,7 +84,6 @@ impl LoadTable {
         Self {
             peers: BTreeMap::new(),
             sums: FxHashMap::default(),
-            rank_sums: FxHashMap::default(),
             changed: FxHashSet::default(),
             max_workers,
         }
@@ -184,19 +182,13 @@ impl LoadTable {
             return;
         };
         for entry in load.workers.values() {
-            if let Some(rank) = entry.key.rank {
-                let (address, none) = (&entry.key.address, WorkerLoad::default());
-                replace_rank(&mut self.rank_sums, address, rank, entry.load, none);
+            if entry.key.rank.is_some() {
+                self.replace(&entry.key, entry.load, WorkerLoad::default());
             }
         }
-        for (address, at_worker) in &load.by_address {
-            replace(
-                &mut self.sums,
-                &mut self.changed,
-                address,
-                at_worker.load(),
-                WorkerLoad::default(),
-            );
+        for (address, at_worker) in load.by_address {
+            let key = WorkerKey::worker(&address);
+            self.replace(&key, at_worker.load(), WorkerLoad::default());
         }
     }
 
@@ -205,16 +197,9 @@ impl LoadTable {
         std::mem::take(&mut self.changed)
     }
 
-    /// What all other replicas together have at a worker.
-    pub fn sum(&self, address: &str) -> WorkerLoad {
-        self.sums.get(address).copied().unwrap_or_default()
-    }
-
-    /// What all other replicas together have pinned to a rank of a worker.
-    pub fn rank_sum(&self, address: &str, rank: u32) -> WorkerLoad {
-        let of_ranks = self.rank_sums.get(address);
-        let sum = of_ranks.and_then(|of_ranks| of_ranks.get(&rank));
-        sum.copied().unwrap_or_default()
+    /// What all other replicas together have at a worker, or have pinned to a rank of it.
+    pub fn sum(&self, key: &WorkerKey) -> WorkerLoad {
+        self.sums.get(key).copied().unwrap_or_default()
     }
 
     /// What one replica has at a worker.
@@ -249,8 +234,7 @@ impl LoadTable {
     pub(super) fn entries(&self) -> usize {
         let of_peer = |load: &PeerLoad| load.workers.len() + load.by_address.len();
         let of_peers: usize = self.peers.values().map(of_peer).sum();
-        let of_ranks: usize = self.rank_sums.values().map(BTreeMap::len).sum();
-        self.peers.len() + of_peers + self.sums.len() + of_ranks + self.changed.len()
+        self.peers.len() + of_peers + self.sums.len() + self.changed.len()
     }
 
     /// False if the replica has not named the number.
@@ -265,23 +249,35 @@ impl LoadTable {
         if old == new {
             return true;
         }
-        let address = entry.key.address.clone();
-        let at_worker = load.by_address.entry(address.clone()).or_default();
+        let key = entry.key.clone();
+        let at_worker = load.by_address.entry(key.address.clone()).or_default();
         let before = at_worker.load();
-        match entry.key.rank {
+        match key.rank {
             None => at_worker.together = new,
-            Some(rank) => {
-                at_worker.by_rank = exchange(at_worker.by_rank, old, new);
-                replace_rank(&mut self.rank_sums, &address, rank, old, new);
-                self.changed.insert(address.clone());
-            }
+            Some(_) => at_worker.by_rank = exchange(at_worker.by_rank, old, new),
         }
         let after = at_worker.load();
         if at_worker.together.is_zero() && at_worker.by_rank.is_zero() {
-            load.by_address.remove(&address);
+            load.by_address.remove(&key.address);
         }
-        replace(&mut self.sums, &mut self.changed, &address, before, after);
+        if key.rank.is_some() {
+            self.replace(&key, old, new);
+        }
+        self.replace(&WorkerKey::worker(&key.address), before, after);
         true
+    }
+
+    /// Puts `after` in the place of `before`, which is part of the key's sum.
+    fn replace(&mut self, key: &WorkerKey, before: WorkerLoad, after: WorkerLoad) {
+        if before == after {
+            return;
+        }
+        let sum = self.sums.entry(key.clone()).or_default();
+        *sum = exchange(*sum, before, after);
+        if sum.is_zero() {
+            self.sums.remove(key);
+        }
+        self.changed.insert(key.address.clone());
     }
 }
 
@@ -293,46 +289,6 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
         context_tokens: sum.context_tokens - old.context_tokens + new.context_tokens,
         waiting: sum.waiting.minus(old.waiting).plus(new.waiting),
     }
-}
-
-/// As [`replace`], for one rank.
-fn replace_rank(
-    sums: &mut FxHashMap<Arc<str>, BTreeMap<u32, WorkerLoad>>,
-    address: &Arc<str>,
-    rank: u32,
-    before: WorkerLoad,
-    after: WorkerLoad,
-) {
-    if before == after {
-        return;
-    }
-    let of_ranks = sums.entry(address.clone()).or_default();
-    let sum = of_ranks.entry(rank).or_default();
-    *sum = exchange(*sum, before, after);
-    if sum.is_zero() {
-        of_ranks.remove(&rank);
-    }
-    if of_ranks.is_empty() {
-        sums.remove(address);
-    }
-}
-
-fn replace(
-    sums: &mut FxHashMap<Arc<str>, WorkerLoad>,
-    changed: &mut FxHashSet<Arc<str>>,
-    address: &Arc<str>,
-    before: WorkerLoad,
-    after: WorkerLoad,
-) {
-    if before == after {
-        return;
-    }
-    let sum = sums.entry(address.clone()).or_default();
-    *sum = exchange(*sum, before, after);
-    if sum.is_zero() {
-        sums.remove(address);
-    }
-    changed.insert(address.clone());
 }
 
 #[cfg(test)]

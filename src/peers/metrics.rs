@@ -1,86 +1,57 @@
 //! Metrics of what replicas share.
 
-use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-
 use super::status::Status;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 
-/// Registered whether or not there are other replicas.
-#[derive(Clone, Debug)]
-pub(super) struct Metrics {
-    pub(super) peers: IntGaugeVec,
-    pub(super) lag: GaugeVec,
-    pub(super) sent: IntCounter,
-    pub(super) received: IntCounter,
-    pub(super) connections: IntCounter,
-    pub(super) lost: IntCounterVec,
-    pub(super) refused: IntCounterVec,
-    pub(super) unknown_workers: IntGauge,
-    pub(super) ignored: IntCounter,
-    pub(super) skipped: IntCounter,
-    pub(super) connect_failures: IntCounter,
-    pub(super) lookup_failures: IntCounter,
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub(super) struct Metrics {
+        pub(super) peers: gauges "warmroute_peers" ["state"]
+            "Other replicas, by state: connected, stale (silent for 1 s), unreachable (listed, and not connected) or \
+             refused (another secret or version).",
+        pub(super) lag: real_gauges "warmroute_peer_lag_seconds" ["peer"]
+            "Age of the newest state of another replica, by its name.",
+        bytes: counters "warmroute_peer_bytes_total" ["direction"]
+            "Bytes of messages between this replica and the others, by direction: sent or received.",
+        pub(super) connections: counter "warmroute_peer_connections_total"
+            "Times that another replica was connected.",
+        pub(super) lost: counters "warmroute_peer_lost_total" ["reason"]
+            "Times that another replica was lost, by reason: closed (its stream ended), silent (for 3 s) or \
+             drained.",
+        pub(super) refused: counters "warmroute_peer_refused_total" ["reason"]
+            "Streams of other replicas that were not used, by reason: secret, version, malformed, loopback (another \
+             host without a secret), full (there are 64) or handshake (it did not end).",
+        pub(super) unknown_workers: gauge "warmroute_peer_unknown_workers"
+            "Workers that other replicas report and this one does not have. Replicas should have one fleet.",
+        pub(super) ignored: counter "warmroute_peer_ignored_total"
+            "What was ignored in messages of other replicas: workers without a name or beyond 8,192, and messages \
+             that only a later release knows.",
+        pub(super) skipped: counter "warmroute_peer_reports_skipped_total"
+            "Reports that a slow replica was not sent. It gets the whole state later.",
+        pub(super) connect_failures: counter "warmroute_peer_connect_failures_total"
+            "Attempts to connect to the address of another replica that failed.",
+        pub(super) lookup_failures: counter "warmroute_peer_lookup_failures_total"
+            "Lookups of a name of `peers.discovery` that failed. The addresses known stay.",
+    }
 }
 
 impl Metrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let bytes = registry.counters(
-            "warmroute_peer_bytes_total",
-            "Bytes of messages between this replica and the others, by direction: sent or received.",
-            &["direction"],
-        );
-        Self {
-            peers: registry.gauges(
-                "warmroute_peers",
-                "Other replicas, by state: connected, stale (silent for 1 s), unreachable \
-                 (listed, and not connected) or refused (another secret or version).",
-                &["state"],
-            ),
-            lag: registry.real_gauges(
-                "warmroute_peer_lag_seconds",
-                "Age of the newest state of another replica, by its name.",
-                &["peer"],
-            ),
-            sent: bytes.with_label_values(&["sent"]),
-            received: bytes.with_label_values(&["received"]),
-            connections: registry.counter(
-                "warmroute_peer_connections_total",
-                "Times that another replica was connected.",
-            ),
-            lost: registry.counters(
-                "warmroute_peer_lost_total",
-                "Times that another replica was lost, by reason: closed (its stream ended), silent (for \
-                 3 s) or drained.",
-                &["reason"],
-            ),
-            refused: registry.counters(
-                "warmroute_peer_refused_total",
-                "Streams of other replicas that were not used, by reason: secret, version, malformed, loopback (another \
-                 host without a secret), full (there are 64) or handshake (it did not end).",
-                &["reason"],
-            ),
-            unknown_workers: registry.gauge(
-                "warmroute_peer_unknown_workers",
-                "Workers that other replicas report and this one does not have. Replicas should have one fleet.",
-            ),
-            ignored: registry.counter(
-                "warmroute_peer_ignored_total",
-                "What was ignored in messages of other replicas: workers without a name or beyond \
-                 8,192, and messages that only a later release knows.",
-            ),
-            connect_failures: registry.counter(
-                "warmroute_peer_connect_failures_total",
-                "Attempts to connect to the address of another replica that failed.",
-            ),
-            lookup_failures: registry.counter(
-                "warmroute_peer_lookup_failures_total",
-                "Lookups of a name of `peers.discovery` that failed. The addresses known stay.",
-            ),
-            skipped: registry.counter(
-                "warmroute_peer_reports_skipped_total",
-                "Reports that a slow replica was not sent. It gets the whole state later.",
-            ),
-        }
+    /// Registered whether or not there are other replicas, with both directions of bytes at 0.
+    pub(super) fn register(registry: &Registry) -> Self {
+        let metrics = Self::new(registry);
+        metrics.on_sent(0);
+        metrics.on_received(0);
+        metrics
+    }
+
+    pub(super) fn on_sent(&self, bytes: usize) {
+        let sent = self.bytes.with_label_values(&["sent"]);
+        sent.inc_by(bytes as u64);
+    }
+
+    pub(super) fn on_received(&self, bytes: usize) {
+        let received = self.bytes.with_label_values(&["received"]);
+        received.inc_by(bytes as u64);
     }
 
     /// Sets the gauges.

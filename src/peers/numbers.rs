@@ -17,6 +17,23 @@ pub struct WorkerKey {
     pub rank: Option<u32>,
 }
 
+impl WorkerKey {
+    /// A worker, all of its ranks together.
+    pub fn worker(address: &Arc<str>) -> Self {
+        Self {
+            address: address.clone(),
+            rank: None,
+        }
+    }
+
+    pub fn rank(address: &Arc<str>, rank: u32) -> Self {
+        Self {
+            address: address.clone(),
+            rank: Some(rank),
+        }
+    }
+}
+
 /// A number is given to another worker only after this time, so that no message on its way means the wrong one.
 const REUSE_AFTER: Duration = Duration::from_secs(60);
 

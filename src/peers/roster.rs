@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
+use super::gauges::Condition;
 use super::handshake::{InstanceId, PeerIdentity, Side, is_preferred};
 
 /// One stream of this process.
@@ -22,13 +21,11 @@ pub struct Peer {
     pub stream: StreamId,
     pub side: Side,
     pub received_at: Instant,
-    pub is_ready: bool,
-    pub is_draining: bool,
+    pub condition: Condition,
 }
 
 /// How a connected replica is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
     Connected,
     /// Silent for a while; what it reported last still counts.
@@ -101,22 +98,20 @@ impl Roster {
         }
         let stream = StreamId(self.streams);
         self.streams += 1;
-        let former = former.map(|former| (former.stream, former.clone()));
         let peer = Peer {
             identity: identity.clone(),
-            address: address.or_else(|| former.as_ref()?.1.address.clone()),
+            address: address.or_else(|| former?.address.clone()),
             stream,
             side,
             received_at: now,
-            is_ready: former.as_ref().is_some_and(|(_, former)| former.is_ready),
-            is_draining: former
-                .as_ref()
-                .is_some_and(|(_, former)| former.is_draining),
+            condition: former.map_or_else(Condition::default, |former| former.condition),
         };
-        self.peers.insert(identity.id, peer);
-        match former {
+        match self.peers.insert(identity.id, peer) {
             None => Admission::First(stream),
-            Some((former, _)) => Admission::Replaces { stream, former },
+            Some(former) => Admission::Replaces {
+                stream,
+                former: former.stream,
+            },
         }
     }
 
@@ -131,9 +126,9 @@ impl Roster {
         }
     }
 
-    pub fn set_condition(&mut self, peer: InstanceId, is_ready: bool, is_draining: bool) {
+    pub fn set_condition(&mut self, peer: InstanceId, condition: Condition) {
         if let Some(peer) = self.peers.get_mut(&peer) {
-            (peer.is_ready, peer.is_draining) = (is_ready, is_draining);
+            peer.condition = condition;
         }
     }
 

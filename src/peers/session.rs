@@ -7,7 +7,7 @@ use tonic::Status;
 use tracing::warn;
 
 use super::handshake::InstanceId;
-use super::link::{Failure, Link, ReceivingHalf};
+use super::link::{Link, ReceivingHalf};
 use super::pace::{self, Pace};
 use super::roster::StreamId;
 use super::state::State;
@@ -138,12 +138,4 @@ pub(super) async fn report(state: Arc<State>) {
             pace.on_report(now, is_sent);
         }
     }
-}
-
-/// What a failure to connect means for the address.
-pub(super) fn is_refusal(failure: &Failure) -> bool {
-    matches!(
-        failure,
-        Failure::Refused(_) | Failure::RefusedByPeer(_) | Failure::NotAllowed(_)
-    )
 }

@@ -140,7 +140,7 @@ pub struct Advanced {
     /// sent with one report. More are dropped and counted, and sent with the next use of their prompts.
     pub max_queued_blocks: u32,
     /// Size of a message of another replica; one that sends a longer one is disconnected.
-    pub max_message: u64,
+    pub max_message: usize,
 }
 
 impl Default for Advanced {

@@ -1,21 +1,23 @@
 //! What the streams of this replica share: its gauges, the other replicas and their load, and how to reach each stream.
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::addresses::{AddressState, Addresses};
+use super::addresses::AddressState;
 use super::gauges::{Condition, Gauges};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
-use super::link::Outgoing;
+use super::link::{Link, Outgoing};
 use super::load_table::LoadTable;
 use super::metrics::Metrics;
 use super::roster::{Admission, Freshness, Peer, Roster, StreamId};
@@ -37,6 +39,7 @@ pub(super) struct State {
     pub(super) tls: Option<Arc<tls::Server>>,
     pub(super) settings: Advanced,
     pub(super) metrics: Metrics,
+    pub(super) trees: OnceLock<TreeHandler>,
     fleet: Arc<Registry>,
     routed: Arc<RoutedPrompts>,
     /// Other replicas are expected, and none is connected.
@@ -56,7 +59,8 @@ struct Inner {
     roster: Roster,
     table: LoadTable,
     streams: Streams,
-    addresses: Addresses,
+    /// All listed addresses.
+    addresses: BTreeMap<Arc<str>, AddressState>,
     /// Another replica has been connected before.
     was_connected: bool,
     workers: Workers,
@@ -76,6 +80,29 @@ pub struct TreeSources {
     pub ready: Vec<Arc<str>>,
     /// Another may soon be known to be ready: an address was not tried yet, or a connected replica has not reported.
     pub may_grow: bool,
+}
+
+/// Serves the call by which a replica that starts copies trees, until it ends.
+#[derive(Clone)]
+pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
+
+/// A call that is being served.
+pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for TreeHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeHandler").finish_non_exhaustive()
+    }
+}
+
+impl TreeHandler {
+    pub fn new(serve: impl Fn(Link) -> Serving + Send + Sync + 'static) -> Self {
+        Self(Arc::new(serve))
+    }
+
+    pub(super) async fn serve(&self, link: Link) {
+        (self.0)(link).await;
+    }
 }
 
 impl State {
@@ -101,7 +128,7 @@ impl State {
                 roster,
                 table: LoadTable::new(settings.max_workers as usize),
                 streams: Streams::default(),
-                addresses: Addresses::default(),
+                addresses: BTreeMap::new(),
                 was_connected: false,
                 workers: Workers::default(),
                 replicas_said: Said::new(calm),
@@ -112,6 +139,7 @@ impl State {
             identity: Arc::new(identity),
             settings,
             metrics,
+            trees: OnceLock::new(),
             fleet,
             routed,
             is_alone: AtomicBool::new(false),
@@ -201,7 +229,7 @@ impl State {
         inner.table.remove(peer);
         self.apply(now, inner, false);
         let name = &lost.identity.name;
-        if lost.is_draining {
+        if lost.condition.is_draining {
             self.metrics.lost.with_label_values(&["drained"]).inc();
             inner.replicas_said.forget(&peer);
             info!(peer = %name, id = %peer, "replica has drained and left");
@@ -228,7 +256,7 @@ impl State {
         kind: Option<Kind>,
         bytes: usize,
     ) {
-        self.metrics.received.inc_by(bytes as u64);
+        self.metrics.on_received(bytes);
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         if !inner.roster.on_message(now, peer, stream) {
@@ -242,8 +270,11 @@ impl State {
             Some(Kind::Load(report)) => {
                 let applied = inner.table.on_report(peer, &report);
                 self.metrics.ignored.inc_by(applied.ignored.into());
-                let (is_ready, is_draining) = (report.is_ready, report.is_draining);
-                inner.roster.set_condition(peer, is_ready, is_draining);
+                let condition = Condition {
+                    is_ready: report.is_ready,
+                    is_draining: report.is_draining,
+                };
+                inner.roster.set_condition(peer, condition);
                 self.refresh_fleet(now, inner);
                 self.apply(now, inner, applied.is_first);
             }
@@ -273,19 +304,13 @@ impl State {
         self.refresh_fleet(now, inner);
         let waiting = self.fleet.waiting().own();
         let loads = inner.workers.own_loads(waiting.as_deref());
-        let report = inner.gauges.report(now, self.condition(), loads);
-        let mut messages: [Bytes; 2] = Default::default();
-        let mut count = 0;
-        for message in report.names.into_iter().chain(report.load) {
-            messages[count] = message;
-            count += 1;
-        }
+        let messages = inner.gauges.report(now, self.condition(), loads);
         let routed = inner
             .workers
             .routed_message(&self.routed, &inner.gauges.numbers);
-        let is_sent = count > 0 || routed.is_some();
+        let is_sent = !messages.is_empty() || routed.is_some();
         let whole = || inner.gauges.whole();
-        inner.streams.send(&self.metrics, &messages[..count], whole);
+        inner.streams.send(&self.metrics, &messages, whole);
         if let Some(routed) = routed
             && !inner.streams.send_once(&self.metrics, &routed)
         {
@@ -352,13 +377,13 @@ impl State {
     /// Keeps only the listed addresses.
     pub(super) fn set_addresses(&self, now: Instant, listed: impl Fn(&str) -> bool) {
         let inner = &mut *self.inner.lock();
-        inner.addresses.keep(listed);
+        inner.addresses.retain(|address, _| listed(address));
         self.update_alone(now, inner);
     }
 
     pub(super) fn set_address(&self, now: Instant, address: &Arc<str>, state: AddressState) {
         let inner = &mut *self.inner.lock();
-        inner.addresses.set(address, state);
+        inner.addresses.insert(address.clone(), state);
         self.update_alone(now, inner);
     }
 
@@ -375,7 +400,7 @@ impl State {
         let inner = self.inner.lock();
         let is_asked = |peer: &&Peer| {
             let is_fresh = inner.roster.freshness(now, peer) == Freshness::Connected;
-            is_fresh && peer.is_ready && !peer.is_draining
+            is_fresh && peer.condition.is_ready && !peer.condition.is_draining
         };
         let ready = inner.roster.peers().filter(is_asked);
         let ready = ready.filter_map(|peer| peer.address.clone()).collect();
@@ -450,7 +475,8 @@ impl State {
     fn update_alone(&self, now: Instant, inner: &mut Inner) {
         let is_fresh = |peer: &Peer| inner.roster.freshness(now, peer) == Freshness::Connected;
         let fresh = inner.roster.peers().filter(|peer| is_fresh(peer)).count();
-        let is_alone = inner.addresses.are_replicas_expected() && fresh == 0;
+        let mut addresses = inner.addresses.values();
+        let is_alone = fresh == 0 && addresses.any(AddressState::is_replica_expected);
         let fresh = u32::try_from(fresh).unwrap_or(u32::MAX);
         self.connected.store(fresh, Relaxed);
         self.is_alone.store(is_alone, Relaxed);

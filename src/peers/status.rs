@@ -1,11 +1,13 @@
 //! What pages show of other replicas. Pure.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::addresses::Addresses;
+use super::addresses::AddressState;
 use super::load_table::LoadTable;
 use super::roster::{Freshness, Peer, Roster};
 
@@ -72,7 +74,7 @@ pub(super) fn rows(
     now: Instant,
     roster: &Roster,
     table: &LoadTable,
-    addresses: &Addresses,
+    addresses: &BTreeMap<Arc<str>, AddressState>,
     is_listed: impl Fn(&str) -> bool,
 ) -> Vec<PeerRow> {
     let connected = roster.peers().map(|peer| {
@@ -88,8 +90,8 @@ pub(super) fn rows(
             }),
             error: None,
             release: Some(peer.identity.release.to_string()),
-            is_ready: peer.is_ready,
-            is_draining: peer.is_draining,
+            is_ready: peer.condition.is_ready,
+            is_draining: peer.condition.is_draining,
             age_ms: Some(millis(silent)),
             lag_ms: Some(millis(silent + table.age(id))),
             unknown_workers: table.unknown_workers(id, &is_listed),

@@ -109,7 +109,7 @@ impl Streams {
         for stream in self.current.values_mut() {
             let fits = !stream.has_missed && stream.outgoing.try_send(Ok(message.clone())).is_ok();
             if fits {
-                metrics.sent.inc_by(message.len() as u64);
+                metrics.on_sent(message.len());
             }
             is_sent &= fits;
         }
@@ -133,7 +133,7 @@ impl Stream {
         }
         self.has_missed = false;
         for message in messages {
-            metrics.sent.inc_by(message.len() as u64);
+            metrics.on_sent(message.len());
             // Fails only if the stream has ended, which its own task notices.
             let _ = self.outgoing.try_send(Ok(message.clone()));
         }

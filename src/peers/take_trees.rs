@@ -277,9 +277,9 @@ impl TreeTaker {
 /// Replicas come and go; this many are remembered.
 const MAX_SOURCES: usize = 64;
 
-/// A turn at one replica.
+/// A turn at one replica. It counts as waiting, too, until it ends.
 struct Turn<'a> {
-    slot: &'a Slot,
+    _waiting: Waiting<'a>,
     _permit: tokio::sync::SemaphorePermit<'a>,
 }
 
@@ -288,9 +288,8 @@ impl Slot {
         self.waiting.fetch_add(1, Relaxed);
         let waiting = Waiting(self);
         let permit = self.turn.acquire().await.ok()?;
-        std::mem::forget(waiting);
         Some(Turn {
-            slot: self,
+            _waiting: waiting,
             _permit: permit,
         })
     }
@@ -303,13 +302,7 @@ impl Slot {
     }
 }
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.slot.waiting.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Counted as waiting until it has its turn or gives up.
+/// Counted as waiting until its turn has ended or it gives up.
 struct Waiting<'a>(&'a Slot);
 
 impl Drop for Waiting<'_> {

@@ -30,13 +30,10 @@ const PREDICTED_BYTES: usize = 8 + 8 + 5 + 5;
 /// A worker's address, at most, with its tags.
 const WORKER_BYTES: usize = 300;
 
-/// What is wrong with a chunk, or with its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
-
 /// Why another replica's answer is of no use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
+    /// What is wrong with a chunk, or with its place.
     Malformed(&'static str),
     /// It has no tree of that rank.
     Refused(String),
@@ -64,12 +61,6 @@ impl Unusable {
     }
 }
 
-impl From<Malformed> for Unusable {
-    fn from(Malformed(what): Malformed) -> Self {
-        Unusable::Malformed(what)
-    }
-}
-
 /// What a tree must be to be of use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
@@ -82,13 +73,14 @@ pub struct Expected {
 pub fn refusal(reason: NoTree) -> wire::TreeChunk {
     wire::TreeChunk {
         refusal: reason.as_str().to_owned(),
-        ..last()
+        is_last: true,
+        ..empty()
     }
 }
 
-fn last() -> wire::TreeChunk {
+/// A chunk without anything, which others follow.
+fn empty() -> wire::TreeChunk {
     wire::TreeChunk {
-        is_last: true,
         hash_version: HASH_VERSION,
         ..wire::TreeChunk::default()
     }
@@ -100,8 +92,7 @@ pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
     let mut chunks = Vec::new();
     let mut chunk = wire::TreeChunk {
         head: Some(head(copy)),
-        hash_version: HASH_VERSION,
-        ..wire::TreeChunk::default()
+        ..empty()
     };
     let mut bytes = CHUNK_REST;
     let mut copies = blocks.copies.iter().peekable();
@@ -111,11 +102,7 @@ pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
         // A run of any length fits: it is at most as long as a page of the index.
         let most = RUN_BYTES + run.len as usize * (BLOCK_BYTES + COPIES_BYTES);
         if bytes + most > MAX_CHUNK_BYTES {
-            let full = std::mem::replace(&mut chunk, last());
-            chunks.push(wire::TreeChunk {
-                is_last: false,
-                ..full
-            });
+            chunks.push(std::mem::replace(&mut chunk, empty()));
             bytes = CHUNK_REST;
         }
         bytes += RUN_BYTES + run.len as usize * BLOCK_BYTES;
@@ -140,10 +127,7 @@ pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
             .extend(of_run.iter().map(|block| block.local.0));
         first = end;
     }
-    chunks.push(wire::TreeChunk {
-        is_last: false,
-        ..chunk
-    });
+    chunks.push(chunk);
     chunks.extend(page_chunks(&copy.pages));
     if let Some(last) = chunks.last_mut() {
         last.is_last = true;
@@ -169,8 +153,7 @@ fn page_chunks(pages: &CopiedPages) -> impl Iterator<Item = wire::TreeChunk> {
             page_marks: pages.marks[start..end].to_vec(),
             page_named_positions: positions,
             page_named_parents: parents,
-            is_last: false,
-            ..last()
+            ..empty()
         }
     })
 }
@@ -199,6 +182,17 @@ fn head(copy: &TreeCopy) -> wire::TreeHead {
     }
 }
 
+/// Whether a chunk is of use to this release.
+fn check(chunk: &wire::TreeChunk) -> Result<(), Unusable> {
+    if !chunk.refusal.is_empty() {
+        return Err(Unusable::Refused(chunk.refusal.clone()));
+    }
+    if chunk.hash_version != HASH_VERSION {
+        return Err(Unusable::HashVersion(chunk.hash_version));
+    }
+    Ok(())
+}
+
 /// A tree while its chunks arrive.
 #[derive(Debug)]
 pub struct ArrivingTree {
@@ -216,16 +210,11 @@ impl ArrivingTree {
 
     /// Takes the next chunk. Returns the tree with the last one.
     pub fn take(&mut self, chunk: wire::TreeChunk) -> Result<Option<TreeCopy>, Unusable> {
-        if !chunk.refusal.is_empty() {
-            return Err(Unusable::Refused(chunk.refusal));
-        }
-        if chunk.hash_version != HASH_VERSION {
-            return Err(Unusable::HashVersion(chunk.hash_version));
-        }
+        check(&chunk)?;
         if let Some(head) = &chunk.head {
             self.copy = Some(self.begin(head)?);
         }
-        let copy = self.copy.as_mut().ok_or(Malformed("no head"))?;
+        let copy = self.copy.as_mut().ok_or(Unusable::Malformed("no head"))?;
         add_blocks(&mut copy.blocks, &chunk)?;
         add_pages(&mut copy.pages, &chunk)?;
         let max_tokens = self.expected.max_blocks * u64::from(BLOCK_TOKENS);
@@ -239,16 +228,16 @@ impl ArrivingTree {
         }
         // A tree without blocks would look like knowledge.
         match self.copy.take() {
-            Some(copy) if !copy.pages.is_consistent() => Err(Malformed("pages").into()),
+            Some(copy) if !copy.pages.is_consistent() => Err(Unusable::Malformed("pages")),
             Some(copy) if !copy.blocks.is_empty() => Ok(Some(copy)),
-            Some(_) | None => Err(Malformed("no blocks").into()),
+            Some(_) | None => Err(Unusable::Malformed("no blocks")),
         }
     }
 
     fn begin(&self, head: &wire::TreeHead) -> Result<TreeCopy, Unusable> {
         let expected = &self.expected;
         let shape = BlockShape {
-            size: NonZeroU32::new(head.block_size).ok_or(Malformed("block size 0"))?,
+            size: NonZeroU32::new(head.block_size).ok_or(Unusable::Malformed("block size 0"))?,
             lookahead: head.lookahead,
         };
         if expected.shape.is_some_and(|known| known != shape) {
@@ -261,7 +250,7 @@ impl ArrivingTree {
             return Err(Unusable::TooLarge);
         }
         let digest = <[u8; 16]>::try_from(head.digest.as_slice());
-        let digest = digest.map_err(|_| Malformed("digest"))?;
+        let digest = digest.map_err(|_| Unusable::Malformed("digest"))?;
         Ok(TreeCopy {
             position: PeerTree {
                 sequence: head.sequence,
@@ -291,12 +280,12 @@ impl ArrivingTree {
     }
 }
 
-fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Malformed> {
+fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Unusable> {
     let tokens = chunk.page_names.len().checked_mul(pages.page_size as usize);
     if tokens != Some(chunk.page_tokens.len())
         || chunk.page_named_positions.len() != chunk.page_named_parents.len()
     {
-        return Err(Malformed("pages and their tokens do not match"));
+        return Err(Unusable::Malformed("pages and their tokens do not match"));
     }
     let start = pages.names.len() as u32;
     let names = chunk.page_names.iter();
@@ -312,7 +301,7 @@ fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Mal
     Ok(())
 }
 
-fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), Malformed> {
+fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), Unusable> {
     let lengths = chunk.runs.iter().map(|run| u64::from(run >> 1));
     let is_consistent = chunk.runs.len() == chunk.parents.len()
         && chunk.names.len() == chunk.locals.len()
@@ -320,19 +309,19 @@ fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), 
         && lengths.sum::<u64>() == chunk.names.len() as u64
         && chunk.copies.len().is_multiple_of(1 + Tier::COUNT);
     if !is_consistent {
-        return Err(Malformed("runs and blocks do not match"));
+        return Err(Unusable::Malformed("runs and blocks do not match"));
     }
     let start = blocks.blocks.len() as u32;
     let mut after = None;
     for noted in chunk.copies.chunks_exact(1 + Tier::COUNT) {
         let position = noted[0];
         if position as usize >= chunk.names.len() || after.is_some_and(|after| position <= after) {
-            return Err(Malformed("copies are not in order"));
+            return Err(Unusable::Malformed("copies are not in order"));
         }
         after = Some(position);
         let counts = [noted[1], noted[2], noted[3]];
         if counts == [0; Tier::COUNT] {
-            return Err(Malformed("a block without copies"));
+            return Err(Unusable::Malformed("a block without copies"));
         }
         blocks.copies.push((start + position, counts));
     }
@@ -371,23 +360,21 @@ pub fn predicted_chunks(
                     tokens: blocks.iter().map(|block| block.tokens).collect(),
                     ages_s: blocks.iter().map(|block| block.age_s).collect(),
                 }],
-                is_last: false,
-                ..last()
+                ..empty()
             })
             .collect();
         parts
     };
-    workers.flat_map(of_worker).chain(std::iter::once(last()))
+    let last = wire::TreeChunk {
+        is_last: true,
+        ..empty()
+    };
+    workers.flat_map(of_worker).chain(std::iter::once(last))
 }
 
 /// The predicted blocks in a chunk, by worker.
 pub fn predicted(chunk: &wire::TreeChunk) -> Result<Vec<(&str, Vec<PredictedBlock>)>, Unusable> {
-    if !chunk.refusal.is_empty() {
-        return Err(Unusable::Refused(chunk.refusal.clone()));
-    }
-    if chunk.hash_version != HASH_VERSION {
-        return Err(Unusable::HashVersion(chunk.hash_version));
-    }
+    check(chunk)?;
     let mut all = Vec::new();
     for part in &chunk.predicted {
         let count = part.paths.len();
@@ -521,7 +508,7 @@ pub(super) mod tests {
                 let _ = predicted(&chunk);
             }
             let head = chunks(&copy(&[(1, true, 0)])).remove(0).head;
-            let chunk = wire::TreeChunk { head, runs, parents, names, locals, copies, ..last() };
+            let chunk = wire::TreeChunk { head, runs, parents, names, locals, copies, is_last: true, ..empty() };
             if let Ok(Some(copy)) = ArrivingTree::new(expected()).take(chunk) {
                 let blocks: u32 = copy.blocks.runs.iter().map(|run| run.len).sum();
                 prop_assert_eq!(blocks as usize, copy.blocks.len());

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+
+use crate::observe::metrics::words;
 
 /// What is known at one moment of the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,122 +24,64 @@ pub struct Progress {
     pub are_sources_lost: bool,
 }
 
-/// How the start ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// What other replicas know is known here.
-    Warm,
-    /// No other replica is ready.
-    NoneReady,
-    /// Each replica that was asked was lost before it had answered.
-    SourcesLost,
-    /// It took too long.
-    TimedOut,
-}
-
-/// The start of a replica that has others.
-#[derive(Clone, Copy, Debug)]
-pub struct WarmStart {
-    deadline: Instant,
-}
-
-impl WarmStart {
-    pub fn new(now: Instant, timeout: Duration) -> Self {
-        Self {
-            deadline: now + timeout,
-        }
+words! {
+    /// What a router says of its start.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Warmth {
+        /// There are no other replicas to ask.
+        Alone = "alone",
+        /// Not ready yet.
+        Warming = "warming",
+        /// What other replicas know is known here.
+        Warm = "warm",
+        /// No other replica was ready.
+        NoneReady = "none_ready",
+        /// Each replica that was asked was lost before it had answered.
+        SourcesLost = "sources_lost",
+        /// It took too long.
+        TimedOut = "timed_out",
     }
+}
 
-    /// Whether the start has ended.
-    pub fn end(&self, now: Instant, progress: &Progress) -> Option<End> {
-        let is_settled = progress.settled_ranks >= progress.ranks;
-        if !progress.has_peers && !progress.had_ready_peer {
-            Some(End::NoneReady)
-        } else if progress.is_fleet_known && is_settled && progress.has_predicted {
-            if progress.are_sources_lost {
-                Some(End::SourcesLost)
+impl Progress {
+    /// How the start ended, if it has. `is_late`: it has taken as long as it may.
+    pub fn end(&self, is_late: bool) -> Option<Warmth> {
+        let is_settled = self.settled_ranks >= self.ranks;
+        if !self.has_peers && !self.had_ready_peer {
+            Some(Warmth::NoneReady)
+        } else if self.is_fleet_known && is_settled && self.has_predicted {
+            if self.are_sources_lost {
+                Some(Warmth::SourcesLost)
             } else {
-                Some(End::Warm)
+                Some(Warmth::Warm)
             }
-        } else if now >= self.deadline {
-            Some(End::TimedOut)
         } else {
-            None
+            is_late.then_some(Warmth::TimedOut)
         }
     }
 }
 
-/// What readiness and operators see of the start.
+/// What readiness and operators see of the start: at first [`Warmth::Alone`].
 #[derive(Debug, Default)]
 pub struct WarmStartStatus(AtomicU8);
 
-/// What a router says of its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Warmth {
-    /// There are no other replicas to ask.
-    Alone,
-    /// Not ready yet.
-    Warming,
-    Ended(End),
-}
-
 impl WarmStartStatus {
     pub fn set(&self, warmth: Warmth) {
-        let code = match warmth {
-            Warmth::Alone => 0,
-            Warmth::Warming => 1,
-            Warmth::Ended(End::Warm) => 2,
-            Warmth::Ended(End::NoneReady) => 3,
-            Warmth::Ended(End::TimedOut) => 4,
-            Warmth::Ended(End::SourcesLost) => 5,
-        };
-        self.0.store(code, Relaxed);
+        self.0.store(warmth as u8, Relaxed);
     }
 
     pub fn get(&self) -> Warmth {
-        match self.0.load(Relaxed) {
-            1 => Warmth::Warming,
-            2 => Warmth::Ended(End::Warm),
-            3 => Warmth::Ended(End::NoneReady),
-            4 => Warmth::Ended(End::TimedOut),
-            5 => Warmth::Ended(End::SourcesLost),
-            _ => Warmth::Alone,
-        }
+        Warmth::ALL[usize::from(self.0.load(Relaxed))]
     }
 }
 
 impl Warmth {
-    pub const ALL: [Warmth; 6] = [
-        Warmth::Alone,
-        Warmth::Warming,
-        Warmth::Ended(End::Warm),
-        Warmth::Ended(End::NoneReady),
-        Warmth::Ended(End::SourcesLost),
-        Warmth::Ended(End::TimedOut),
-    ];
-
-    pub fn is_warming(self) -> bool {
-        self == Warmth::Warming
-    }
-
     /// Whether the caches' contents were not taken over though there are other replicas.
     pub fn is_cold(self) -> bool {
         matches!(
             self,
-            Warmth::Ended(End::NoneReady | End::SourcesLost | End::TimedOut)
+            Warmth::NoneReady | Warmth::SourcesLost | Warmth::TimedOut
         )
-    }
-
-    /// The metric label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Warmth::Alone => "alone",
-            Warmth::Warming => "warming",
-            Warmth::Ended(End::Warm) => "warm",
-            Warmth::Ended(End::NoneReady) => "none_ready",
-            Warmth::Ended(End::SourcesLost) => "sources_lost",
-            Warmth::Ended(End::TimedOut) => "timed_out",
-        }
     }
 }
 
@@ -147,12 +90,12 @@ impl fmt::Display for Warmth {
         f.write_str(match self {
             Warmth::Alone => "no other replicas",
             Warmth::Warming => "warming up: taking over what other replicas know of the workers' caches",
-            Warmth::Ended(End::Warm) => "warm",
-            Warmth::Ended(End::NoneReady) => "started cold: no other replica was ready",
-            Warmth::Ended(End::SourcesLost) => {
+            Warmth::Warm => "warm",
+            Warmth::NoneReady => "started cold: no other replica was ready",
+            Warmth::SourcesLost => {
                 "started cold: each replica that was asked was lost before it had answered"
             }
-            Warmth::Ended(End::TimedOut) => {
+            Warmth::TimedOut => {
                 "started cold: other replicas' knowledge of the workers' caches took longer than peers.warm_start_timeout"
             }
         })
@@ -162,14 +105,10 @@ impl fmt::Display for Warmth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe;
 
-    const TIMEOUT: Duration = Duration::from_secs(10);
-
-    fn end_after(seconds: u64, progress: Progress) -> Option<End> {
-        let now = observe::now();
-        let start = WarmStart::new(now, TIMEOUT);
-        start.end(now + Duration::from_secs(seconds), &progress)
+    /// With ten seconds for the start.
+    fn end_after(seconds: u64, progress: Progress) -> Option<Warmth> {
+        progress.end(seconds >= 10)
     }
 
     fn warm() -> Progress {
@@ -186,7 +125,7 @@ mod tests {
 
     #[test]
     fn it_ends_when_all_is_known_and_not_before() {
-        assert_eq!(end_after(1, warm()), Some(End::Warm));
+        assert_eq!(end_after(1, warm()), Some(Warmth::Warm));
         type Change = fn(&mut Progress);
         let lacking: [Change; 3] = [
             |progress| progress.is_fleet_known = false,
@@ -197,7 +136,11 @@ mod tests {
             let mut progress = warm();
             lack(&mut progress);
             assert_eq!(end_after(9, progress), None, "{progress:?}");
-            assert_eq!(end_after(10, progress), Some(End::TimedOut), "{progress:?}");
+            assert_eq!(
+                end_after(10, progress),
+                Some(Warmth::TimedOut),
+                "{progress:?}"
+            );
         }
     }
 
@@ -209,13 +152,13 @@ mod tests {
             settled_ranks: 0,
             ..warm()
         };
-        assert_eq!(end_after(0, none), Some(End::NoneReady));
+        assert_eq!(end_after(0, none), Some(Warmth::NoneReady));
         let lost = Progress {
             had_ready_peer: true,
             ..none
         };
         assert_eq!(end_after(0, lost), None);
-        assert_eq!(end_after(10, lost), Some(End::TimedOut));
+        assert_eq!(end_after(10, lost), Some(Warmth::TimedOut));
     }
 
     #[test]
@@ -224,13 +167,13 @@ mod tests {
             are_sources_lost: true,
             ..warm()
         };
-        assert_eq!(end_after(1, lost), Some(End::SourcesLost));
-        assert!(Warmth::Ended(End::SourcesLost).is_cold());
+        assert_eq!(end_after(1, lost), Some(Warmth::SourcesLost));
+        assert!(Warmth::SourcesLost.is_cold());
     }
 
     #[test]
     fn all_that_is_late_is_taken_when_it_comes_at_the_last_moment() {
-        assert_eq!(end_after(10, warm()), Some(End::Warm));
+        assert_eq!(end_after(10, warm()), Some(Warmth::Warm));
     }
 
     #[test]
@@ -240,7 +183,6 @@ mod tests {
         for warmth in Warmth::ALL {
             status.set(warmth);
             assert_eq!(status.get(), warmth);
-            assert_eq!(warmth.is_warming(), warmth == Warmth::Warming);
         }
     }
 }

@@ -80,11 +80,7 @@ impl Workers {
     pub(super) fn number_ranks(&self, now: Instant, numbers: &mut Numbers) {
         for (address, listed) in &self.by_address {
             for rank in 0..listed.ranks {
-                let key = WorkerKey {
-                    address: address.clone(),
-                    rank: Some(rank),
-                };
-                numbers.number(now, &key);
+                numbers.number(now, &WorkerKey::rank(address, rank));
             }
         }
     }
@@ -101,27 +97,21 @@ impl Workers {
         };
         let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
         let departed = departed.map(move |(address, state)| {
-            let key = WorkerKey {
-                address: address.clone(),
-                rank: None,
-            };
-            (key, WorkerLoad::new(state.load.own(), LoadShare::default()))
+            let load = WorkerLoad::new(state.load.own(), LoadShare::default());
+            (WorkerKey::worker(address), load)
         });
         let listed = self.by_address.iter().flat_map(move |(address, listed)| {
-            let key = |rank| WorkerKey {
-                address: address.clone(),
-                rank,
-            };
             let worker = &listed.worker;
             let whole = WorkerLoad::new(worker.load.own(), waiting(worker.id));
             let of_rank = move |rank| {
                 let waiting = waiting(worker.id.cache_owner(Some(rank)));
                 let load = WorkerLoad::new(worker.pinned.own(rank), waiting);
-                (key(Some(rank)), load)
+                (WorkerKey::rank(address, rank), load)
             };
             let ranks = (0..listed.ranks).map(of_rank);
             let busy = ranks.filter(|(_, load)| !load.is_zero());
-            [(key(None), whole)].into_iter().chain(busy)
+            let of_worker = (WorkerKey::worker(address), whole);
+            std::iter::once(of_worker).chain(busy)
         });
         departed.chain(listed)
     }
@@ -248,12 +238,12 @@ impl Workers {
 }
 
 impl Listed {
-    fn set(&self, now: Instant, address: &str, table: &LoadTable, is_first: bool) {
+    fn set(&self, now: Instant, address: &Arc<str>, table: &LoadTable, is_first: bool) {
         let Self { worker, ranks } = self;
-        let sum = table.sum(address).sent();
+        let sum = table.sum(&WorkerKey::worker(address)).sent();
         let load = &worker.load;
         load.set_peers(sum.requests, sum.queued_tokens, sum.context_tokens);
-        let of_rank = |rank| table.rank_sum(address, rank).sent();
+        let of_rank = |rank| table.sum(&WorkerKey::rank(address, rank)).sent();
         worker.pinned.set_peers(*ranks, of_rank);
         if is_first {
             load.recount_foreign()
@@ -263,14 +253,15 @@ impl Listed {
     }
 
     /// True if it has changed.
-    fn set_waiting(&self, all: &mut WaitingByOwner, address: &str, table: &LoadTable) -> bool {
+    fn set_waiting(&self, all: &mut WaitingByOwner, address: &Arc<str>, table: &LoadTable) -> bool {
         let id = self.worker.id;
         let ranks = (0..self.ranks).map(|rank| {
-            let sum = table.rank_sum(address, rank);
+            let sum = table.sum(&WorkerKey::rank(address, rank));
             (id.cache_owner(Some(rank)), sum.waiting)
         });
+        let of_worker = (id, table.sum(&WorkerKey::worker(address)).waiting);
         let mut is_changed = false;
-        for (owner, waiting) in [(id, table.sum(address).waiting)].into_iter().chain(ranks) {
+        for (owner, waiting) in std::iter::once(of_worker).chain(ranks) {
             let before = match waiting.requests {
                 0 => all.remove(&owner),
                 _ => all.insert(owner, waiting),

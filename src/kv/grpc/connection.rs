@@ -104,8 +104,7 @@ impl Connection {
         let (sender, target) = (self.sender.clone(), self.target.clone());
         let known = self.service;
         async move {
-            let choice = target.settings.service.choice();
-            let mut services = choice.to_vec();
+            let mut services = target.settings.services.to_vec();
             // A stable sort: the known service first, the others in order.
             services.sort_by_key(|service| Some(*service) != known);
             let mut last = Status::unimplemented("no service to ask for");

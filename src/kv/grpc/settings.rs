@@ -7,8 +7,9 @@ use crate::kv::protobuf::Service;
 /// KV events over gRPC, the same for all workers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
-    pub service: Servicer,
+    /// The engines' services that are asked, one after the other, until the other side knows one. A `warmroute bridge`
+    /// knows all.
+    pub services: &'static [Service],
     /// For one attempt to connect.
     pub connect_timeout: Duration,
     /// Wait before the second attempt to connect; doubles with each further one, less a random part.
@@ -29,7 +30,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            service: Servicer::Auto,
+            services: &Service::ALL,
             // Beyond a lost first packet of the handshake (1 s).
             connect_timeout: Duration::from_secs(2),
             backoff: Duration::from_millis(100),
@@ -40,33 +41,6 @@ impl Default for Settings {
             keepalive_interval: Duration::from_secs(20),
             ping_interval: Duration::from_secs(310),
             max_message: 64 << 20,
-        }
-    }
-}
-
-/// Which of the services to ask; `auto` asks one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Servicer {
-    /// All of them, one after the other, until the engine knows one.
-    Auto,
-    /// vLLM's.
-    Vllm,
-    /// SGLang's.
-    Sglang,
-    /// TokenSpeed's.
-    TokenSpeed,
-    /// TensorRT-LLM's.
-    TensorrtLlm,
-}
-
-impl Servicer {
-    pub(super) fn choice(self) -> &'static [Service] {
-        match self {
-            Self::Auto => &Service::ALL,
-            Self::Vllm => &[Service::Vllm],
-            Self::Sglang => &[Service::Sglang],
-            Self::TokenSpeed => &[Service::TokenSpeed],
-            Self::TensorrtLlm => &[Service::TensorrtLlm],
         }
     }
 }

@@ -305,15 +305,13 @@ async fn the_service_is_found_by_asking() {
 async fn a_service_that_is_set_is_the_only_one_asked() {
     let servicer = Servicer::start(|_| refuse(Status::unimplemented("what?"))).await;
     let settings = Settings {
-        service: Servicer_::Sglang,
+        services: &[Service::Sglang],
         ..fast()
     };
     let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());
     check(&mut source, &["lost Unimplemented: what?"]).await;
     assert_eq!(servicer.asked.lock().len(), 1);
 }
-
-use super::Servicer as Servicer_;
 
 #[tokio::test]
 async fn a_late_joiner_gets_the_snapshot_as_its_answer_without_a_second_call() {

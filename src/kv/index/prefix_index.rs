@@ -64,13 +64,9 @@ impl PrefixIndex {
     }
 
     /// The blocks of one dp rank; none if it has no tree here. Events are applied meanwhile: a block that is stored or
-    /// removed while the others are listed may be missing or not.
-    pub(in crate::kv) fn list_of(&self, worker: WorkerId, rank: u32) -> Vec<TreeBlock> {
-        self.list_in_slices(worker, rank, || {})
-    }
-
-    /// Calls `between` after each slice, with the writer's lock free.
-    pub(super) fn list_in_slices(
+    /// removed while the others are listed may be missing or not. Calls `between` after each slice, with the writer's lock
+    /// free.
+    pub(in crate::kv) fn list_in_slices(
         &self,
         worker: WorkerId,
         rank: u32,

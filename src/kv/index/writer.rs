@@ -5,7 +5,6 @@
 //! and hands it to those that wait. What takes longer (looking for old pages, another size of a large table) only reads
 //! the pages: lookups go on, and events of all ranks wait. The longest wait is for all names, when their table doubles.
 
-mod copies;
 mod evict;
 pub(super) mod list;
 mod remove;
@@ -20,8 +19,7 @@ use hashbrown::hash_table::Entry;
 use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;
 
-use self::copies::{Copies, residency_of};
-use self::tree_state::TreeState;
+use self::tree_state::{Copies, TreeState, residency_of};
 use super::budget::{MemoryAccount, MemoryBudget};
 use super::pages::{BlockId, PageId, Pages, RankOfSlot, ResizedStarts, Slot};
 use crate::ids::WorkerId;
@@ -282,11 +280,6 @@ impl Writer {
             }
         }
         pages.remove_if_empty(page);
-    }
-
-    /// Removes all copies of one block from a tree.
-    fn forget(&mut self, pages: &mut Pages, tree: &mut TreeState, block: BlockId) {
-        self.set_copies(pages, tree, block, [0; Tier::COUNT]);
     }
 
     /// Removes all copies of a tree's blocks in a page. Returns how many blocks.

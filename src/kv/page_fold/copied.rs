@@ -1,6 +1,6 @@
 //! A copy of one rank's pages, for another replica: what its blocks do not show, made and taken over in slices. Pure.
 
-use super::names::{NO_PAGE, PageNumber};
+use super::pages::{NO_PAGE, PageNumber};
 use super::{PageFold, SLICE};
 use crate::kv::event::{EngineHash, Tier};
 

@@ -1,9 +1,18 @@
 //! The pages of one rank's cache: a slab with the pages that each one follows, found by name. Pure.
 
-use rustc_hash::FxHashMap;
+use std::hash::BuildHasher;
 
-use super::names::{NO_PAGE, Names, PageNumber};
+use hashbrown::HashTable;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
 use crate::kv::event::{EngineHash, Tier};
+
+/// A page's number in the slab.
+pub(super) type PageNumber = u32;
+pub(super) const NO_PAGE: PageNumber = u32::MAX;
+
+/// What the table of names takes for each page, when it has just grown.
+const NAME_BYTES: usize = 12;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
@@ -33,7 +42,8 @@ pub(super) struct Pages {
     /// `page_size` tokens for each page.
     tokens: Vec<u32>,
     free: Vec<PageNumber>,
-    names: Names,
+    /// Pages by their names, which stand in the slab.
+    names: HashTable<PageNumber>,
     /// The names of pages that are not known, by the pages that follow them.
     named_parents: FxHashMap<PageNumber, EngineHash>,
 }
@@ -71,7 +81,7 @@ impl Pages {
             slab: Vec::new(),
             tokens: Vec::new(),
             free: Vec::new(),
-            names: Names::default(),
+            names: HashTable::new(),
             named_parents: FxHashMap::default(),
         }
     }
@@ -88,19 +98,20 @@ impl Pages {
     pub(super) fn bytes(&self) -> usize {
         self.slab.capacity() * size_of::<Page>()
             + (self.tokens.capacity() + self.free.capacity()) * 4
-            + self.names.bytes()
+            + self.names.allocation_size()
             + self.named_parents.capacity() * 20
     }
 
     /// What so many pages take at most.
     pub(super) fn bytes_of(&self, pages: usize) -> usize {
         let grown = size_of::<Page>() + self.page_size * 4;
-        pages * (grown + grown / GROWTH + Names::MAX_BYTES)
+        let names = self.names.allocation_size().max(pages * NAME_BYTES);
+        pages * (grown + grown / GROWTH) + names
     }
 
     pub(super) fn find(&self, name: EngineHash) -> Option<PageNumber> {
-        self.names
-            .find(name, |page| self.slab[page as usize].name == name)
+        let has_name = |page: &PageNumber| self.get(*page).name == name;
+        self.names.find(hash_of(name), has_name).copied()
     }
 
     pub(super) fn get(&self, page: PageNumber) -> &Page {
@@ -180,8 +191,8 @@ impl Pages {
             self.slab[parent as usize].followers += 1;
         }
         let slab = &self.slab;
-        self.names
-            .insert(name, number, |page| slab[page as usize].name);
+        let of_page = |page: &PageNumber| hash_of(slab[*page as usize].name);
+        self.names.insert_unique(hash_of(name), number, of_page);
         number
     }
 
@@ -278,10 +289,7 @@ impl Pages {
             for tier in Tier::ALL {
                 self.clear_stored(*page, tier);
             }
-            let name = self.get(*page).name;
-            let slab = &self.slab;
-            self.names
-                .remove(name, *page, |page| slab[page as usize].name);
+            self.remove_name(*page);
             self.named_parents.remove(page);
             if let Some(before) = self.parent_mut(*page) {
                 before.followers = before.followers.saturating_sub(1);
@@ -302,14 +310,11 @@ impl Pages {
 
     fn drop_leaf(&mut self, page: PageNumber) {
         let Page {
-            name,
             parent,
             has_named_parent,
             ..
         } = *self.get(page);
-        let slab = &self.slab;
-        self.names
-            .remove(name, page, |page| slab[page as usize].name);
+        self.remove_name(page);
         if has_named_parent {
             self.named_parents.remove(&page);
         }
@@ -324,6 +329,13 @@ impl Pages {
         }
     }
 
+    fn remove_name(&mut self, page: PageNumber) {
+        let hash = hash_of(self.get(page).name);
+        if let Ok(entry) = self.names.find_entry(hash, |known| *known == page) {
+            entry.remove();
+        }
+    }
+
     /// All pages, in no order. Numbers that are free are among them; those are stored nowhere and have no followers.
     pub(super) fn numbers(&self) -> std::ops::Range<PageNumber> {
         0..self.slab.len() as PageNumber
@@ -333,6 +345,10 @@ impl Pages {
         let page = self.get(page);
         page.stored == 0 && page.followers == 0
     }
+}
+
+fn hash_of(name: EngineHash) -> u64 {
+    FxBuildHasher.hash_one(name)
 }
 
 /// Vectors grow by this part of their length: doubled, they would take twice of what is counted for a moment.

@@ -164,7 +164,7 @@ fn only_pages_that_fill_a_block_are_folded() {
     for size in [0, 3, 16, 32, 64, u32::MAX] {
         assert!(PageFold::for_pages(size).is_none(), "{size}");
     }
-    assert_eq!(PageFold::for_pages(8).unwrap().page_size(), 8);
+    assert_eq!(PageFold::for_pages(8).unwrap().page_size, 8);
 }
 
 #[test]

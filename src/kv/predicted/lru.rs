@@ -23,8 +23,9 @@ pub(super) struct WorkerLru {
     free: Slot,
     oldest: Slot,
     newest: Slot,
-    len: usize,
-    tokens: u64,
+    pub(super) len: usize,
+    /// Of all blocks.
+    pub(super) tokens: u64,
     /// Tokens of all prompts so far: the clock of use, which stands still while nothing is used.
     pub(super) used_tokens: u64,
     /// Second from which paths are sent to the other replicas whole once: after a restart of the worker, when all of
@@ -76,15 +77,6 @@ impl Default for WorkerLru {
 }
 
 impl WorkerLru {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Tokens of all blocks.
-    pub(super) fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
     pub(super) fn node(&self, slot: Slot) -> &Node {
         &self.nodes[slot.0 as usize]
     }

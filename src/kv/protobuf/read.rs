@@ -192,12 +192,8 @@ fn load(load: message::EngineLoad) -> Load {
     Load {
         running_requests: load.running_requests,
         waiting_requests: load.waiting_requests,
-        waiting_uncached_tokens: load.waiting_uncached_tokens,
         token_usage: load.token_usage,
-        max_running_requests: load.max_running_requests,
         age_ms: load.age_ms,
-        prefill_pending_tokens: load.prefill_pending_tokens,
-        engine_silence_ms: load.engine_silence_ms,
     }
 }
 

@@ -364,7 +364,7 @@ fn what_has_no_message_is_left_out_and_the_rest_of_its_batch_is_not() {
         ..Batch::default()
     };
     let error = encode_batch(1, &batch, None).unwrap_err();
-    assert_eq!(error.0, "an event of type New");
+    assert_eq!(error, "an event of type New");
 }
 
 #[test]

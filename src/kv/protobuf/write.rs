@@ -38,14 +38,10 @@ words! {
     }
 }
 
-/// Why a batch has no equivalent message: one of its events may have removed blocks that it does not name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Untranslatable(pub String);
-
 enum NotEncoded {
     Event(LeftOutReason, String),
-    Batch(Untranslatable),
+    /// The event may have removed blocks that it does not name.
+    Batch(String),
 }
 
 /// The locality of readers' unknown ones, so that they forget what was removed there, wherever it is.
@@ -55,12 +51,12 @@ const UNKNOWN_LOCALITY: i32 = 15;
 const EVENTS_MAX: u64 = 1 << 16;
 
 /// Encodes one message; events without an equivalent are left out. `snapshot` is the chunk and the number of blocks of
-/// the whole snapshot.
+/// the whole snapshot. The error names an event that may have removed blocks that it does not name.
 pub fn encode_batch(
     sequence: u64,
     batch: &Batch,
     snapshot: Option<(SnapshotChunk, u64)>,
-) -> Result<Encoded, Untranslatable> {
+) -> Result<Encoded, String> {
     let mut events = Vec::with_capacity(batch.events.len());
     let mut left_out = Vec::new();
     for (location, event) in (1..).zip(&batch.events) {
@@ -114,7 +110,7 @@ fn data(event: &Event) -> Result<Data, NotEncoded> {
         Event::Unknown { kind, hashes } => {
             let text = format!("an event of type {kind}");
             return match hashes.as_deref() {
-                None => Err(NotEncoded::Batch(Untranslatable(text))),
+                None => Err(NotEncoded::Batch(text)),
                 Some([]) => Err(NotEncoded::Event(LeftOutReason::UnknownEvent, text)),
                 // What became of these blocks is unknown, so readers forget them.
                 Some(hashes) => Ok(Data::Removed(message::KvBlocksRemoved {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::types::{Sequenced, Settings};
+use super::types::Settings;
+use crate::kv::source::SourceBatch;
 
 #[derive(Clone, Debug)]
 pub(super) struct ReorderBuffer<T> {
-    frames: BTreeMap<u64, Sequenced<T>>,
+    frames: BTreeMap<u64, SourceBatch<T>>,
     bytes: usize,
     batches_max: usize,
     bytes_max: usize,
@@ -24,7 +25,7 @@ impl<T> ReorderBuffer<T> {
 
     /// Adds a batch. Returns false if there is no room; the earlier ones stay, since they continue the
     /// stream and later ones can be requested again.
-    pub(super) fn push(&mut self, frame: Sequenced<T>) -> bool {
+    pub(super) fn push(&mut self, frame: SourceBatch<T>) -> bool {
         if self.frames.contains_key(&frame.sequence) {
             return true;
         }
@@ -39,11 +40,11 @@ impl<T> ReorderBuffer<T> {
         has_room
     }
 
-    pub(super) fn first(&self) -> Option<&Sequenced<T>> {
+    pub(super) fn first(&self) -> Option<&SourceBatch<T>> {
         self.frames.values().next()
     }
 
-    pub(super) fn take_first(&mut self) -> Option<Sequenced<T>> {
+    pub(super) fn take_first(&mut self) -> Option<SourceBatch<T>> {
         let (_, frame) = self.frames.pop_first()?;
         self.bytes -= frame.bytes;
         Some(frame)

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use super::digests::DigestMatch;
-use super::types::{ResyncReason, Sequenced, StateReason, Steps};
+use super::types::{ResyncReason, StateReason, Steps};
 use super::{EventStream, MAX_ATTEMPTS, Phase, ReplayRequest, follows};
+use crate::kv::source::SourceBatch;
 
 impl<T> EventStream<T> {
-    pub fn on_replayed(&mut self, now: Instant, frame: Sequenced<T>) -> Steps<T> {
+    pub fn on_replayed(&mut self, now: Instant, frame: SourceBatch<T>) -> Steps<T> {
         let mut steps = Steps::new();
         self.last_input_at = now;
         self.extend_deadline(now);

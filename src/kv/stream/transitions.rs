@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use super::digests::DigestMatch;
-use super::types::{ResyncReason, Sequenced, State, StateReason, Step, Steps, SuspectReason};
+use super::types::{ResyncReason, State, StateReason, Step, Steps, SuspectReason};
 use super::{EventStream, MAX_IDENTITY_CONFLICTS, Phase, SnapshotProgress, follows};
-use crate::kv::source::SnapshotChunk;
+use crate::kv::source::{SnapshotChunk, SourceBatch};
 
 impl<T> EventStream<T> {
     /// Handles a live batch while nothing indicates a restart.
-    pub(super) fn apply_live(&mut self, now: Instant, frame: Sequenced<T>, steps: &mut Steps<T>) {
+    pub(super) fn apply_live(&mut self, now: Instant, frame: SourceBatch<T>, steps: &mut Steps<T>) {
         let Some(last) = self.last else {
             if frame.sequence > 0 && frame.snapshot.is_none() && !self.cannot_replay() {
                 // Earlier batches were missed while the connection was being made.
@@ -118,7 +118,7 @@ impl<T> EventStream<T> {
     }
 
     /// Applies the next batch, or the first.
-    pub(super) fn accept(&mut self, frame: Sequenced<T>, is_live: bool, steps: &mut Steps<T>) {
+    pub(super) fn accept(&mut self, frame: SourceBatch<T>, is_live: bool, steps: &mut Steps<T>) {
         if is_live {
             // A replay must contain this batch, too, to be of the same process.
             self.response.is_same_process = false;
@@ -145,14 +145,14 @@ impl<T> EventStream<T> {
         // A snapshot describes the past, even if it arrives as a live message.
         let is_snapshot = frame.snapshot.is_some();
         let is_live = is_live && !is_snapshot;
-        match frame.payload {
-            Some(payload) => steps.push(Step::Apply {
+        match frame.batch {
+            Ok(payload) => steps.push(Step::Apply {
                 sequence: frame.sequence,
                 payload,
                 is_live,
                 is_snapshot,
             }),
-            None => self.clear_keeping_sequence(ResyncReason::Undecodable, steps),
+            Err(_) => self.clear_keeping_sequence(ResyncReason::Undecodable, steps),
         }
     }
 
@@ -207,7 +207,7 @@ impl<T> EventStream<T> {
         true
     }
 
-    pub(super) fn buffer_batch(&mut self, frame: Sequenced<T>) {
+    pub(super) fn buffer_batch(&mut self, frame: SourceBatch<T>) {
         if !self.buffer.push(frame) {
             self.counts.dropped_batches += 1;
         }

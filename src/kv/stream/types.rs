@@ -5,8 +5,6 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::kv::event::Batch;
-use crate::kv::source::{SnapshotChunk, SourceBatch};
 use crate::observe::metrics::words;
 
 /// How lost KV events are noticed and requested again.
@@ -32,29 +30,6 @@ impl Default for Settings {
             max_queued_batches: 10_000,
             // Some 300,000 tokens in stores; what does not fit is asked for again.
             max_queued_size: 16 << 20,
-        }
-    }
-}
-
-/// One rank's batch with its sequence number.
-#[derive(Clone, Debug)]
-pub struct Sequenced<T> {
-    pub sequence: u64,
-    pub digest: u128,
-    pub bytes: usize,
-    pub snapshot: Option<SnapshotChunk>,
-    /// `None` if the batch could not be decoded.
-    pub payload: Option<T>,
-}
-
-impl From<SourceBatch> for Sequenced<Batch> {
-    fn from(frame: SourceBatch) -> Self {
-        Self {
-            sequence: frame.sequence,
-            digest: frame.digest,
-            bytes: frame.bytes,
-            snapshot: frame.snapshot,
-            payload: frame.batch.ok(),
         }
     }
 }

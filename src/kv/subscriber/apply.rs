@@ -8,6 +8,7 @@ use super::group_copies::GroupCopies;
 use super::kept_removals::KeptRemovals;
 use super::named_rank::NamedRank;
 use super::page_events::PageEvents;
+use super::subject::Subject;
 use super::tree_target::TreeTarget;
 use crate::ids::{Model, WorkerId};
 use crate::kv::block::BlockShape;
@@ -17,13 +18,14 @@ use crate::kv::event_filter::{
 };
 use crate::kv::index::{CopyReport, Parent, Tree};
 use crate::kv::indexes::PrefixIndexes;
+use crate::kv::page_fold::PageFold;
 
 pub(super) struct RankTree {
     indexes: Arc<PrefixIndexes>,
     model: Model,
     worker: WorkerId,
     rank: u32,
-    filter: EventFilter,
+    pub(super) filter: EventFilter,
     kept_removals: KeptRemovals,
     groups: GroupCopies,
     tree: Option<(BlockShape, Tree)>,
@@ -32,42 +34,27 @@ pub(super) struct RankTree {
     index_is_full: bool,
     counts_in_routing: bool,
     /// Of an engine that has each page at most once in a tier.
-    pages: Option<PageEvents>,
+    pub(super) pages: Option<PageEvents>,
 }
 
 impl RankTree {
-    pub(super) fn new(
-        indexes: Arc<PrefixIndexes>,
-        model: Model,
-        worker: WorkerId,
-        rank: u32,
-    ) -> Self {
+    pub(super) fn new(indexes: Arc<PrefixIndexes>, subject: &Subject) -> Self {
+        let pages = || PageEvents::new(indexes.clone());
         Self {
+            pages: subject.caches_pages.then(pages),
             indexes,
-            model,
-            worker,
-            rank,
+            model: subject.model.clone(),
+            worker: subject.worker,
+            rank: subject.rank,
             filter: EventFilter::default(),
             kept_removals: KeptRemovals::default(),
             groups: GroupCopies::default(),
             tree: None,
-            ranks: NamedRank::new(rank),
+            // An engine's only rank may call itself any rank of a larger group.
+            ranks: NamedRank::new(subject.rank, subject.is_only_rank),
             index_is_full: false,
             counts_in_routing: false,
-            pages: None,
         }
-    }
-
-    /// The tree of an engine that caches pages in a radix tree.
-    pub(super) fn of_pages(self) -> Self {
-        let pages = Some(PageEvents::new(self.indexes.clone()));
-        Self { pages, ..self }
-    }
-
-    /// The tree of an engine's only rank, which may call itself any rank of a larger group.
-    pub(super) fn of_only_rank(self) -> Self {
-        let ranks = self.ranks.of_any();
-        Self { ranks, ..self }
     }
 
     pub(super) fn tree(&self) -> Option<&(BlockShape, Tree)> {
@@ -301,27 +288,15 @@ impl RankTree {
         self.tree = Some((shape, tree));
     }
 
-    pub(super) fn pages(&self) -> Option<&PageEvents> {
-        self.pages.as_ref()
-    }
-
-    pub(super) fn pages_mut(&mut self) -> Option<&mut PageEvents> {
-        self.pages.as_mut()
-    }
-
     /// Of the tree, and of what is kept beside it.
     pub(super) fn memory_bytes(&self) -> usize {
         let tree = self.tree.as_ref();
-        let pages = self.pages.as_ref().map_or(0, PageEvents::memory_bytes);
-        tree.map_or(0, |(_, tree)| tree.memory_bytes()) + pages
+        let fold = self.pages.as_ref().and_then(|pages| pages.fold.as_ref());
+        tree.map_or(0, |(_, tree)| tree.memory_bytes()) + fold.map_or(0, PageFold::memory_bytes)
     }
 
     pub(super) fn tree_mut(&mut self) -> Option<&mut Tree> {
         self.tree.as_mut().map(|(_, tree)| tree)
-    }
-
-    pub(super) fn learned(&self) -> LearnedFacts {
-        self.filter.learned()
     }
 
     /// Whether the index evicted blocks of this tree, to stay within its memory bound, since the last call.

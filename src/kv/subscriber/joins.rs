@@ -3,8 +3,6 @@
 //! A rank joins when its source has connected, until the engine has replayed what it keeps. Its live batches wait that
 //! long, so a thousand ranks that join at once would keep a thousand queues.
 
-use std::future::{Future, pending};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -120,19 +118,6 @@ pub(super) struct Joining {
     pub(super) until: Instant,
     _count: Decrement,
     _permit: OwnedSemaphorePermit,
-}
-
-/// A connection that waits for its permit, with the incarnation that the source named.
-pub(super) type WaitingToJoin = Pin<Box<dyn Future<Output = (Joining, Option<String>)> + Send>>;
-
-/// The permit and the connection that waited for it; pending for ever if none waits.
-pub(super) async fn permitted(waiting: &mut Option<WaitingToJoin>) -> (Joining, Option<String>) {
-    let Some(future) = waiting else {
-        return pending().await;
-    };
-    let permitted = future.await;
-    *waiting = None;
-    permitted
 }
 
 #[derive(Debug)]

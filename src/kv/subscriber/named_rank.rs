@@ -13,19 +13,12 @@ pub(super) struct NamedRank {
 }
 
 impl NamedRank {
-    pub(super) fn new(rank: u32) -> Self {
+    pub(super) fn new(rank: u32, is_any: bool) -> Self {
         Self {
             rank,
-            is_any: false,
+            is_any,
             named: None,
             is_logged: false,
-        }
-    }
-
-    pub(super) fn of_any(self) -> Self {
-        Self {
-            is_any: true,
-            ..self
         }
     }
 

@@ -9,14 +9,14 @@ use super::batch_effect::BatchEffect;
 use crate::kv::event::{Batch, Event, Stored, Tier};
 use crate::kv::event_filter::{IgnoredReason, TreeImpact, tier};
 use crate::kv::indexes::PrefixIndexes;
-use crate::kv::page_fold::{CopiedPages, PageCopyCursor, PageFold, Unfoldable};
+use crate::kv::page_fold::{PageFold, Unfoldable};
 use crate::kv::page_hash;
 
 #[derive(Debug)]
 pub(super) struct PageEvents {
     /// Have the memory limit that pages count in.
     indexes: Arc<PrefixIndexes>,
-    fold: Option<PageFold>,
+    pub(super) fold: Option<PageFold>,
     /// A page of this process was named after its tokens, so one that is not depends on something else.
     has_matched: bool,
     is_logged: bool,
@@ -37,42 +37,11 @@ impl PageEvents {
         Some(fold.with_memory(self.indexes.page_memory()))
     }
 
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.fold.as_ref().map_or(0, PageFold::memory_bytes)
-    }
-
-    /// Adds the next pages to a copy, about `pages` of them. Returns false when there are none left.
-    pub(super) fn copy_next(
-        &self,
-        cursor: &mut PageCopyCursor,
-        pages: usize,
-        copied: &mut CopiedPages,
-    ) -> bool {
-        let fold = self.fold.as_ref();
-        fold.is_some_and(|fold| fold.copy_next(cursor, pages, copied))
-    }
-
-    /// Begins with another replica's pages, of which there are none yet.
-    pub(super) fn begin_graft(&mut self, page_size: u32) {
+    /// Begins with another replica's pages, of which there are none yet. `None` for pages that are blocks already.
+    pub(super) fn begin_graft(&mut self, page_size: u32) -> Option<&mut PageFold> {
         self.clear();
         self.fold = self.fold_for(page_size);
-    }
-
-    /// Takes over the next pages, about `pages` of them. Returns false when there are none left.
-    pub(super) fn graft_next(
-        &mut self,
-        cursor: &mut PageCopyCursor,
-        pages: usize,
-        copied: &CopiedPages,
-    ) -> bool {
-        let fold = self.fold.as_mut();
-        fold.is_some_and(|fold| fold.graft_next(cursor, pages, copied))
-    }
-
-    /// Whether pages were forgotten, or not taken, for want of memory since this was last asked.
-    pub(super) fn take_forgotten(&mut self) -> bool {
-        let fold = self.fold.as_mut();
-        fold.is_some_and(|fold| fold.take_forgotten() > 0)
+        self.fold.as_mut()
     }
 
     /// The engine's process may be another one, or its tree was cleared.
@@ -146,7 +115,8 @@ impl PageEvents {
                 effect.impact = effect.impact.max(TreeImpact::Incomplete);
             }
         }
-        if self.take_forgotten() {
+        let fold = self.fold.as_mut();
+        if fold.is_some_and(|fold| fold.take_forgotten() > 0) {
             effect.ignored.push(IgnoredReason::IndexFull);
             effect.impact = effect.impact.max(TreeImpact::Incomplete);
         }

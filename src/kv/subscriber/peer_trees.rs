@@ -1,7 +1,5 @@
 //! What a subscriber notes of other replicas' trees of its rank.
 
-use std::future::{Future, pending};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +12,6 @@ pub(super) const MAX_TREE_REQUESTS: usize = 8;
 /// Longer than replicas are apart in reading an engine's events. Each further time waits longer by as much.
 const FETCH_AGAIN_AFTER: Duration = Duration::from_millis(50);
 const MAX_FETCHED_AGAIN: u32 = 4;
-
-pub(super) type Fetching = Pin<Box<dyn Future<Output = Option<FetchedTree>> + Send>>;
 
 #[derive(Debug, Default)]
 pub(super) struct PeerTrees {
@@ -61,14 +57,4 @@ impl PeerTrees {
             trees.report(TreeOutcome::NotConfirmed);
         }
     }
-}
-
-/// The answer to the request, if there is one.
-pub(super) async fn fetched(fetching: &mut Option<Fetching>) -> Option<FetchedTree> {
-    let Some(future) = fetching else {
-        return pending().await;
-    };
-    let fetched = future.await;
-    *fetching = None;
-    fetched
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use rustc_hash::FxHashMap;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::entry::{RankEntry, RepeatReport, Report, TreeRequest};
 use super::status::{Status, TreeState};
@@ -203,7 +203,7 @@ impl StatusBoard {
             status.rank == rank && status.model == model
         });
         let entry = entry.ok_or(NoTree::UnknownRank)?;
-        let (request, answer) = TreeRequest::new();
+        let (request, answer) = oneshot::channel();
         entry
             .tree_requests
             .try_send(request)

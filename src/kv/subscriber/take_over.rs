@@ -114,15 +114,17 @@ impl Task {
     /// Takes over another replica's pages, without which pages that continue them could not be placed. Returns whether all
     /// are taken.
     async fn take_peer_pages(&mut self, pages: &CopiedPages) -> bool {
-        let Some(own) = self.tree.pages_mut().filter(|_| !pages.is_empty()) else {
+        let Some(own) = self.tree.pages.as_mut().filter(|_| !pages.is_empty()) else {
             return pages.is_empty();
         };
-        own.begin_graft(pages.page_size);
+        let Some(fold) = own.begin_graft(pages.page_size) else {
+            return true;
+        };
         let mut cursor = PageCopyCursor::default();
-        while own.graft_next(&mut cursor, PAGES_PER_TURN, pages) {
+        while fold.graft_next(&mut cursor, PAGES_PER_TURN, pages) {
             tokio::task::yield_now().await;
         }
-        !own.take_forgotten()
+        fold.take_forgotten() == 0
     }
 
     /// Says where the tree is from, once that is certain.
@@ -185,18 +187,16 @@ impl Task {
         }
         position.is_complete &= blocks.orphans == 0;
         let mut pages = CopiedPages::default();
-        let mut cursor = PageCopyCursor::default();
-        while self
-            .tree
-            .pages()
-            .is_some_and(|own| own.copy_next(&mut cursor, PAGES_PER_TURN, &mut pages))
-        {
-            tokio::task::yield_now().await;
+        if let Some(fold) = self.tree.pages.as_ref().and_then(|own| own.fold.as_ref()) {
+            let mut cursor = PageCopyCursor::default();
+            while fold.copy_next(&mut cursor, PAGES_PER_TURN, &mut pages) {
+                tokio::task::yield_now().await;
+            }
         }
         Ok(TreeCopy {
             position,
             shape: *shape,
-            learned: self.tree.learned(),
+            learned: self.tree.filter.learned(),
             blocks,
             pages,
         })

@@ -32,7 +32,7 @@ struct Rank {
 impl Rank {
     fn new() -> Self {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
+        let mut tree = RankTree::new(indexes.clone(), &subject());
         tree.set_visible(true);
         Self { tree, indexes }
     }
@@ -175,6 +175,13 @@ fn subject() -> Subject {
         is_only_rank: false,
         model: "m".into(),
         caches_pages: false,
+    }
+}
+
+fn subject_of_pages() -> Subject {
+    Subject {
+        caches_pages: true,
+        ..subject()
     }
 }
 
@@ -520,7 +527,7 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
     let mut trees: Vec<_> = (0..24_001)
         .map(|other| index.add_tree(WorkerId(100 + other), 0))
         .collect();
-    let mut ground = RankTree::new(indexes, "m".into(), WORKER, 0);
+    let mut ground = RankTree::new(indexes, &subject());
     let ignored = |ground: &mut RankTree, events| {
         let mut effect = BatchEffect::default();
         let batch = Batch {

@@ -177,7 +177,7 @@ impl TokenizerCheck {
                     .unwrap_or_default(),
                 is_trusted: results.trusts(subject, *worker),
                 confirmed_ratio: series.confirmed_ratio(),
-                consecutive_misses: series.misses(),
+                consecutive_misses: series.misses,
             };
             let mut workers: Vec<_> = of_subject.workers.iter().map(of_worker).collect();
             workers.sort_by(|a, b| a.worker.cmp(&b.worker));
@@ -187,9 +187,9 @@ impl TokenizerCheck {
                 model: subject.model.to_string(),
                 prompts: subject.source,
                 mismatch: all.is_raised(),
-                mismatch_age_s: all.raised_since().map(age),
+                mismatch_age_s: all.raised_since.map(age),
                 confirmed_ratio: all.confirmed_ratio(),
-                consecutive_misses: all.misses(),
+                consecutive_misses: all.misses,
                 checks: Outcome::ALL.iter().map(count).collect(),
                 difference: of_subject.difference.clone(),
                 workers,

@@ -25,13 +25,14 @@ use crate::ids::WorkerId;
 /// A series of checks: those of all workers, or of one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CheckSeries {
-    misses: u32,
+    /// In a row.
+    pub(super) misses: u32,
     hits: u32,
     /// When the oldest check of the current misses began.
     missing_since: Option<Instant>,
     /// When the newest successful check began.
     agreed_at: Option<Instant>,
-    raised_since: Option<Instant>,
+    pub(super) raised_since: Option<Instant>,
     /// The last conclusive checks, the newest in the lowest bit; a bit is set for a success.
     recent: u128,
     recent_len: u32,
@@ -87,15 +88,6 @@ impl CheckSeries {
 
     pub(super) fn is_raised(&self) -> bool {
         self.raised_since.is_some()
-    }
-
-    pub(super) fn raised_since(&self) -> Option<Instant> {
-        self.raised_since
-    }
-
-    /// Misses in a row.
-    pub(super) fn misses(&self) -> u32 {
-        self.misses
     }
 
     /// Of the last 128 conclusive checks; `None` before the first.

@@ -38,11 +38,6 @@ pub fn replay_message<B: AsRef<[u8]>>(parts: &[B]) -> Result<ReplayMessage, Stri
     batch(sequence.as_ref(), payload.as_ref()).map(ReplayMessage::Batch)
 }
 
-/// The request for all batches from `first` on.
-pub fn replay_request(first: u64) -> [u8; 8] {
-    first.to_be_bytes()
-}
-
 fn batch(sequence: &[u8], payload: &[u8]) -> Result<SourceBatch, String> {
     let sequence: [u8; 8] = sequence
         .try_into()

@@ -27,6 +27,14 @@ fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
     }
 }
 
+fn sum(table: &LoadTable, address: &str) -> WorkerLoad {
+    table.sum(&WorkerKey::worker(&address.into()))
+}
+
+fn rank_sum(table: &LoadTable, address: &str, rank: u32) -> WorkerLoad {
+    table.sum(&WorkerKey::rank(&address.into(), rank))
+}
+
 fn names(workers: &[(u32, &str, Option<u32>)]) -> wire::WorkerNames {
     let workers = workers
         .iter()
@@ -62,16 +70,16 @@ fn reports_of_several_replicas_add_up_and_end_with_them() {
         table.on_names(id(peer), &names(&[(0, "a:1", None), (7, "b:1", None)]));
         table.on_report(id(peer), &report(1, true, &[(0, 3), (7, 1)]));
     }
-    assert_eq!(table.sum("a:1"), load(6, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(6, 0, 0));
     assert_eq!(table.load(id(1), "b:1"), load(1, 0, 0));
     table.on_report(id(1), &report(2, false, &[(0, 0)]));
     assert_eq!(
-        (table.sum("a:1"), table.sum("b:1")),
+        (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(3, 0, 0), load(2, 0, 0))
     );
     table.remove(id(2));
     assert_eq!(
-        (table.sum("a:1"), table.sum("b:1")),
+        (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(0, 0, 0), load(1, 0, 0))
     );
     assert_eq!(table.take_changed().len(), 2);
@@ -85,7 +93,7 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
     table.on_stream(peer);
     table.on_names(peer, &names(&[(0, "a:1", None), (1, "b:1", None)]));
     table.on_report(peer, &report(4, false, &[(0, 9)]));
-    assert_eq!(table.sum("a:1"), load(0, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(0, 0, 0));
     assert!(
         table
             .on_report(peer, &report(5, true, &[(0, 1), (1, 1)]))
@@ -97,19 +105,19 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
         report(3, true, &[]),
     ] {
         table.on_report(peer, &old);
-        assert_eq!(table.sum("a:1"), load(1, 0, 0));
+        assert_eq!(sum(&table, "a:1"), load(1, 0, 0));
     }
     // Workers that a whole report does not name have no load.
     table.on_report(peer, &report(6, true, &[(1, 2)]));
     assert_eq!(
-        (table.sum("a:1"), table.sum("b:1")),
+        (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(0, 0, 0), load(2, 0, 0))
     );
     // A new stream: the former load counts until its first report.
     table.on_stream(peer);
-    assert_eq!(table.sum("b:1"), load(2, 0, 0));
+    assert_eq!(sum(&table, "b:1"), load(2, 0, 0));
     table.on_report(peer, &report(1, true, &[]));
-    assert_eq!(table.sum("b:1"), load(0, 0, 0));
+    assert_eq!(sum(&table, "b:1"), load(0, 0, 0));
 }
 
 #[test]
@@ -121,24 +129,24 @@ fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
         &names(&[(0, "a:1", Some(0)), (1, "a:1", Some(1)), (2, "a:1", None)]),
     );
     table.on_report(peer, &report(1, true, &[(0, 1), (1, 2)]));
-    assert_eq!(table.sum("a:1"), load(3, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(3, 0, 0));
     table.on_report(peer, &report(2, false, &[(2, 4)]));
-    assert_eq!(table.sum("a:1"), load(4, 0, 0));
-    assert_eq!(table.rank_sum("a:1", 1), load(2, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(4, 0, 0));
+    assert_eq!(rank_sum(&table, "a:1", 1), load(2, 0, 0));
     // A replica of an earlier release reports workers only.
     table.on_names(id(2), &names(&[(0, "a:1", None)]));
     table.on_report(id(2), &report(1, true, &[(0, 5)]));
-    assert_eq!(table.sum("a:1"), load(9, 0, 0));
-    assert_eq!(table.rank_sum("a:1", 1), load(2, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(9, 0, 0));
+    assert_eq!(rank_sum(&table, "a:1", 1), load(2, 0, 0));
     table.remove(id(2));
     assert_eq!(table.take_changed().len(), 1);
     table.on_report(peer, &report(3, false, &[(1, 3)]));
-    assert_eq!(table.rank_sum("a:1", 1), load(3, 0, 0));
+    assert_eq!(rank_sum(&table, "a:1", 1), load(3, 0, 0));
     assert_eq!(table.take_changed().len(), 1);
     table.on_report(peer, &report(4, false, &[(0, 0), (1, 0), (2, 0)]));
-    assert_eq!(table.sum("a:1"), load(0, 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(0, 0, 0));
     assert!(table.peers[&peer].by_address.is_empty());
-    assert!(table.rank_sums.is_empty());
+    assert!(table.sums.is_empty());
 }
 
 #[test]
@@ -149,11 +157,11 @@ fn a_number_that_is_given_to_another_worker_takes_its_load_along() {
     table.on_report(peer, &report(1, true, &[(0, 5)]));
     table.on_names(peer, &names(&[(0, "b:1", None)]));
     assert_eq!(
-        (table.sum("a:1"), table.sum("b:1")),
+        (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(0, 0, 0), load(0, 0, 0))
     );
     table.on_report(peer, &report(2, false, &[(0, 5)]));
-    assert_eq!(table.sum("b:1"), load(5, 0, 0));
+    assert_eq!(sum(&table, "b:1"), load(5, 0, 0));
 }
 
 #[test]
@@ -166,7 +174,7 @@ fn what_is_beyond_the_limits_is_ignored_and_counted() {
     assert_eq!(table.on_names(peer, &names(&[(1, &long, None)])).ignored, 1);
     let all = report(1, true, &[(0, u32::MAX), (2, 1), (9, 1)]);
     assert_eq!(table.on_report(peer, &all).ignored, 2);
-    assert_eq!(table.sum("a:1"), load(MAX_REQUESTS.into(), 0, 0));
+    assert_eq!(sum(&table, "a:1"), load(MAX_REQUESTS.into(), 0, 0));
     assert_eq!(table.unknown_workers(peer, |address| address == "a:1"), 1);
 }
 
@@ -226,13 +234,6 @@ fn keys(address: &str) -> [WorkerKey; 3] {
     })
 }
 
-fn of_key(table: &LoadTable, key: &WorkerKey) -> WorkerLoad {
-    match key.rank {
-        None => table.sum(&key.address),
-        Some(rank) => table.rank_sum(&key.address, rank),
-    }
-}
-
 struct World {
     now: Instant,
     replicas: Vec<Replica>,
@@ -280,9 +281,8 @@ impl World {
         self.now += Duration::from_millis(ms.into());
         for replica in &mut self.replicas {
             let loads = replica.truth.iter().map(|(key, load)| (key.clone(), *load));
-            let report = replica.gauges.report(self.now, Condition::default(), loads);
-            replica.on_the_way.extend(report.names);
-            replica.on_the_way.extend(report.load);
+            let messages = replica.gauges.report(self.now, Condition::default(), loads);
+            replica.on_the_way.extend(messages);
         }
     }
 
@@ -302,7 +302,7 @@ impl World {
     fn write(&mut self) {
         for address in self.table.take_changed() {
             for key in keys(&address) {
-                let sum = of_key(&self.table, &key);
+                let sum = self.table.sum(&key);
                 self.written.insert(key, sum);
             }
         }
@@ -386,7 +386,7 @@ impl World {
                     let truth = replica.truth.get(&key).copied().unwrap_or_default();
                     expected = exchange(expected, WorkerLoad::default(), truth);
                 }
-                assert_eq!(of_key(&self.table, &key), expected, "{key:?}");
+                assert_eq!(self.table.sum(&key), expected, "{key:?}");
                 let written = self.written.get(&key).copied().unwrap_or_default();
                 assert_eq!(written, expected, "{key:?} as routing sees it");
             }
@@ -504,8 +504,7 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
         let loads = workers
             .iter()
             .map(|address| (key(address), load(1, 100, 10)));
-        let report = gauges.report(now, Condition::default(), loads);
-        for message in report.names.into_iter().chain(report.load) {
+        for message in gauges.report(now, Condition::default(), loads) {
             match wire::PeerMessage::decode(message.slice(5..)).unwrap().kind {
                 Some(Kind::Workers(names)) => assert_eq!(table.on_names(peer, &names).ignored, 0),
                 Some(Kind::Load(report)) => assert_eq!(table.on_report(peer, &report).ignored, 0),

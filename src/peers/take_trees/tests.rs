@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::observe::metrics::Registry;
-use crate::peers::handle::TreeHandler;
 use crate::peers::handle::tests::{Replica, eventually, replica};
+use crate::peers::state::TreeHandler;
 use crate::peers::tree_wire::{chunks, tests::copy};
 use crate::peers::wire::TreeChunk;
 

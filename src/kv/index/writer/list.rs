@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::Writer;
-use super::copies::listed;
+use super::tree_state::listed;
 use crate::kv::block::{ChainRoot, PathHash};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::pages::{BlockId, PageId, Pages, Slot};

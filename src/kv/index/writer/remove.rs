@@ -3,12 +3,11 @@
 use parking_lot::{RwLock, RwLockWriteGuard};
 use smallvec::SmallVec;
 
-use super::copies::UNKNOWN;
-use super::tree_state::TreeState;
+use super::tree_state::{TreeState, UNKNOWN};
 use super::{PIECE, Writer, hash_of};
 use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};
-use crate::kv::index::pages::{BlockId, PageId, Pages, Slot};
+use crate::kv::index::pages::{BlockId, Pages, Slot};
 
 impl Writer {
     /// Removes one copy of each block. Returns for how many names the tree had none in that tier.
@@ -22,7 +21,10 @@ impl Writer {
         let mut missing = 0;
         for piece in names.chunks(PIECE) {
             // Looking for all of them first makes the processor wait for several cache lines at the same time.
-            let found = self.find_names(&lock.read(), piece);
+            let pages = lock.read();
+            let block_of = |name: &EngineHash| (*name, self.find_name(&pages, *name));
+            let found: SmallVec<[_; PIECE]> = piece.iter().map(block_of).collect();
+            drop(pages);
             let mut pages = lock.write();
             missing += self.change(slot, |writer, tree| {
                 let mut missing = 0;
@@ -43,18 +45,6 @@ impl Writer {
         self.change(slot, |_, tree| tree.shrink());
         self.shrink(lock);
         missing
-    }
-
-    /// The blocks that the table of names has for these names.
-    fn find_names(
-        &self,
-        pages: &Pages,
-        names: &[EngineHash],
-    ) -> SmallVec<[(EngineHash, Option<BlockId>); PIECE]> {
-        let names = names.iter();
-        names
-            .map(|name| (*name, self.find_name(pages, *name)))
-            .collect()
     }
 
     /// Removes the only copies of the first blocks, as far as they are in one page that only this tree has. Returns how
@@ -162,8 +152,7 @@ impl Writer {
 
     /// Removes all blocks of a tree.
     pub(in crate::kv::index) fn clear(&mut self, lock: &RwLock<Pages>, slot: Slot) {
-        let pages: Vec<PageId> = self.tree(slot).pages.iter().copied().collect();
-        for piece in pages.chunks(PIECE / SEGMENT_BLOCKS) {
+        for piece in self.pages_of(slot).chunks(PIECE / SEGMENT_BLOCKS) {
             let mut pages = lock.write();
             self.change(slot, |writer, tree| {
                 for page in piece {

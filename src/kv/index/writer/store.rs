@@ -6,8 +6,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::copies::UNKNOWN;
-use super::tree_state::TreeState;
+use super::tree_state::{TreeState, UNKNOWN};
 use super::{PIECE, Writer, hash_of_block, resize_starts};
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::event::{EngineHash, Tier};
@@ -164,7 +163,7 @@ impl Writer {
             if let Some(other) = Self::resolve_with(pages, tree, new.name, || of_name)
                 && Some(other) != found
             {
-                self.forget(pages, tree, other);
+                self.set_copies(pages, tree, other, [0; Tier::COUNT]);
                 found = pages.find_after(end, path);
                 of_name = self.find_name(pages, new.name);
             }

@@ -1,13 +1,41 @@
-//! What the writer knows of one tree besides its bits in the pages.
+//! What the writer knows of one tree besides its bits in the pages, and how many copies of a block it has in each tier.
 
 use std::hash::Hash;
 
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
-use super::copies::{Copies, default_copies, residency_of};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::pages::{BlockId, LARGE_TABLE, PageId, Slot};
+use crate::kv::index::types::TreeBlock;
+
+pub(super) type Copies = [u16; Tier::COUNT];
+
+/// An unknown number of copies, at least one: too many to count, or the block was reported again.
+/// Counts as gone when one is removed.
+pub(super) const UNKNOWN: u16 = u16::MAX;
+
+/// The copies that a residency (the fastest tier with a copy) alone stands for; other numbers are noted for the tree.
+fn default_copies(residency: Option<Tier>) -> Copies {
+    let mut copies = [0; Tier::COUNT];
+    if let Some(tier) = residency {
+        copies[tier as usize] = 1;
+    }
+    copies
+}
+
+pub(super) fn residency_of(copies: Copies) -> Option<Tier> {
+    let has_copy = |tier: &Tier| copies[*tier as usize] > 0;
+    Tier::ALL.into_iter().find(has_copy)
+}
+
+/// The copies as a listing has them.
+pub(super) fn listed(copies: Copies) -> [u32; Tier::COUNT] {
+    copies.map(|copies| match copies {
+        UNKNOWN => TreeBlock::UNKNOWN_COPIES,
+        count => count.into(),
+    })
+}
 
 #[derive(Debug)]
 pub(in crate::kv::index) struct TreeState {

@@ -31,13 +31,13 @@ pub(super) fn tree(process: u64, sequence: u64) -> PeerTree {
     }
 }
 
-pub(super) fn frame(process: u64, sequence: u64) -> Sequenced<Payload> {
-    Sequenced {
+pub(super) fn frame(process: u64, sequence: u64) -> SourceBatch<Payload> {
+    SourceBatch {
         sequence,
         digest: u128::from(process) << 64 | u128::from(sequence),
         bytes: 10,
         snapshot: None,
-        payload: Some((process, sequence)),
+        batch: Ok((process, sequence)),
     }
 }
 
@@ -46,8 +46,8 @@ pub(super) fn chunk(
     index: u32,
     count: u32,
     unknown_before: u64,
-) -> Sequenced<Payload> {
-    Sequenced {
+) -> SourceBatch<Payload> {
+    SourceBatch {
         snapshot: Some(SnapshotChunk {
             index,
             count,
@@ -139,7 +139,7 @@ impl Play {
         self.took(steps);
     }
 
-    pub(super) fn live_frame(&mut self, frame: Sequenced<Payload>) {
+    pub(super) fn live_frame(&mut self, frame: SourceBatch<Payload>) {
         let steps = self.stream.on_live(self.now, frame);
         self.took(steps);
     }
@@ -150,7 +150,7 @@ impl Play {
         }
     }
 
-    pub(super) fn replay(&mut self, frame: Sequenced<Payload>) {
+    pub(super) fn replay(&mut self, frame: SourceBatch<Payload>) {
         let steps = self.stream.on_replayed(self.now, frame);
         self.took(steps);
     }

@@ -1,6 +1,7 @@
 //! Rules of responses to replay requests, of snapshots, and of what waits.
 
 use super::play::*;
+use crate::kv::source::DecodeError;
 use crate::kv::stream::*;
 
 #[test]
@@ -214,8 +215,8 @@ fn a_list_is_not_asked_for_again_while_the_engine_is_idle() {
 #[test]
 fn an_unreadable_batch_forgets_all_but_its_number() {
     let mut play = Play::live(4);
-    play.live_frame(Sequenced {
-        payload: None,
+    play.live_frame(SourceBatch {
+        batch: Err(DecodeError("no map".to_owned())),
         ..frame(0, 5)
     });
     assert_eq!(

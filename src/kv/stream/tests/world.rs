@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::kv::source::DecodeError;
 use crate::kv::stream::digests::DigestWindow;
 use crate::kv::stream::*;
 
@@ -27,7 +28,7 @@ pub(super) struct Payload {
 /// One life of the engine.
 #[derive(Debug, Default)]
 struct Process {
-    frames: Vec<Sequenced<Payload>>,
+    frames: Vec<SourceBatch<Payload>>,
     /// What it held after each batch.
     held: Vec<BTreeSet<u8>>,
     has_unreadable: bool,
@@ -45,8 +46,8 @@ impl Process {
 
 #[derive(Clone, Debug)]
 enum SourceEvent {
-    Live(Sequenced<Payload>),
-    Replayed(Sequenced<Payload>),
+    Live(SourceBatch<Payload>),
+    Replayed(SourceBatch<Payload>),
     End,
     Failed,
 }
@@ -257,12 +258,15 @@ impl World {
             stored,
             removed,
         };
-        let frame = Sequenced {
+        let frame = SourceBatch {
             sequence: index,
             digest: (process as u128) << 64 | u128::from(index),
             bytes: 10,
             snapshot: None,
-            payload: (!is_unreadable).then_some(payload),
+            batch: match is_unreadable {
+                true => Err(DecodeError("no map".to_owned())),
+                false => Ok(payload),
+            },
         };
         self.processes[process].has_unreadable |= is_unreadable;
         self.processes[process].frames.push(frame.clone());
@@ -396,7 +400,7 @@ impl World {
     }
 
     fn say(&mut self, said: SourceEvent) {
-        let name = |frame: &Sequenced<Payload>| {
+        let name = |frame: &SourceBatch<Payload>| {
             let process = frame.digest >> 64;
             format!("{process}:{} {:?}", frame.sequence, frame.snapshot)
         };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
-use crate::kv::stream::{EventStream, Sequenced, Step, Steps};
+use crate::kv::stream::{EventStream, Step, Steps};
 
 /// In which tiers a block is, by its name.
 pub(super) type Held = BTreeMap<u64, [bool; Tier::COUNT]>;
@@ -86,7 +86,10 @@ impl<E: Engine + Clone> World<E> {
         let mut random = fastrand::Rng::with_seed(seed);
         let now = observe::now();
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let tree = RankTree::new(indexes, "m".into(), WORKER, 0);
+        let subject = Subject {
+            caches_pages: E::CACHES_PAGES,
+            ..subject()
+        };
         let engine = E::new(&mut random);
         Self {
             now,
@@ -101,11 +104,7 @@ impl<E: Engine + Clone> World<E> {
             live: VecDeque::new(),
             replay: VecDeque::new(),
             stream: EventStream::new(stream::Settings::default(), now),
-            tree: if E::CACHES_PAGES {
-                tree.of_pages()
-            } else {
-                tree
-            },
+            tree: RankTree::new(indexes, &subject),
             applied: None,
             random,
         }
@@ -166,12 +165,12 @@ impl<E: Engine + Clone> World<E> {
         } else {
             self.live.pop_front()
         };
-        let frame = |world: &Self, process: usize, sequence: u64| Sequenced {
+        let frame = |world: &Self, process: usize, sequence: u64| SourceBatch {
             sequence,
             digest: (process as u128) << 64 | u128::from(sequence),
             bytes: 10,
             snapshot: None,
-            payload: Some(world.published(process, sequence).batch.clone()),
+            batch: Ok(world.published(process, sequence).batch.clone()),
         };
         let steps = match input {
             None => return,
@@ -396,20 +395,21 @@ fn copied(tree: &RankTree) -> Option<RankTree> {
     }
     let mut pages = CopiedPages::default();
     let mut cursor = PageCopyCursor::default();
-    while tree.pages()?.copy_next(&mut cursor, 5, &mut pages) {}
+    if let Some(fold) = &tree.pages.as_ref()?.fold {
+        while fold.copy_next(&mut cursor, 5, &mut pages) {}
+    }
     assert!(pages.is_consistent());
     let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-    let mut other = RankTree::new(indexes, "m".into(), WORKER, 0).of_pages();
-    other.begin_graft(*shape, &tree.learned());
+    let mut other = RankTree::new(indexes, &subject_of_pages());
+    other.begin_graft(*shape, &tree.filter.learned());
     let mut cursor = GraftCursor::default();
     while other.tree_mut()?.graft_next(&mut cursor, 7, &blocks) {}
     assert_eq!(cursor.missing, 0);
     if !pages.is_empty() {
         let mut cursor = PageCopyCursor::default();
-        let own = other.pages_mut()?;
-        own.begin_graft(pages.page_size);
-        while own.graft_next(&mut cursor, 5, &pages) {}
-        assert!(!own.take_forgotten());
+        let fold = other.pages.as_mut()?.begin_graft(pages.page_size)?;
+        while fold.graft_next(&mut cursor, 5, &pages) {}
+        assert_eq!(fold.take_forgotten(), 0);
     }
     Some(other)
 }
@@ -421,7 +421,7 @@ fn another_replicas_tree_of_pages_goes_on_as_its_own_does() {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut engine = sglang::Sglang::new(&mut random);
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut trees = vec![RankTree::new(indexes, "m".into(), WORKER, 0).of_pages()];
+        let mut trees = vec![RankTree::new(indexes, &subject_of_pages())];
         for _ in 0..60 {
             let mut events = Vec::new();
             for _ in 0..random.usize(1..4) {

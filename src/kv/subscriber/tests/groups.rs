@@ -12,9 +12,13 @@ struct Rank {
 
 impl Rank {
     fn new() -> Self {
+        Self::of(&subject())
+    }
+
+    fn of(subject: &Subject) -> Self {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
         Self {
-            tree: RankTree::new(indexes, "m".into(), WORKER, 0),
+            tree: RankTree::new(indexes, subject),
         }
     }
 
@@ -136,8 +140,10 @@ fn a_batch_that_names_another_rank_is_ignored_and_counted() {
 
 #[test]
 fn an_only_rank_may_have_any_number_but_always_the_same() {
-    let mut rank = Rank::new();
-    rank.tree = rank.tree.of_only_rank();
+    let mut rank = Rank::of(&Subject {
+        is_only_rank: true,
+        ..subject()
+    });
     rank.apply_from(Some(3), vec![stored(0, 2)]);
     assert_eq!(rank.names().len(), 2);
     let effect = rank.apply_from(Some(0), vec![stored(2, 3)]);

@@ -79,7 +79,7 @@ proptest! {
         asked in proptest::collection::vec(proptest::collection::vec(0u32..2, 0..14), 12),
     ) {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
+        let mut tree = RankTree::new(indexes.clone(), &subject());
         tree.set_visible(true);
         let mut engine = Engine { lookahead, names: BTreeMap::new() };
         for prompt in &prompts {
@@ -103,7 +103,7 @@ proptest! {
 #[test]
 fn two_blocks_with_the_same_tokens_are_removed_one_at_a_time() {
     let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-    let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
+    let mut tree = RankTree::new(indexes.clone(), &subject());
     tree.set_visible(true);
     let mut engine = Engine {
         lookahead: 1,

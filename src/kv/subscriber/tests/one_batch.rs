@@ -15,9 +15,12 @@ struct Rank {
 impl Rank {
     fn new(caches_pages: bool) -> Self {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let tree = RankTree::new(indexes, "m".into(), WORKER, 0);
+        let subject = Subject {
+            caches_pages,
+            ..subject()
+        };
         Self {
-            tree: if caches_pages { tree.of_pages() } else { tree },
+            tree: RankTree::new(indexes, &subject),
         }
     }
 

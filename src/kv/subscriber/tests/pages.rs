@@ -49,7 +49,7 @@ struct Pages {
 impl Pages {
     fn new() -> Self {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0).of_pages();
+        let mut tree = RankTree::new(indexes.clone(), &subject_of_pages());
         tree.set_visible(true);
         Self { indexes, tree }
     }

@@ -85,7 +85,7 @@ impl Replayed {
 /// the number of batches applied.
 fn replay(recording: &str, mut look: impl FnMut(usize, &Replayed)) {
     let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-    let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
+    let mut tree = RankTree::new(indexes.clone(), &subject());
     tree.set_visible(true);
     let mut replayed = Replayed { tree, indexes };
     let mut expected = Copies::default();

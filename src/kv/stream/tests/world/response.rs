@@ -97,7 +97,7 @@ impl World {
 }
 
 /// Two chunks that end at the number of the newest batch, where there is room for two numbers.
-fn snapshot(process: &Process, number: usize) -> Vec<Sequenced<Payload>> {
+fn snapshot(process: &Process, number: usize) -> Vec<SourceBatch<Payload>> {
     let newest = process.count() - 1;
     let held: Vec<u8> = process.held_after(newest).iter().copied().collect();
     let count = if newest > 0 { 2 } else { 1 };
@@ -105,7 +105,7 @@ fn snapshot(process: &Process, number: usize) -> Vec<Sequenced<Payload>> {
     (0..count)
         .map(|index| {
             let stored = if count == 1 { &held[..] } else { parts[index] };
-            Sequenced {
+            SourceBatch {
                 sequence: newest + 1 + index as u64 - count as u64,
                 digest: u128::MAX - index as u128,
                 bytes: 10,
@@ -114,7 +114,7 @@ fn snapshot(process: &Process, number: usize) -> Vec<Sequenced<Payload>> {
                     count: count as u32,
                     unknown_before: 0,
                 }),
-                payload: Some(Payload {
+                batch: Ok(Payload {
                     process: number,
                     index: newest,
                     clears: false,
