@@ -8,6 +8,7 @@ use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
 use super::values::fields_of;
+use crate::observe::metrics::words;
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::meters::Op;
 use crate::store::{
@@ -22,21 +23,13 @@ pub(super) struct PreparedItems {
     pieces: Vec<String>,
 }
 
-/// The operation that adds items to a conversation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PutKind {
-    Create,
-    Add,
-    Commit,
-}
-
-impl PutKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Add => "add",
-            Self::Commit => "commit",
-        }
+words! {
+    /// The operation that adds items to a conversation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum PutKind {
+        Create = "create",
+        Add = "add",
+        Commit = "commit",
     }
 }
 
@@ -208,7 +201,7 @@ impl Redis {
         Ok(packed.field)
     }
 
-    pub(super) async fn put_items(
+    async fn put_items(
         &self,
         key: ConversationKey,
         kind: PutKind,
@@ -334,7 +327,7 @@ impl Redis {
     }
 
     /// `how`: `lock` or `renew`.
-    pub(super) async fn take_lock(
+    async fn take_lock(
         &self,
         key: ConversationKey,
         how: &'static str,

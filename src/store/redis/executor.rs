@@ -144,12 +144,7 @@ impl Executor {
                 if let Some(replica_wait) = &self.replica_wait
                     && index == self.link.waiting()
                 {
-                    match connection {
-                        Some(connection) => {
-                            replica_wait.wait(connection, request.first_key()).await;
-                        }
-                        None => replica_wait.on_other_connection(),
-                    }
+                    replica_wait.wait(connection, request.first_key()).await;
                 }
                 Ok(value)
             }
