@@ -78,16 +78,12 @@ impl ResponseStore for Memory {
 impl Responses for Memory {
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
         self.on_response(Op::Create, key, move |shard, now| {
-            self.check_size(response::size(&record))?;
+            self.keep.check_size(record.size())?;
             if shard.is_created(now, key, record.token)? {
                 return Ok(());
             }
             let runs = matches!(record.initial, InitialState::Background { .. });
-            if runs
-                && self
-                    .capacity
-                    .is_full_of_running(response::size(&record) as u64)
-            {
+            if runs && self.capacity.is_full_of_running(record.size() as u64) {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
                 });
@@ -103,7 +99,7 @@ impl Responses for Memory {
         commit: Commit,
     ) -> StoreFuture<'_, PutOutcome> {
         self.on_response(Op::CreateInConversation, key, move |shard, now| {
-            self.check_size(response::size(&record))?;
+            self.keep.check_size(record.size())?;
             if shard.is_created(now, key, record.token)? {
                 return Ok(PutOutcome::Done);
             }
@@ -126,7 +122,7 @@ impl Responses for Memory {
         self.on_response(Op::Input, key, move |shard, now| {
             let found = shard.touch(now, key);
             let found = found.filter(|found| !found.is_ephemeral());
-            Ok(found.map(|found| found.input()))
+            Ok(found.map(|found| found.values.input()))
         })
     }
 
@@ -185,7 +181,8 @@ impl BackgroundResponses for Memory {
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Finalize, key, move |shard, now| {
-            self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
+            self.keep
+                .check_size(end.content.size() + end.delta_table.len())?;
             let status = end.status;
             let runs = shard.is_running(now, key);
             let outcome = shard.finalize(now, key, fence, end)?;
@@ -217,7 +214,8 @@ impl BackgroundResponses for Memory {
         output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::FinalizeCancelled, key, move |shard, now| {
-            self.check_size(response::content_size(&output.content) + output.delta_table.len())?;
+            self.keep
+                .check_size(output.content.size() + output.delta_table.len())?;
             Ok(shard.finalize_cancelled(now, key, fence, output))
         })
     }
@@ -269,12 +267,26 @@ impl Ownership for Memory {
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
         self.operation(Op::CheckOwnership, move |now| {
-            Ok(self.lost_ownerships(now, running))
+            let loss = |(key, fence): (ResponseKey, FencingToken)| {
+                let mut shard = self.shards[Self::shard_index(key.id.root())].lock();
+                Some((key, shard.ownership_loss(now, key, fence)?))
+            };
+            Ok(running.into_iter().filter_map(loss).collect())
         })
     }
 
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
-        self.operation(Op::Orphans, move |now| Ok(self.find_orphans(now, max)))
+        self.operation(Op::Orphans, move |now| {
+            let alive = self.owners.lock().alive(now);
+            let mut orphans = Vec::new();
+            for shard in &self.shards {
+                orphans.extend(shard.lock().orphans(&alive, max - orphans.len()));
+                if orphans.len() == max {
+                    break;
+                }
+            }
+            Ok(orphans)
+        })
     }
 
     fn untracked(
@@ -284,7 +296,15 @@ impl Ownership for Memory {
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
         self.operation(Op::Untracked, move |_| {
-            Ok(self.find_untracked(owner, &running, max))
+            let mut untracked = Vec::new();
+            for shard in &self.shards {
+                let left = max - untracked.len();
+                untracked.extend(shard.lock().untracked(owner, &running, left));
+                if untracked.len() == max {
+                    break;
+                }
+            }
+            Ok(untracked)
         })
     }
 
@@ -325,7 +345,8 @@ impl Conversations for Memory {
         new: NewConversation,
     ) -> StoreFuture<'_, ()> {
         self.on_conversation(Op::CreateConversation, key, move |shard, now| {
-            self.check_size(conversation::size(&new.items) + new.object.len())?;
+            self.keep
+                .check_size(conversation::size(&new.items) + new.object.len())?;
             shard.create_conversation(now, key, new)
         })
     }
@@ -338,7 +359,7 @@ impl Conversations for Memory {
 
     fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
         self.on_conversation(Op::UpdateConversation, key, move |shard, now| {
-            self.check_size(object.len())?;
+            self.keep.check_size(object.len())?;
             let updated = shard.change_conversation(now, key, |found| found.update(&object));
             Ok(updated.is_some())
         })

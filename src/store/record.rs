@@ -38,6 +38,12 @@ pub struct Content {
     pub output: Bytes,
 }
 
+impl Content {
+    pub(super) fn size(&self) -> usize {
+        self.response.len() + self.output.len()
+    }
+}
+
 /// A response and everything that it continues, as [`History`](super::history::History) returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
@@ -59,6 +65,17 @@ pub struct NewRecord {
     /// The content of a finished response; or what clients see while it runs.
     pub content: Content,
     pub initial: InitialState,
+}
+
+impl NewRecord {
+    /// Bytes of its values.
+    pub(super) fn size(&self) -> usize {
+        let request = match &self.initial {
+            InitialState::Finished { .. } => 0,
+            InitialState::Background { request, .. } => request.len(),
+        };
+        self.input.len() + self.content.size() + request
+    }
 }
 
 /// The state in which a record is created.

@@ -267,8 +267,7 @@ impl Redis {
             InitialState::Background { request, .. } => request,
         };
         let NewRecord { input, content, .. } = &record;
-        let bytes = input.len() + content.response.len() + content.output.len();
-        self.check_size(bytes + request.len())?;
+        self.keep.check_size(record.size())?;
         let mut values = vec![
             ("in", self.pack(input).await?),
             ("re", self.pack(&content.response).await?),

@@ -26,14 +26,6 @@ pub(super) enum Writer {
 }
 
 impl Redis {
-    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.max_record;
-        match bytes as u64 {
-            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
-            _ => Ok(()),
-        }
-    }
-
     pub(super) async fn pack(&self, bytes: &Bytes) -> Result<Packed, Error> {
         if bytes.len() < LARGE_BYTES {
             return Ok(Packed::new(bytes, COMPRESS_MIN));
