@@ -114,11 +114,9 @@ impl Batches {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let key = key_of(tenant, flavor, id).ok_or_else(|| ApiError::unknown_batch(id))?;
-        let changed = self
-            .records
-            .change(&key, |record, now_ms| record.cancel(now_ms).then_some(()));
-        match changed.await.map_err(|error| ApiError::of_store(&error))? {
-            Changed::Done((), record) => {
+        let changed = self.records.change(&key, BatchRecord::cancel).await;
+        match changed.map_err(|error| ApiError::of_store(&error))? {
+            Changed::Done(record) => {
                 // What runs here stops at once, and elsewhere within half a second.
                 let is_stopping = record.is_stopping(self.now_ms());
                 self.works.stop(&key, |work| {

@@ -351,10 +351,9 @@ impl Runner {
         let may_renew = self.batches.is_storage_usable() && self.batches.files.clock.is_right();
         if renews && may_renew {
             let lease_ms = self.lease_ms();
-            let renewed = records.change(key, |record, now_ms| {
-                record.renew(now_ms, owner, lease_ms).then_some(())
-            });
-            renewed.await.map(drop)?;
+            let renewed =
+                records.change(key, |record, now_ms| record.renew(now_ms, owner, lease_ms));
+            renewed.await?;
         }
         Ok(())
     }

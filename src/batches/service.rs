@@ -229,7 +229,7 @@ impl Batches {
             return;
         }
         let noted = self.records.change(key, |record, _| {
-            (!std::mem::replace(&mut record.webhooks_sent, true)).then_some(())
+            !std::mem::replace(&mut record.webhooks_sent, true)
         });
         if let Err(error) = noted.await {
             self.failed("report of a batch's end not noted", &error);
@@ -267,7 +267,7 @@ impl Batches {
         }
         let is_done = deleted.is_ok();
         let noted = self.records.change(key, |record, now_ms| {
-            record.end_parts_deletion(now_ms, is_done).then_some(())
+            record.end_parts_deletion(now_ms, is_done)
         });
         if let Err(error) = noted.await {
             self.failed("deletion of a batch's parts not noted", &error);

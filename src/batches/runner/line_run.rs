@@ -167,8 +167,8 @@ impl LineContext {
         self.sender.send(request).await
     }
 
-    /// The result of a line that cannot be sent. The lines of a file were checked for that before; those of a batch of
-    /// Messages are checked one by one.
+    /// The result of a line whose model cannot be used. The lines of a file were checked for that before; those of a
+    /// batch of Messages are checked one by one.
     fn refused(&self, line: &InputLine) -> Option<FinishedLine> {
         if self.flavor == Flavor::OpenAi {
             return None;
@@ -176,16 +176,20 @@ impl LineContext {
         let (tenant, endpoint) = (&self.tenant, self.endpoint);
         let (code, message) = self.sender.refusal(tenant, &line.model, endpoint)?;
         let error = LineError::new(&code, message, Some("model"));
-        let of = self.result_of(line.number, &line.custom_id);
-        Some(FinishedLine {
-            text: of.invalid(&error),
+        Some(self.unsent(line.number, &line.custom_id, &error))
+    }
+
+    /// The result of a line that cannot be sent because of this error.
+    pub(super) fn unsent(&self, number: u32, custom_id: &str, error: &LineError) -> FinishedLine {
+        FinishedLine {
+            text: self.result_of(number, custom_id).invalid(error),
             line: PartLine {
-                line: line.number,
+                line: number,
                 is_ok: false,
                 usage: Usage::default(),
             },
             held: None,
-        })
+        }
     }
 
     /// The result of a line that was answered. It goes through the body several times.
@@ -213,7 +217,7 @@ impl LineContext {
         }
     }
 
-    pub(super) fn result_of<'a>(&'a self, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+    fn result_of<'a>(&'a self, line: u32, custom_id: &'a str) -> ResultOf<'a> {
         ResultOf {
             flavor: self.flavor,
             batch: &self.batch,

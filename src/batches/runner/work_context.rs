@@ -99,11 +99,8 @@ impl WorkContext {
         mut end: impl FnMut(&mut BatchRecord, u64) -> bool + Send,
     ) -> Option<BatchRecord> {
         loop {
-            let written = self.batches.records.change(self.key(), |record, now_ms| {
-                end(record, now_ms).then_some(())
-            });
-            match written.await {
-                Ok(Changed::Done((), record)) => return Some(*record),
+            match self.batches.records.change(self.key(), &mut end).await {
+                Ok(Changed::Done(record)) => return Some(*record),
                 // A write whose outcome is unknown may have been done.
                 Ok(Changed::Unchanged(_) | Changed::Gone) => return None,
                 Err(error) => self
