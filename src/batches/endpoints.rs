@@ -19,6 +19,7 @@ use super::works::StopWork;
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
+use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
 
@@ -77,7 +78,8 @@ impl Batches {
         if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
             let reads =
                 |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
-            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
+            let reader = self.find(tenant, Order::NewestFirst, reads).await;
+            if let Some(key) = reader.map_err(|error| ApiError::of_store(&error))? {
                 return Err(ApiError::file_in_use(id, &key.id));
             }
         }
@@ -183,13 +185,14 @@ impl Batches {
         Ok((found, has_more))
     }
 
-    /// The first of a tenant's batches that is like this. One that is created meanwhile may be missed.
+    /// The first of a tenant's batches that is wanted; of those that can be read, and are confirmed. One that is created
+    /// meanwhile may be missed.
     pub(super) async fn find(
         &self,
         tenant: Tenant,
         order: Order,
-        is_wanted: impl Fn(&BatchRecord) -> bool,
-    ) -> Result<Option<DocumentKey>, ApiError> {
+        mut is_wanted: impl FnMut(&BatchRecord) -> bool,
+    ) -> Result<Option<DocumentKey>, store::Error> {
         let mut after = None;
         loop {
             let page = DocumentPage {
@@ -197,11 +200,8 @@ impl Batches {
                 limit: MIN_FETCHED,
                 order,
             };
-            let listed = self
-                .store
-                .documents(Collection::Batches, tenant, page)
-                .await;
-            let listed = listed.map_err(|error| ApiError::of_store(&error))?;
+            let listed = self.store.documents(Collection::Batches, tenant, page);
+            let listed = listed.await?;
             after = listed.documents.last().map(|last| last.key.id.clone());
             for document in listed.documents {
                 if self
@@ -218,7 +218,7 @@ impl Batches {
     }
 
     /// `None`: the record is damaged, a newer release has written it, or the batch is not confirmed.
-    pub(super) fn readable(&self, document: &Document) -> Option<BatchRecord> {
+    fn readable(&self, document: &Document) -> Option<BatchRecord> {
         let read = record_of(document);
         read.inspect_err(|error| self.failed("the record of a batch is passed over", error))
             .ok()

@@ -99,7 +99,8 @@ impl Batches {
         let may_go = |record: &BatchRecord| {
             record.flavor == Flavor::OpenAi && record.status.is_terminal() && record.webhooks_sent
         };
-        let Some(key) = self.find(tenant, Order::OldestFirst, may_go).await? else {
+        let found = self.find(tenant, Order::OldestFirst, may_go).await;
+        let Some(key) = found.map_err(|error| ApiError::of_store(&error))? else {
             return Ok(false);
         };
         info!(
