@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hyper::Response;
 use tracing::info;
 
-use super::batch::{BatchRecord, NewBatch};
+use super::batch::BatchRecord;
 use super::create_batch::CreateBatch;
 use super::file::FilePurpose;
 use super::http_answer::json;
@@ -41,20 +41,18 @@ impl Batches {
             return Err(ApiError::wrong_value("input_file_id", why));
         }
         self.files.check_bounds(caller.tenant).await?;
-        let new = NewBatch {
+        let (now_ms, retention) = (self.now_ms(), self.settings.retention);
+        let record = BatchRecord {
             id: random_id(Flavor::OpenAi)?,
             tenant_name: caller.name.to_owned(),
             flavor: Flavor::OpenAi,
             endpoint: create.endpoint,
             input_file_id: create.input_file_id,
             completion_window: create.completion_window,
-            window: create.window,
-            retention: self.settings.retention,
             metadata: create.metadata,
-            output_expires_after: create.output_expires_after,
-            total: 0,
+            output_expires_after_s: create.output_expires_after.map(|time| time.as_secs()),
+            ..BatchRecord::new(now_ms, create.window, retention)
         };
-        let record = BatchRecord::new(new, self.now_ms());
         if file.due_ms().is_some_and(|at| at < record.expires_ms) {
             let why = "its file expires before the batch would: upload it again, to be kept for longer, or choose a \
                        shorter 'completion_window'";

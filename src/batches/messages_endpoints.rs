@@ -7,7 +7,7 @@ use hyper::Response;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use tokio::sync::oneshot;
 
-use super::batch::{BatchRecord, NewBatch};
+use super::batch::{BatchRecord, RequestCounts};
 use super::files::{FileUpload, ReceivedRequests};
 use super::http_answer::json;
 use super::line::{Flavor, LineEndpoint};
@@ -34,21 +34,20 @@ impl Batches {
         let path = paths::own_input(&id);
         let received = self.files.receive_requests(caller.tenant, upload, &path);
         let received = received.await?;
-        let window = WINDOW.min(self.settings.retention);
-        let new = NewBatch {
+        let retention = self.settings.retention;
+        let record = BatchRecord {
             id,
             tenant_name: caller.name.to_owned(),
             flavor: Flavor::Messages,
             endpoint: LineEndpoint::Messages,
             input_file_id: paths::OWN_INPUT.to_owned(),
             completion_window: "24h".to_owned(),
-            window,
-            retention: self.settings.retention,
-            metadata: None,
-            output_expires_after: None,
-            total: received.count,
+            counts: RequestCounts {
+                total: received.count,
+                ..RequestCounts::default()
+            },
+            ..BatchRecord::new(self.now_ms(), WINDOW.min(retention), retention)
         };
-        let record = BatchRecord::new(new, self.now_ms());
         let key = key_of(caller.tenant, record.flavor, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         // The requests are complete. From here on a client that leaves changes nothing.
