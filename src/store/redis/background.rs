@@ -255,7 +255,7 @@ impl Redis {
         let call = Call::new(Name::EVENTS)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
-            .arg(after.map_or(String::new(), |after| after.to_string()))
+            .arg(after)
             .number(bytes_max)
             .arg(if with_tokens { "1" } else { "" });
         let mut reply = self.call(Kind::Read, call).await?;

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::task::JoinHandle;
 
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command};
@@ -55,15 +54,6 @@ pub struct Redis {
     pub(super) compression_thread: OffloadThread,
     /// Why documents were left out of lists.
     pub(super) left_out: Mutex<LogOnce>,
-}
-
-/// A request that runs on the store's thread. Dropping this does not cancel it.
-pub(super) struct SpawnedRequest(JoinHandle<Result<redis::Value, Error>>);
-
-impl SpawnedRequest {
-    pub(super) async fn result(self) -> Result<redis::Value, Error> {
-        self.0.await.unwrap_or_else(|_| Err(closing()))
-    }
 }
 
 pub(super) fn closing() -> Error {
@@ -196,11 +186,18 @@ impl Redis {
         })
     }
 
-    /// Starts a request on the store's thread.
-    pub(super) fn spawn(&self, kind: Kind, request: Request) -> SpawnedRequest {
+    /// Starts a request on the store's thread, over the connection with this index. Returns its result; who drops that does
+    /// not cancel the request.
+    pub(super) fn spawn(
+        &self,
+        index: usize,
+        kind: Kind,
+        request: Request,
+    ) -> impl Future<Output = Result<redis::Value, Error>> + use<> {
         let executor = self.executor.clone();
-        let result = async move { executor.execute(SHARED, kind, &request).await };
-        SpawnedRequest(self.own_thread.runtime().spawn(result))
+        let result = async move { executor.execute(index, kind, &request).await };
+        let result = self.own_thread.runtime().spawn(result);
+        async move { result.await.unwrap_or_else(|_| Err(closing())) }
     }
 
     /// Executes a request on the calling I/O thread if it has a connection, else on the store's thread.
@@ -211,7 +208,7 @@ impl Redis {
     ) -> Result<redis::Value, Error> {
         let bytes = request.bytes_sent();
         let result = match self.link.index_for(io_threads::index()) {
-            SHARED => self.spawn(kind, request).result().await,
+            SHARED => self.spawn(SHARED, kind, request).await,
             own => self.executor.execute(own, kind, &request).await,
         };
         self.memory.on_result(&result, bytes);
@@ -228,19 +225,16 @@ impl Redis {
         if !self.executor.waits_for_replicas() {
             return self.call(kind, call).await;
         }
-        let (executor, index) = (self.executor.clone(), self.link.waiting());
         let request = Request::Script(call);
         let bytes = request.bytes_sent();
-        let result = async move { executor.execute(index, kind, &request).await };
-        let spawned = SpawnedRequest(self.own_thread.runtime().spawn(result));
-        let result = spawned.result().await;
+        let result = self.spawn(self.link.waiting(), kind, request).await;
         self.memory.on_result(&result, bytes);
         Reply::new(result?)
     }
 
     /// Sends a command without waiting for it: a later scan makes up for its failure.
     pub(super) fn send_detached(&self, request: Request) {
-        drop(self.spawn(Kind::Write, request));
+        drop(self.spawn(SHARED, Kind::Write, request));
     }
 
     pub(super) fn record_ttl_ms(&self) -> u64 {

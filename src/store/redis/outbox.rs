@@ -198,14 +198,12 @@ impl Outbox for Redis {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::SettleEvent, move || async move {
             let [due, added, entries, _] = self.keys.outbox(&endpoint);
+            let retry_in = settlement.retry_in;
             let call = Call::new(Name::OUTBOX_SETTLE)
                 .keys([due, added, entries])
                 .arg(event_member(settlement.key))
-                .arg(settlement.attempt.to_string());
-            let call = match settlement.retry_in {
-                Some(pause) => call.number(pause.as_millis() as u64),
-                None => call.arg(""),
-            };
+                .number(settlement.attempt.into())
+                .arg(retry_in.map(|pause| pause.as_millis() as u64));
             let mut reply = self.call(Kind::Write, call).await?;
             Ok(reply.word()? == "ok")
         })

@@ -22,13 +22,6 @@ impl Redis {
         }
     }
 
-    async fn note_alive(&self, owner: Owner) {
-        let call = Call::new(Name::SEEN)
-            .key(self.keys.owners())
-            .arg(owner.to_string());
-        self.send_to_owners(Request::Script(call)).await;
-    }
-
     pub(super) async fn renew_lease(
         &self,
         owner: Owner,
@@ -49,7 +42,10 @@ impl Redis {
                 .arg(lease_ms);
             self.execute(Kind::Write, Request::Command(set)).await?;
         }
-        self.note_alive(owner).await;
+        let seen = Call::new(Name::SEEN)
+            .key(self.keys.owners())
+            .arg(owner.to_string());
+        self.send_to_owners(Request::Script(seen)).await;
         // It may be changed while Redis runs.
         self.check_eviction();
         Ok(())
@@ -89,8 +85,13 @@ impl Redis {
     /// Whether an owner that was seen alive so long ago has lost its runs: its lease has ended, and no heartbeat came
     /// for as long. A server that evicts keys may have dropped the lease alone.
     pub(super) async fn is_dead(&self, owner: Owner, seen_ms: Option<u64>) -> Result<bool, Error> {
-        let is_recent = seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed));
-        Ok(!is_recent && !self.is_alive(owner).await?)
+        if seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed)) {
+            return Ok(false);
+        }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.lease(owner));
+        let value = self.execute(Kind::Read, Request::Command(exists)).await?;
+        Ok(value != redis::Value::Int(1))
     }
 
     /// As [`Redis::is_dead`], now.
@@ -98,14 +99,6 @@ impl Redis {
         let seen = self.owners_seen(owner.to_string()).await?;
         let seen = seen.first().and_then(|(_, seen)| *seen);
         self.is_dead(owner, seen).await
-    }
-
-    /// Whether the lease of the owner is valid.
-    pub(super) async fn is_alive(&self, owner: Owner) -> Result<bool, Error> {
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.keys.lease(owner));
-        let value = self.execute(Kind::Read, Request::Command(exists)).await?;
-        Ok(value == redis::Value::Int(1))
     }
 
     /// Moves a released response from the set of its owner to the set of released ones.

@@ -112,7 +112,7 @@ pub(super) struct Call {
     /// Expected size of the reply, if it may be large.
     reply_bytes: u64,
     /// A reply is not waited for longer than this, if it is shorter than the setting.
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
 }
 
 /// A key of a script. A key that many calls have is made once, and shared.
@@ -216,6 +216,13 @@ impl From<u64> for Arg {
     }
 }
 
+/// Empty for `None`.
+impl From<Option<u64>> for Arg {
+    fn from(number: Option<u64>) -> Self {
+        number.map_or(Self::Word(""), Self::Number)
+    }
+}
+
 impl Call {
     pub(super) fn new(name: Name) -> Self {
         Self {
@@ -238,14 +245,9 @@ impl Call {
         self
     }
 
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
     /// Approximate bytes of request and reply.
     pub(super) fn bytes(&self) -> u64 {
-        let args: usize = self.args.iter().map(Arg::len).sum();
-        self.reply_bytes.saturating_add(args as u64)
+        self.reply_bytes.saturating_add(self.bytes_sent())
     }
 
     pub(super) fn first_key(&self) -> &str {

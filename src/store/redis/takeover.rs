@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::client::Redis;
 use super::keys::parse_member;
+use super::link::SHARED;
 use super::outbox::EventMark;
 use super::reply::Reply;
 use super::request::{Kind, Request};
@@ -81,7 +82,7 @@ impl Ownership for Redis {
                 if orphans.len() >= max {
                     break;
                 }
-                let has_any = match self.orphans_if_dead(owner, seen, max, &mut orphans).await {
+                let has_any = match self.orphans_of(owner, seen, max, &mut orphans).await {
                     Ok(has_any) => has_any,
                     // What lies on other nodes is taken over all the same.
                     Err(error) if self.is_cluster() && error.retry_after().is_some() => continue,
@@ -126,7 +127,8 @@ impl Ownership for Redis {
             for (key, state) in keys.into_iter().zip(states) {
                 match state {
                     Ok(Some(state)) if !state.is_unfinished() => {
-                        if self.queue_event_of(key, Some(&state)).await {
+                        let event = state.event.as_ref();
+                        if self.queue_event(key, state.status, event).await {
                             self.unindex(Some(owner), key);
                         }
                     }
@@ -240,12 +242,12 @@ impl Redis {
         for key in keys {
             let fields = ["v", "st", "bg", "own", "ep", "po", "wh"];
             let call = fields_of(self.keys.record(key), &fields);
-            requests.push(self.spawn(Kind::Read, Request::Script(call)));
+            requests.push(self.spawn(SHARED, Kind::Read, Request::Script(call)));
         }
         let mut states = Vec::with_capacity(requests.len());
         let mut unavailable = 0;
         for request in requests {
-            let state = request.result().await.and_then(RunState::read);
+            let state = request.await.and_then(RunState::read);
             if let Err(error) = &state
                 && error.retry_after().is_some()
             {
@@ -265,8 +267,10 @@ impl Redis {
         }
     }
 
-    /// As [`Self::orphans_of`]; `None` for an owner that lives.
-    async fn orphans_if_dead(
+    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
+    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty; `None` for an owner that
+    /// lives.
+    async fn orphans_of(
         &self,
         owner: Option<Owner>,
         seen: Option<u64>,
@@ -279,20 +283,8 @@ impl Redis {
             return Ok(None);
         }
         let left = max - orphans.len();
-        self.orphans_of(owner, seen, left, orphans).await.map(Some)
-    }
-
-    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
-    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty.
-    async fn orphans_of(
-        &self,
-        owner: Option<Owner>,
-        seen: Option<u64>,
-        max: usize,
-        orphans: &mut Vec<Orphan>,
-    ) -> Result<bool, Error> {
         let mut members = redis::cmd("SRANDMEMBER");
-        members.arg(self.keys.running(owner)).arg(max);
+        members.arg(self.keys.running(owner)).arg(left);
         let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
         let mut keys = Vec::new();
         while !reply.is_empty() {
@@ -313,7 +305,12 @@ impl Redis {
             if state.is_none() && may_come {
                 continue;
             }
-            if !self.queue_event_of(key, state.as_ref()).await {
+            // The replica that wrote its end may have been lost then.
+            if let Some(state) = &state
+                && !self
+                    .queue_event(key, state.status, state.event.as_ref())
+                    .await
+            {
                 continue;
             }
             let unfinished = state.filter(RunState::is_unfinished);
@@ -331,18 +328,7 @@ impl Redis {
                 _ => self.unindex(owner, key),
             }
         }
-        Ok(has_any)
-    }
-
-    /// Queues the event of a response whose end was written by a replica that was lost then. False if that failed.
-    async fn queue_event_of(&self, key: ResponseKey, state: Option<&RunState>) -> bool {
-        match state {
-            Some(state) => {
-                self.queue_event(key, state.status, state.event.as_ref())
-                    .await
-            }
-            None => true,
-        }
+        Ok(Some(has_any))
     }
 }
 

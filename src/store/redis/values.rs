@@ -106,12 +106,8 @@ impl Redis {
         while found.len() < keys.len() {
             let mut call = Call::new(Name::VALUES)
                 .keys(keys[found.len()..].iter().cloned())
-                .number(BATCH_BYTES as u64);
-            call = if is_continued {
-                call.number(self.record_ttl_ms())
-            } else {
-                call.arg("")
-            };
+                .number(BATCH_BYTES as u64)
+                .arg(is_continued.then(|| self.record_ttl_ms()));
             for field in fields {
                 call = call.arg(*field);
             }
