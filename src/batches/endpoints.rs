@@ -58,8 +58,7 @@ impl Batches {
                        shorter 'completion_window'";
             return Err(ApiError::wrong_value("input_file_id", why));
         }
-        let key = key_of(caller.tenant, record.flavor, &record.id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        let key = key_of(caller.tenant, record.flavor, &record.id)?;
         self.insert(&key, &record, 0).await?;
         self.confirm(&key, &record).await?;
         self.begin(&record);
@@ -113,7 +112,7 @@ impl Batches {
         flavor: Flavor,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let key = key_of(tenant, flavor, id).ok_or_else(|| ApiError::unknown_batch(id))?;
+        let key = key_of(tenant, flavor, id)?;
         let changed = self.records.change(&key, BatchRecord::cancel).await;
         match changed.map_err(|error| ApiError::of_store(&error))? {
             Changed::Done(record) => {

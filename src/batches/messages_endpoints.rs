@@ -48,8 +48,7 @@ impl Batches {
             },
             ..BatchRecord::new(self.now_ms(), WINDOW.min(retention), retention)
         };
-        let key = key_of(caller.tenant, record.flavor, &record.id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        let key = key_of(caller.tenant, record.flavor, &record.id)?;
         // The requests are complete. From here on a client that leaves changes nothing.
         let (sender, receiver) = oneshot::channel();
         let batches = self.clone();
@@ -110,9 +109,7 @@ impl Batches {
         if let Some(why) = messages_batch::undeletable(&record) {
             return Err(ApiError::batch_not_ended(why));
         }
-        let key = key_of(tenant, Flavor::Messages, id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;
-        self.remove(key).await?;
+        self.remove(key_of(tenant, Flavor::Messages, id)?).await?;
         Ok(json(messages_batch::deleted_object(id)))
     }
 

@@ -203,13 +203,12 @@ impl Batches {
         flavor: Flavor,
         id: &str,
     ) -> Result<(BatchRecord, u64), ApiError> {
-        let unknown = || ApiError::unknown_batch(id);
-        let key = key_of(tenant, flavor, id).ok_or_else(unknown)?;
+        let key = key_of(tenant, flavor, id)?;
         let found = self.records.read(&key).await;
         found
             .map_err(|error| ApiError::of_store(&error))?
             .filter(|(record, _)| !record.is_unconfirmed)
-            .ok_or_else(unknown)
+            .ok_or_else(|| ApiError::unknown_batch(id))
     }
 
     /// Has the end of a batch reported, and takes note of that. A report that failed is made later, by any replica; so
@@ -313,9 +312,12 @@ impl Batches {
     }
 }
 
-/// The key of a batch. `None` if `id` is no id of one.
-pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Option<DocumentKey> {
-    paths::is_batch_id(flavor, id).then(|| DocumentKey {
+/// The key of a batch. An error if `id` is no id of one.
+pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Result<DocumentKey, ApiError> {
+    if !paths::is_batch_id(flavor, id) {
+        return Err(ApiError::unknown_batch(id));
+    }
+    Ok(DocumentKey {
         collection: Collection::Batches,
         tenant,
         id: id.to_owned(),

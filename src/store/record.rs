@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::conversation::{Commit, CommitRefusal};
+pub use super::keys::IdempotencyToken;
 use super::log::EventBatch;
 use super::ownership::{FencingToken, Owner};
 use super::status::Status;
-pub use super::token::IdempotencyToken;
 use crate::ids::{Model, ResponseId};
 
 /// Where the response was computed: routes a continuation to the same worker if its KV cache is not known.

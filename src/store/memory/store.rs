@@ -19,9 +19,7 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::cancel::NoticeKind;
 use crate::store::meters::{Meters, Op, Outcome};
-use crate::store::{
-    ConversationKey, Error, Notice, Owner, ResponseKey, RetentionSettings, StoreFuture,
-};
+use crate::store::{Error, Notice, Owner, ResponseKey, RetentionSettings, StoreFuture};
 
 /// Locks are held for microseconds; with 64 shards a hundred concurrent requests rarely collide.
 pub(super) const SHARDS: usize = 64;
@@ -74,9 +72,9 @@ impl Memory {
         }
     }
 
-    pub(super) fn shard_index(root: Root) -> usize {
+    pub(super) fn shard(&self, root: Root) -> &Mutex<Shard> {
         // Roots are random.
-        root.0 as usize % SHARDS
+        &self.shards[root.0 as usize % SHARDS]
     }
 
     /// Makes the future of an operation, which counts and times it.
@@ -88,35 +86,16 @@ impl Memory {
         self.meters.meter(op, move || ready(run((self.clock)())))
     }
 
-    /// An operation on one response.
-    pub(super) fn on_response<'a, T: Outcome + Send + 'a>(
+    /// An operation on what has this root: one response or conversation.
+    pub(super) fn in_shard<'a, T: Outcome + Send + 'a>(
         &'a self,
         op: Op,
-        key: ResponseKey,
-        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), run)
-    }
-
-    /// An operation on one conversation.
-    pub(super) fn on_conversation<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        key: ConversationKey,
-        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), run)
-    }
-
-    fn in_shard<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        shard_index: usize,
+        root: Root,
         run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
     ) -> StoreFuture<'a, T> {
         self.operation(op, move |now| {
             let result = {
-                let mut shard = self.shards[shard_index].lock();
+                let mut shard = self.shard(root).lock();
                 shard.drop_expired(now);
                 run(&mut shard, now)
             };

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -25,7 +26,7 @@ use crate::observe;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::store::meters::{Meters, Op};
-use crate::store::outbox::SharedSubscriptions;
+use crate::store::outbox::Subscriptions;
 use crate::store::{Error, Health, Report, ResponseStore, RetentionSettings, StoreFuture};
 
 /// This many I/O threads have a connection of their own, which saves a change of threads for each operation; the others,
@@ -42,8 +43,8 @@ pub struct Redis {
     mode: Mode,
     /// The length of leases as of the last heartbeat; 0 before.
     pub(super) lease_ms: AtomicU64,
-    /// Which endpoints learn of the end of background responses.
-    pub(super) subscriptions: SharedSubscriptions,
+    /// Which endpoints learn of the end of background responses, by the latest configuration.
+    pub(super) subscriptions: ArcSwap<Subscriptions>,
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
     lacking: LackingCommands,
@@ -176,7 +177,7 @@ impl Redis {
             keep: keep.clone(),
             mode: settings.mode,
             lease_ms: AtomicU64::new(0),
-            subscriptions: SharedSubscriptions::default(),
+            subscriptions: ArcSwap::default(),
             memory: MemoryCheck::default(),
             lacking: LackingCommands::default(),
             meters,
