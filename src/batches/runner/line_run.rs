@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use prometheus::IntGauge;
 use serde_json::value::RawValue;
 use tokio::time::sleep;
 
@@ -21,7 +20,6 @@ use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
 use crate::batches::send::{LineAnswer, LineRequest, SendLine};
 use crate::openai::error::ApiError;
-use crate::relay::EnteringLine;
 
 /// Of an answer that is no JSON, a result has so many bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -58,26 +56,20 @@ pub(super) struct FinishedLine {
 }
 
 /// Counts a line as in flight until it is dropped.
-struct LineInFlight<'a> {
-    everywhere: &'a IntGauge,
-    of_shard: &'a AtomicU32,
-}
+struct LineInFlight<'a>(&'a LineContext);
 
 impl<'a> LineInFlight<'a> {
     fn begin(context: &'a LineContext) -> Self {
         context.metrics.lines_in_flight.inc();
         context.sending.fetch_add(1, Relaxed);
-        Self {
-            everywhere: &context.metrics.lines_in_flight,
-            of_shard: &context.sending,
-        }
+        Self(context)
     }
 }
 
 impl Drop for LineInFlight<'_> {
     fn drop(&mut self) {
-        self.everywhere.dec();
-        self.of_shard.fetch_sub(1, Relaxed);
+        self.0.metrics.lines_in_flight.dec();
+        self.0.sending.fetch_sub(1, Relaxed);
     }
 }
 
@@ -98,7 +90,14 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         let held = HeldAnswer::new(&context.memory);
         let gives_way = entering.gives_way();
-        let request = context.request(&line, entering, held.clone());
+        let request = LineRequest {
+            tenant: context.tenant.clone(),
+            endpoint: context.endpoint,
+            body: line.body.clone(),
+            batch: context.batch.clone(),
+            entering,
+            held: held.clone(),
+        };
         let answer = gives_way.run_until_cancelled_owned(context.send(request));
         let Some(answer) = answer.await else {
             context.metrics.gave_way.inc();
@@ -146,22 +145,6 @@ async fn checked(answer: LineAnswer) -> LineAnswer {
 }
 
 impl LineContext {
-    fn request(
-        &self,
-        line: &InputLine,
-        entering: EnteringLine,
-        held: Arc<HeldAnswer>,
-    ) -> LineRequest {
-        LineRequest {
-            tenant: self.tenant.clone(),
-            endpoint: self.endpoint,
-            body: line.body.clone(),
-            batch: self.batch.clone(),
-            entering,
-            held,
-        }
-    }
-
     async fn send(&self, request: LineRequest) -> LineAnswer {
         let _in_flight = LineInFlight::begin(self);
         self.sender.send(request).await

@@ -51,31 +51,23 @@ impl Shard {
     /// Drops expired records, a few per call.
     pub(super) fn drop_expired(&mut self, now: Instant) {
         for _ in 0..EXPIRED_MAX {
-            match self.logs.front() {
-                Some((at, key)) if *at <= now => {
-                    let key = *key;
-                    self.logs.pop_front();
-                    self.change(now, key, |response| {
-                        // The id may have been deleted and reused.
-                        if let Some(run) = &mut response.run
-                            && run.log_until.is_some_and(|until| until <= now)
-                        {
-                            run.log.forget();
-                        }
-                    });
+            let Some((_, key)) = self.logs.pop_front_if(|(at, _)| *at <= now) else {
+                break;
+            };
+            self.change(now, key, |response| {
+                // The id may have been deleted and reused.
+                if let Some(run) = &mut response.run
+                    && run.log_until.is_some_and(|until| until <= now)
+                {
+                    run.log.forget();
                 }
-                _ => break,
-            }
+            });
         }
         for _ in 0..EXPIRED_MAX {
-            match self.ephemeral.front() {
-                Some((at, key)) if *at <= now => {
-                    let key = *key;
-                    self.ephemeral.pop_front();
-                    self.find(now, key);
-                }
-                _ => break,
-            }
+            let Some((_, key)) = self.ephemeral.pop_front_if(|(at, _)| *at <= now) else {
+                break;
+            };
+            self.find(now, key);
         }
         for _ in 0..EXPIRED_MAX {
             match self.finished.front() {

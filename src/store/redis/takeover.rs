@@ -1,7 +1,8 @@
-//! Which replica runs a background response: lost ownerships, orphans, untracked responses, takeover and release. `owners` has
-//! the leases, `notices` the notices.
+//! Which replica runs a background response: leases, lost ownerships, orphans, untracked responses, takeover and release.
+//! `owners` has the lists of owners and of what they run, `notices` the notices.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tracing::warn;
@@ -30,13 +31,41 @@ const MISSING_KEPT_MS: u64 = 60_000;
 impl Ownership for Redis {
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
-        self.meters
-            .meter(Op::Heartbeat, move || self.renew_lease(owner, name, lease))
+        self.meters.meter(Op::Heartbeat, move || async move {
+            let lease_ms = lease.as_millis() as u64;
+            self.lease_ms.store(lease_ms, Relaxed);
+            // A server that is out of memory does not refuse this one.
+            let mut renew = redis::cmd("PEXPIRE");
+            renew.arg(self.keys.lease(owner)).arg(lease_ms);
+            let renewed = self.execute(Kind::Write, Request::Command(renew)).await?;
+            if renewed != redis::Value::Int(1) {
+                let mut set = redis::cmd("SET");
+                set.arg(self.keys.lease(owner)).arg(name);
+                set.arg("PX").arg(lease_ms);
+                self.execute(Kind::Write, Request::Command(set)).await?;
+            }
+            let seen = Call::new(Name::SEEN)
+                .key(self.keys.owners())
+                .arg(owner.to_string());
+            self.send_to_owners(Request::Script(seen)).await;
+            // It may be changed while Redis runs.
+            self.check_eviction();
+            Ok(())
+        })
     }
 
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
-        self.meters
-            .meter(Op::EndLease, move || self.drop_lease(owner))
+        self.meters.meter(Op::EndLease, move || async move {
+            let mut left = redis::cmd("ZADD");
+            left.arg(self.keys.owners()).arg("XX");
+            left.arg(0).arg(owner.to_string());
+            // If it fails, the owner counts as dead when its lease would have ended.
+            drop(self.execute(Kind::Write, Request::Command(left)).await);
+            let mut delete = redis::cmd("DEL");
+            delete.arg(self.keys.lease(owner));
+            self.execute(Kind::Write, Request::Command(delete)).await?;
+            Ok(())
+        })
     }
 
     fn check_ownership(
