@@ -3,10 +3,10 @@
 use bytes::Bytes;
 
 use super::client::Redis;
-use super::packed::{Field, Packed};
+use super::packed::Packed;
 use super::reply::Reply;
 use super::request::{Kind, Request};
-use super::scripts::{Arg, Call, Name};
+use super::scripts::{Call, Name};
 use super::values::fields_of;
 use crate::observe::metrics::words;
 use crate::store::conversation::{Order, TOKENS_MAX};
@@ -190,7 +190,7 @@ impl Redis {
     }
 
     /// Packs a conversation object or a document, which must fit into one field.
-    pub(super) async fn pack_object(&self, object: &Bytes) -> Result<Field, Error> {
+    pub(super) async fn pack_object(&self, object: &Bytes) -> Result<Bytes, Error> {
         let packed = self.pack(object).await?;
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {
@@ -207,7 +207,7 @@ impl Redis {
         kind: PutKind,
         token: IdempotencyToken,
         items: Vec<Item>,
-        object: impl Into<Arg>,
+        object: Bytes,
     ) -> Result<PutOutcome, Error> {
         let prepared = self.prepare_items(key, kind, &items).await?;
         let call = self

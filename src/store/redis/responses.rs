@@ -262,9 +262,9 @@ impl Redis {
         record: NewRecord,
         commit: Option<Commit>,
     ) -> Result<PutOutcome, Error> {
-        let request = match &record.initial {
-            InitialState::Finished { .. } => &Bytes::new(),
-            InitialState::Background { request, .. } => request,
+        let (fence, request) = match &record.initial {
+            InitialState::Finished { .. } => (None, &Bytes::new()),
+            InitialState::Background { fence, request, .. } => (Some(*fence), request),
         };
         let NewRecord { input, content, .. } = &record;
         self.keep.check_size(record.size())?;
@@ -278,10 +278,6 @@ impl Redis {
         }
         let token = record.token.to_string();
         let started = observe::now();
-        let fence = match record.initial {
-            InitialState::Finished { .. } => None,
-            InitialState::Background { fence, .. } => Some(fence),
-        };
         if let Some(fence) = fence {
             // Before the record, so that a scan for orphans cannot miss it.
             self.index(fence, key).await?;
@@ -334,11 +330,8 @@ impl Redis {
         }
 
         let ttl = self.record_ttl_ms();
-        let own_ttl = match record.initial {
-            InitialState::Finished { .. } => ttl,
-            // It lives for as long as it runs.
-            InitialState::Background { .. } => 0,
-        };
+        // A background response lives for as long as it runs.
+        let own_ttl = if fence.is_some() { 0 } else { ttl };
         let begin = |keys: Vec<String>| {
             Call::new(Name::CREATE)
                 .key(self.keys.record(key))
