@@ -80,7 +80,8 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
     let earlier = context.earlier_tries.get(&line.number);
-    let mut tries = Tries::after(earlier.copied().unwrap_or(0));
+    let counted = earlier.copied().unwrap_or(0);
+    let mut tries = Tries { counted };
     let mut gave_way = false;
     loop {
         let Some(entering) = context.gate.enter(&line.model, tokens, gave_way).await else {
@@ -106,7 +107,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         gave_way = false;
         let answer = checked(answer).await;
-        let counted = tries.counted();
+        let counted = tries.counted;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             let bytes = answer.body.len();
             return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
@@ -114,10 +115,10 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let status = answer.status.to_string();
         drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
-        if tries.counted() > counted {
+        if tries.counted > counted {
             context.retries.fetch_add(1, Relaxed);
             let mut failed = context.tries.lock();
-            failed.insert(line.number, tries.counted());
+            failed.insert(line.number, tries.counted);
         }
         sleep(pause).await;
     }

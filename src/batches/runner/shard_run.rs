@@ -143,7 +143,7 @@ async fn finished_lines(
             done.push(result);
         }
         // The parts come in no order of time, and a count only grows.
-        for (line, count) in lines.into_tries() {
+        for (line, count) in lines.tries {
             let known = tries.entry(line).or_default();
             *known = count.max(*known);
         }
