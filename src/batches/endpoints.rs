@@ -182,8 +182,8 @@ impl Batches {
         Ok((found, has_more))
     }
 
-    /// The first of a tenant's batches that is wanted; of those that can be read, and are confirmed. One that is created
-    /// meanwhile may be missed.
+    /// The first of a tenant's batches that is wanted; of those that can be read, and are confirmed. One that is
+    /// created meanwhile may be missed.
     pub(super) async fn find(
         &self,
         tenant: Tenant,

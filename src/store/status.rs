@@ -5,8 +5,8 @@ use std::fmt;
 use crate::observe::metrics::words;
 
 words! {
-    /// The status of a response, as clients see it in `status`, and as stores write it. The last four are terminal: only
-    /// deletion follows.
+    /// The status of a response, as clients see it in `status`, and as stores write it. The last four are terminal:
+    /// only deletion follows.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Status {
         Queued = "queued",

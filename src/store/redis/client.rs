@@ -187,8 +187,8 @@ impl Redis {
         })
     }
 
-    /// Starts a request on the store's thread, over the connection with this index. Returns its result; who drops that does
-    /// not cancel the request.
+    /// Starts a request on the store's thread, over the connection with this index. Returns its result; who drops that
+    /// does not cancel the request.
     pub(super) fn spawn(
         &self,
         index: usize,

@@ -144,9 +144,12 @@ impl Outbox for Redis {
     fn add(&self, event: EndEvent) -> StoreFuture<'_, ()> {
         self.meters.meter(Op::AddEvent, move || async move {
             let subscriptions = self.subscriptions.load_full();
-            for subscriber in subscriptions.of(event) {
-                let name = &subscriber.endpoint.name;
-                self.add_event(name, event, &subscriptions).await?;
+            let of = subscriptions.of(event);
+            let names: Vec<Arc<str>> = of
+                .map(|subscriber| subscriber.endpoint.name.clone())
+                .collect();
+            for name in names {
+                self.add_event(&name, event, &subscriptions).await?;
             }
             Ok(())
         })

@@ -263,8 +263,8 @@ impl Redis {
         commit: Option<Commit>,
     ) -> Result<PutOutcome, Error> {
         let (fence, request) = match &record.initial {
-            InitialState::Finished { .. } => (None, &Bytes::new()),
-            InitialState::Background { fence, request, .. } => (Some(*fence), request),
+            InitialState::Finished { .. } => (None, Bytes::new()),
+            InitialState::Background { fence, request, .. } => (Some(*fence), request.clone()),
         };
         let NewRecord { input, content, .. } = &record;
         self.keep.check_size(record.size())?;
@@ -274,7 +274,7 @@ impl Redis {
             ("ou", self.pack(&content.output).await?),
         ];
         if !request.is_empty() {
-            values.push(("rq", self.pack(request).await?));
+            values.push(("rq", self.pack(&request).await?));
         }
         let token = record.token.to_string();
         let started = observe::now();

@@ -297,8 +297,8 @@ impl Redis {
     }
 
     /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
-    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty; `None` for an owner that
-    /// lives.
+    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty; `None` for an owner
+    /// that lives.
     async fn orphans_of(
         &self,
         owner: Option<Owner>,
