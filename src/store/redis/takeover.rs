@@ -1,5 +1,5 @@
-//! Which replica runs a background response: leases, lost ownerships, orphans, untracked responses, takeover and release.
-//! `owners` has the lists of owners and of what they run, `notices` the notices.
+//! Which replica runs a background response: leases, lost ownerships, orphans, untracked responses, takeover and
+//! release. `owners` has the lists of owners and of what they run, `notices` the notices.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
