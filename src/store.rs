@@ -22,7 +22,6 @@ pub mod redis;
 mod response_store;
 mod settings;
 mod status;
-mod token;
 
 use std::io;
 use std::sync::Arc;

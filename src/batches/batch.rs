@@ -135,18 +135,6 @@ impl AddAssign for Usage {
     }
 }
 
-/// What the validation of an input file has found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Validated {
-    /// Its lines that are not blank.
-    pub total: u32,
-    pub shard_count: u32,
-    /// The model of all lines, if they have the same.
-    pub model: Option<String>,
-    /// Those of all lines together, about, with the output tokens that they name.
-    pub tokens: u64,
-}
-
 /// The results of a batch that were put together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assembled {
@@ -159,26 +147,6 @@ pub struct Assembled {
     pub usage: Usage,
 }
 
-/// What a batch is created with.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NewBatch {
-    pub id: String,
-    pub tenant_name: String,
-    pub flavor: Flavor,
-    pub endpoint: LineEndpoint,
-    pub input_file_id: String,
-    /// As the client wrote it, such as `24h`.
-    pub completion_window: String,
-    /// The same.
-    pub window: Duration,
-    /// After this time the batch is deleted.
-    pub retention: Duration,
-    pub metadata: Option<BTreeMap<String, String>>,
-    pub output_expires_after: Option<Duration>,
-    /// The number of lines, if it is known before the validation; otherwise 0.
-    pub total: u32,
-}
-
 /// All that the store keeps of a batch. Times are Unix milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -188,6 +156,7 @@ pub struct BatchRecord {
     pub flavor: Flavor,
     pub endpoint: LineEndpoint,
     pub input_file_id: String,
+    /// As the client wrote it, such as `24h`.
     pub completion_window: String,
     pub metadata: Option<BTreeMap<String, String>>,
     /// How long its output files are kept, counted from when they are made.
@@ -213,7 +182,7 @@ pub struct BatchRecord {
     /// Whether its shards are known.
     pub is_validated: bool,
     pub shard_count: u32,
-    /// As of [`Validated`].
+    /// Those of all lines together, about, with the output tokens that they name.
     pub tokens: u64,
     /// Shards from this one on were never claimed.
     pub next_shard: u32,
@@ -235,25 +204,14 @@ pub struct BatchRecord {
 }
 
 impl BatchRecord {
-    pub fn new(new: NewBatch, now_ms: u64) -> Self {
+    /// The times of a new batch, which has nothing else. After `retention` it is deleted.
+    pub fn new(now_ms: u64, window: Duration, retention: Duration) -> Self {
         let after = |at_ms: u64, time: Duration| at_ms.saturating_add(millis(time));
-        let expires_ms = after(now_ms, new.window);
+        let expires_ms = after(now_ms, window);
         Self {
-            id: new.id,
-            tenant_name: new.tenant_name,
-            flavor: new.flavor,
-            endpoint: new.endpoint,
-            input_file_id: new.input_file_id,
-            completion_window: new.completion_window,
-            metadata: new.metadata,
-            output_expires_after_s: new.output_expires_after.map(|time| time.as_secs()),
             created_ms: now_ms,
             expires_ms,
-            delete_ms: after(now_ms, new.retention).max(after(expires_ms, END_LIMIT)),
-            counts: RequestCounts {
-                total: new.total,
-                ..RequestCounts::default()
-            },
+            delete_ms: after(now_ms, retention).max(after(expires_ms, END_LIMIT)),
             ..Self::default()
         }
     }

@@ -19,9 +19,10 @@
 
 use super::batch::{
     Assembled, BatchRecord, BatchStatus, Claim, Ending, LineCounts, PARTS_KEPT_MS, PARTS_RETRY_MS,
-    Usage, Validated, WEBHOOK_GRACE_MS, Work,
+    Usage, WEBHOOK_GRACE_MS, Work,
 };
 use super::line::LineError;
+use super::validation::Plan;
 
 impl BatchRecord {
     /// The next work for `owner`, which has it from now on. `None` leaves the record as it is.
@@ -91,19 +92,19 @@ impl BatchRecord {
     pub fn end_validation(
         &mut self,
         owner: u64,
-        result: Result<Validated, Vec<LineError>>,
+        result: Result<Plan, Vec<LineError>>,
         now_ms: u64,
     ) -> bool {
         if !self.release(owner, Work::Validate) {
             return false;
         }
         match result {
-            Ok(validated) => {
+            Ok(plan) => {
                 self.is_validated = true;
-                self.counts.total = validated.total;
-                self.shard_count = validated.shard_count;
-                self.model = validated.model;
-                self.tokens = validated.tokens;
+                self.counts.total = plan.total;
+                self.shard_count = u32::try_from(plan.shards.len()).unwrap_or(u32::MAX);
+                self.model = plan.model;
+                self.tokens = plan.tokens;
                 if self.status != BatchStatus::Cancelling {
                     self.status = BatchStatus::InProgress;
                     self.in_progress_ms = Some(now_ms);

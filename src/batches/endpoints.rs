@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hyper::Response;
 use tracing::info;
 
-use super::batch::{BatchRecord, NewBatch};
+use super::batch::BatchRecord;
 use super::create_batch::CreateBatch;
 use super::file::FilePurpose;
 use super::http_answer::json;
@@ -19,6 +19,7 @@ use super::works::StopWork;
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
+use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
 
@@ -40,27 +41,24 @@ impl Batches {
             return Err(ApiError::wrong_value("input_file_id", why));
         }
         self.files.check_bounds(caller.tenant).await?;
-        let new = NewBatch {
+        let (now_ms, retention) = (self.now_ms(), self.settings.retention);
+        let record = BatchRecord {
             id: random_id(Flavor::OpenAi)?,
             tenant_name: caller.name.to_owned(),
             flavor: Flavor::OpenAi,
             endpoint: create.endpoint,
             input_file_id: create.input_file_id,
             completion_window: create.completion_window,
-            window: create.window,
-            retention: self.settings.retention,
             metadata: create.metadata,
-            output_expires_after: create.output_expires_after,
-            total: 0,
+            output_expires_after_s: create.output_expires_after.map(|time| time.as_secs()),
+            ..BatchRecord::new(now_ms, create.window, retention)
         };
-        let record = BatchRecord::new(new, self.now_ms());
         if file.due_ms().is_some_and(|at| at < record.expires_ms) {
             let why = "its file expires before the batch would: upload it again, to be kept for longer, or choose a \
                        shorter 'completion_window'";
             return Err(ApiError::wrong_value("input_file_id", why));
         }
-        let key = key_of(caller.tenant, record.flavor, &record.id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        let key = key_of(caller.tenant, record.flavor, &record.id)?;
         self.insert(&key, &record, 0).await?;
         self.confirm(&key, &record).await?;
         self.begin(&record);
@@ -77,7 +75,8 @@ impl Batches {
         if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
             let reads =
                 |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
-            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
+            let reader = self.find(tenant, Order::NewestFirst, reads).await;
+            if let Some(key) = reader.map_err(|error| ApiError::of_store(&error))? {
                 return Err(ApiError::file_in_use(id, &key.id));
             }
         }
@@ -113,12 +112,10 @@ impl Batches {
         flavor: Flavor,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let key = key_of(tenant, flavor, id).ok_or_else(|| ApiError::unknown_batch(id))?;
-        let changed = self
-            .records
-            .change(&key, |record, now_ms| record.cancel(now_ms).then_some(()));
-        match changed.await.map_err(|error| ApiError::of_store(&error))? {
-            Changed::Done((), record) => {
+        let key = key_of(tenant, flavor, id)?;
+        let changed = self.records.change(&key, BatchRecord::cancel).await;
+        match changed.map_err(|error| ApiError::of_store(&error))? {
+            Changed::Done(record) => {
                 // What runs here stops at once, and elsewhere within half a second.
                 let is_stopping = record.is_stopping(self.now_ms());
                 self.works.stop(&key, |work| {
@@ -185,13 +182,14 @@ impl Batches {
         Ok((found, has_more))
     }
 
-    /// The first of a tenant's batches that is like this. One that is created meanwhile may be missed.
+    /// The first of a tenant's batches that is wanted; of those that can be read, and are confirmed. One that is
+    /// created meanwhile may be missed.
     pub(super) async fn find(
         &self,
         tenant: Tenant,
         order: Order,
-        is_wanted: impl Fn(&BatchRecord) -> bool,
-    ) -> Result<Option<DocumentKey>, ApiError> {
+        mut is_wanted: impl FnMut(&BatchRecord) -> bool,
+    ) -> Result<Option<DocumentKey>, store::Error> {
         let mut after = None;
         loop {
             let page = DocumentPage {
@@ -199,11 +197,8 @@ impl Batches {
                 limit: MIN_FETCHED,
                 order,
             };
-            let listed = self
-                .store
-                .documents(Collection::Batches, tenant, page)
-                .await;
-            let listed = listed.map_err(|error| ApiError::of_store(&error))?;
+            let listed = self.store.documents(Collection::Batches, tenant, page);
+            let listed = listed.await?;
             after = listed.documents.last().map(|last| last.key.id.clone());
             for document in listed.documents {
                 if self
@@ -220,7 +215,7 @@ impl Batches {
     }
 
     /// `None`: the record is damaged, a newer release has written it, or the batch is not confirmed.
-    pub(super) fn readable(&self, document: &Document) -> Option<BatchRecord> {
+    fn readable(&self, document: &Document) -> Option<BatchRecord> {
         let read = record_of(document);
         read.inspect_err(|error| self.failed("the record of a batch is passed over", error))
             .ok()

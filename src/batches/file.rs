@@ -11,6 +11,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{self, Tenant};
+use crate::observe::metrics::words;
 use crate::store::documents::{Collection, DocumentKey};
 
 const ID_PREFIX: &str = "file-";
@@ -24,14 +25,16 @@ const NO_NAME: &str = "file";
 /// object in minutes.
 pub const UNCONFIRMED_LIMIT: Duration = Duration::from_secs(3_600);
 
-/// What a file is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FilePurpose {
-    /// The input of batches.
-    Batch,
-    /// Results and errors of a batch.
-    BatchOutput,
+words! {
+    /// What a file is for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FilePurpose {
+        /// The input of batches.
+        Batch = "batch",
+        /// Results and errors of a batch.
+        BatchOutput = "batch_output",
+    }
 }
 
 /// A file, as the store keeps it.
@@ -66,20 +69,6 @@ struct FileList<'a> {
     first_id: Option<&'a str>,
     last_id: Option<&'a str>,
     has_more: bool,
-}
-
-impl FilePurpose {
-    /// The purposes that an upload may have.
-    pub fn of_upload(text: &str) -> Option<Self> {
-        (text == "batch").then_some(Self::Batch)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Batch => "batch",
-            Self::BatchOutput => "batch_output",
-        }
-    }
 }
 
 impl FileRecord {

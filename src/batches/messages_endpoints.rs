@@ -7,7 +7,7 @@ use hyper::Response;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use tokio::sync::oneshot;
 
-use super::batch::{BatchRecord, NewBatch};
+use super::batch::{BatchRecord, RequestCounts};
 use super::files::{FileUpload, ReceivedRequests};
 use super::http_answer::json;
 use super::line::{Flavor, LineEndpoint};
@@ -34,23 +34,21 @@ impl Batches {
         let path = paths::own_input(&id);
         let received = self.files.receive_requests(caller.tenant, upload, &path);
         let received = received.await?;
-        let window = WINDOW.min(self.settings.retention);
-        let new = NewBatch {
+        let retention = self.settings.retention;
+        let record = BatchRecord {
             id,
             tenant_name: caller.name.to_owned(),
             flavor: Flavor::Messages,
             endpoint: LineEndpoint::Messages,
             input_file_id: paths::OWN_INPUT.to_owned(),
             completion_window: "24h".to_owned(),
-            window,
-            retention: self.settings.retention,
-            metadata: None,
-            output_expires_after: None,
-            total: received.count,
+            counts: RequestCounts {
+                total: received.count,
+                ..RequestCounts::default()
+            },
+            ..BatchRecord::new(self.now_ms(), WINDOW.min(retention), retention)
         };
-        let record = BatchRecord::new(new, self.now_ms());
-        let key = key_of(caller.tenant, record.flavor, &record.id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        let key = key_of(caller.tenant, record.flavor, &record.id)?;
         // The requests are complete. From here on a client that leaves changes nothing.
         let (sender, receiver) = oneshot::channel();
         let batches = self.clone();
@@ -111,9 +109,7 @@ impl Batches {
         if let Some(why) = messages_batch::undeletable(&record) {
             return Err(ApiError::batch_not_ended(why));
         }
-        let key = key_of(tenant, Flavor::Messages, id);
-        let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;
-        self.remove(key).await?;
+        self.remove(key_of(tenant, Flavor::Messages, id)?).await?;
         Ok(json(messages_batch::deleted_object(id)))
     }
 

@@ -19,23 +19,11 @@ const MAX_REQUEST_BYTES: usize = (MAX_LINE_BYTES - ENVELOPE_BYTES) as usize;
 /// The member's name, with the quotes.
 const REQUESTS: &[u8] = br#""requests""#;
 
-/// What is wrong with the body, in the words of a client's error.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct InvalidRequests {
-    pub message: String,
-}
+/// The message of a client's error that says what is wrong with the body.
+type Invalid = String;
 
-impl InvalidRequests {
-    fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-        }
-    }
-
-    fn no_json() -> Self {
-        Self::new("the request body is not valid JSON")
-    }
+fn no_json() -> Invalid {
+    "the request body is not valid JSON".to_owned()
 }
 
 /// Where in the body the last byte was.
@@ -95,7 +83,7 @@ impl RequestReader {
     }
 
     /// Reads the next bytes, and adds the lines of the requests that are complete to `lines`, each with a line break.
-    pub fn push(&mut self, mut piece: &[u8], lines: &mut Vec<u8>) -> Result<(), InvalidRequests> {
+    pub fn push(&mut self, mut piece: &[u8], lines: &mut Vec<u8>) -> Result<(), Invalid> {
         while let Some(first) = piece.first() {
             let length = match self.text {
                 Text::Inside => memchr2(b'"', b'\\', piece).unwrap_or(piece.len()).max(1),
@@ -113,22 +101,21 @@ impl RequestReader {
     }
 
     /// The number of requests.
-    pub fn finish(self) -> Result<u32, InvalidRequests> {
+    pub fn finish(self) -> Result<u32, Invalid> {
         if self.at != At::End {
-            return Err(InvalidRequests::no_json());
+            return Err(no_json());
         }
         if !self.has_list {
-            return Err(InvalidRequests::new("requests: Field required"));
+            return Err("requests: Field required".to_owned());
         }
         if self.requests == 0 {
-            let message = "requests: List should have at least 1 item";
-            return Err(InvalidRequests::new(message));
+            return Err("requests: List should have at least 1 item".to_owned());
         }
         Ok(self.requests)
     }
 
     /// In a string: its first quote was read before.
-    fn on_text(&mut self, bytes: &[u8]) -> Result<(), InvalidRequests> {
+    fn on_text(&mut self, bytes: &[u8]) -> Result<(), Invalid> {
         self.keep(bytes)?;
         self.text = match (self.text, bytes.first()) {
             (Text::Inside, Some(b'"')) => Text::Outside,
@@ -139,7 +126,7 @@ impl RequestReader {
     }
 
     /// Outside of strings.
-    fn on_structure(&mut self, byte: u8, lines: &mut Vec<u8>) -> Result<(), InvalidRequests> {
+    fn on_structure(&mut self, byte: u8, lines: &mut Vec<u8>) -> Result<(), Invalid> {
         if byte == b'"' {
             self.text = Text::Inside;
         }
@@ -153,7 +140,7 @@ impl RequestReader {
             }
             (At::Members, b'[') if self.name == REQUESTS => {
                 if self.has_list {
-                    return Err(InvalidRequests::new("requests: given twice"));
+                    return Err("requests: given twice".to_owned());
                 }
                 self.has_list = true;
                 self.at = At::Requests { wants_comma: false };
@@ -161,7 +148,7 @@ impl RequestReader {
             (At::Members, b'{' | b'[') => self.at = At::Skipped(1),
             (At::Members, b'}') => self.at = At::End,
             (At::Members, b',') => self.name.clear(),
-            (At::Members, b']') => return Err(InvalidRequests::no_json()),
+            (At::Members, b']') => return Err(no_json()),
             // A number, a word, a colon.
             (At::Members, _) => {}
             (At::Skipped(depth), _) => {
@@ -182,8 +169,7 @@ impl RequestReader {
             (At::Requests { wants_comma: false }, b'{') => {
                 if self.requests >= self.max_requests {
                     let max = self.max_requests;
-                    let message = format!("requests: List should have at most {max} items");
-                    return Err(InvalidRequests::new(message));
+                    return Err(format!("requests: List should have at most {max} items"));
                 }
                 self.at = At::Request(1);
                 self.keep(b"{")?;
@@ -201,14 +187,14 @@ impl RequestReader {
                 }
             }
             (At::Start | At::End | At::Requests { wants_comma: true }, _) => {
-                return Err(InvalidRequests::no_json());
+                return Err(no_json());
             }
         }
         Ok(())
     }
 
     /// Keeps bytes of a request or of a name.
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), InvalidRequests> {
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), Invalid> {
         match self.at {
             At::Request(_) => {
                 if self.request.len() + bytes.len() > MAX_REQUEST_BYTES {
@@ -229,7 +215,7 @@ impl RequestReader {
     }
 
     /// A request is complete.
-    fn on_request(&mut self, lines: &mut Vec<u8>) -> Result<(), InvalidRequests> {
+    fn on_request(&mut self, lines: &mut Vec<u8>) -> Result<(), Invalid> {
         let (mut custom_id, mut params) = (None, None);
         let scan = Scan::<true>::of_bytes(&self.request);
         let read = scan.and_then(|scan| {
@@ -281,8 +267,8 @@ impl RequestReader {
     }
 
     /// Something is wrong with the request that is read, or with a member of it.
-    fn invalid(&self, member: &str, message: &str) -> InvalidRequests {
-        InvalidRequests::new(format!("requests.{}{member}: {message}", self.requests))
+    fn invalid(&self, member: &str, message: &str) -> Invalid {
+        format!("requests.{}{member}: {message}", self.requests)
     }
 }
 
@@ -292,9 +278,9 @@ fn is_custom_id(id: &str) -> bool {
 }
 
 /// How many brackets are open after the byte.
-fn deeper(depth: u32, byte: u8) -> Result<u32, InvalidRequests> {
+fn deeper(depth: u32, byte: u8) -> Result<u32, Invalid> {
     match byte {
-        b'{' | b'[' => depth.checked_add(1).ok_or_else(InvalidRequests::no_json),
+        b'{' | b'[' => depth.checked_add(1).ok_or_else(no_json),
         b'}' | b']' => Ok(depth.saturating_sub(1)),
         _ => Ok(depth),
     }

@@ -2,7 +2,7 @@
 
 use super::batch::Work;
 use super::works::StopWork;
-use crate::observe::metrics::metric_table;
+use crate::observe::metrics::{metric_table, words};
 
 metric_table! {
     #[derive(Clone, Debug)]
@@ -42,23 +42,14 @@ metric_table! {
     }
 }
 
-/// How a work ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorkOutcome {
-    Done,
-    Stopped,
-    Returned,
-    Lost,
-}
-
-impl WorkOutcome {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Stopped => "stopped",
-            Self::Returned => "returned",
-            Self::Lost => "lost",
-        }
+words! {
+    /// How a work ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum WorkOutcome {
+        Done = "done",
+        Stopped = "stopped",
+        Returned = "returned",
+        Lost = "lost",
     }
 }
 

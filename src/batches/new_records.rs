@@ -29,11 +29,23 @@ impl Batches {
         record: &BatchRecord,
         weight: u64,
     ) -> Result<(), ApiError> {
-        let record = &record.unconfirmed();
+        let record = record.unconfirmed();
+        let new = NewDocument {
+            value: record.to_json(),
+            created_ms: record.created_ms,
+            weight,
+            due_ms: record.due_ms(record.created_ms),
+        };
+        let bounds = DocumentBounds {
+            documents: self.max_batches,
+            weight: self.settings.max_size_per_tenant,
+        };
         let bound = |name: &str| self.metrics.bounds_reached.with_label_values(&[name]).inc();
         // Each round after the first has removed a batch.
         loop {
-            let inserted = self.try_insert(key, record, weight).await;
+            // The same id and the same value: it may be repeated.
+            let insert = || self.store.insert_document(key.clone(), new.clone(), bounds);
+            let inserted = until_known(insert).await;
             match inserted.map_err(|error| ApiError::of_store(&error))? {
                 InsertOutcome::Done => return Ok(()),
                 // The id is random.
@@ -54,27 +66,6 @@ impl Batches {
         }
     }
 
-    async fn try_insert(
-        &self,
-        key: &DocumentKey,
-        record: &BatchRecord,
-        weight: u64,
-    ) -> Result<InsertOutcome, store::Error> {
-        let new = NewDocument {
-            value: record.to_json(),
-            created_ms: record.created_ms,
-            weight,
-            due_ms: record.due_ms(record.created_ms),
-        };
-        let bounds = DocumentBounds {
-            documents: self.max_batches,
-            weight: self.settings.max_size_per_tenant,
-        };
-        let documents = &self.store;
-        // The same id and the same value: it may be repeated.
-        until_known(|| documents.insert_document(key.clone(), new.clone(), bounds)).await
-    }
-
     /// Confirms a batch that was inserted: from now on replicas run it. If the outcome is unknown, the batch is taken
     /// back as soon as the store answers, because its client gets an error.
     pub(super) async fn confirm(
@@ -82,11 +73,9 @@ impl Batches {
         key: &DocumentKey,
         new: &BatchRecord,
     ) -> Result<(), ApiError> {
-        let confirmed = self
-            .records
-            .change(key, |record, _| record.confirm(new).then_some(()));
+        let confirmed = self.records.change(key, |record, _| record.confirm(new));
         let error = match confirmed.await {
-            Ok(Changed::Done(..)) => return Ok(()),
+            Ok(Changed::Done(_)) => return Ok(()),
             // By a write before, whose outcome was unknown.
             Ok(Changed::Unchanged(record)) if !record.is_unconfirmed => return Ok(()),
             Ok(Changed::Unchanged(_) | Changed::Gone) => store::Error::Unavailable {
@@ -110,7 +99,8 @@ impl Batches {
         let may_go = |record: &BatchRecord| {
             record.flavor == Flavor::OpenAi && record.status.is_terminal() && record.webhooks_sent
         };
-        let Some(key) = self.find(tenant, Order::OldestFirst, may_go).await? else {
+        let found = self.find(tenant, Order::OldestFirst, may_go).await;
+        let Some(key) = found.map_err(|error| ApiError::of_store(&error))? else {
             return Ok(false);
         };
         info!(
@@ -139,11 +129,7 @@ async fn take_back(records: Records, key: DocumentKey) {
         debug!(batch = key.id, %error, "a batch is not taken back yet");
         error.retry_after().is_some()
     };
-    let take_back = || {
-        records.change(&key, |record, now_ms| {
-            record.take_back(now_ms).then_some(())
-        })
-    };
+    let take_back = || records.change(&key, BatchRecord::take_back);
     // Whoever looks at it next deletes it.
     let _ = repeat(iter::repeat(TAKE_BACK_PAUSE), is_passing, take_back).await;
 }

@@ -1,13 +1,11 @@
 //! The tokens of a tenant's batches that have not ended: OpenAI's enqueued tokens.
 
+use super::batch::BatchRecord;
 use super::line::LineError;
 use super::service::Batches;
 use crate::store;
 use crate::store::conversation::Order;
-use crate::store::documents::{Collection, DocumentKey, DocumentPage};
-
-/// Records that are fetched at once. A tenant has a bounded number of batches.
-const FETCHED: usize = 100;
+use crate::store::documents::DocumentKey;
 
 /// Why a batch that needs so many tokens fails beside others that have `used`.
 pub(super) fn refusal(max: u64, used: u64, needed: u64) -> Option<LineError> {
@@ -26,28 +24,14 @@ impl Batches {
     /// be read counts nothing: otherwise it would keep all others from being validated.
     pub(super) async fn queued_tokens(&self, of: &DocumentKey) -> Result<u64, store::Error> {
         let mut sum = 0_u64;
-        let mut after = None;
-        loop {
-            let page = DocumentPage {
-                after,
-                limit: FETCHED,
-                order: Order::NewestFirst,
-            };
-            let listed = self
-                .store
-                .documents(Collection::Batches, of.tenant, page)
-                .await?;
-            for document in listed.documents.iter().filter(|other| other.key != *of) {
-                let record = self.readable(document);
-                if let Some(record) = record.filter(|record| !record.status.is_terminal()) {
-                    sum = sum.saturating_add(record.tokens);
-                }
+        let count = |record: &BatchRecord| {
+            if record.id != of.id && !record.status.is_terminal() {
+                sum = sum.saturating_add(record.tokens);
             }
-            after = listed.documents.last().map(|last| last.key.id.clone());
-            if !listed.has_more || after.is_none() {
-                return Ok(sum);
-            }
-        }
+            false
+        };
+        self.find(of.tenant, Order::NewestFirst, count).await?;
+        Ok(sum)
     }
 }
 

@@ -22,9 +22,9 @@ const UNKNOWN_PAUSE: Duration = Duration::from_millis(200);
 
 /// What became of a change.
 #[derive(Debug)]
-pub(super) enum Changed<T> {
+pub(super) enum Changed {
     /// It is written, and this is the record.
-    Done(T, Box<BatchRecord>),
+    Done(Box<BatchRecord>),
     /// There was nothing to change.
     Unchanged(Box<BatchRecord>),
     /// There is no such batch any more.
@@ -68,24 +68,24 @@ impl Records {
             .await
     }
 
-    /// Has `change` change the record; `None` from it leaves it. It is called again after another's write, and after
+    /// Has `change` change the record; false from it leaves it. It is called again after another's write, and after
     /// one of its own of which nobody knows whether it was done.
-    pub(super) async fn change<T: Send>(
+    pub(super) async fn change(
         &self,
         key: &DocumentKey,
-        mut change: impl FnMut(&mut BatchRecord, u64) -> Option<T> + Send,
-    ) -> Result<Changed<T>, store::Error> {
+        mut change: impl FnMut(&mut BatchRecord, u64) -> bool + Send,
+    ) -> Result<Changed, store::Error> {
         let mut unknown = None;
         for _ in 0..MAX_ROUNDS {
             let Some((mut record, version)) = self.read(key).await? else {
                 return Ok(Changed::Gone);
             };
             let now_ms = self.clock.now_ms();
-            let Some(changed) = change(&mut record, now_ms) else {
+            if !change(&mut record, now_ms) {
                 return Ok(Changed::Unchanged(Box::new(record)));
-            };
+            }
             match self.write(key, version, &record, now_ms).await {
-                Ok(ReplaceOutcome::Done(_)) => return Ok(Changed::Done(changed, Box::new(record))),
+                Ok(ReplaceOutcome::Done(_)) => return Ok(Changed::Done(Box::new(record))),
                 Ok(ReplaceOutcome::Gone) => return Ok(Changed::Gone),
                 Ok(ReplaceOutcome::Changed) => {
                     let pause = Duration::from_millis(fastrand::u64(..ROUND_PAUSE_MS));

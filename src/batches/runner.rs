@@ -35,7 +35,7 @@ use super::room_gate::RoomGate;
 use super::send::SendLine;
 use super::service::Batches;
 use super::turns::{Turn, TurnClass};
-use super::works::{StopWork, WorkGuard};
+use super::works::StopWork;
 use crate::observe;
 use crate::store;
 use crate::store::documents::{Collection, Document, DocumentKey, ReplaceOutcome};
@@ -286,7 +286,12 @@ impl Runner {
         let Some(guard) = self.batches.works.begin(key, work) else {
             return false;
         };
-        let context = self.context(guard);
+        let context = WorkContext {
+            batches: self.batches.clone(),
+            sender: self.sender.clone(),
+            gate: self.gate.clone(),
+            guard,
+        };
         let running = self.batches.tasks.track(run_work(context));
         self.batches.io_threads.spawn(running);
         true
@@ -294,15 +299,6 @@ impl Runner {
 
     fn lease_ms(&self) -> u64 {
         u64::try_from(self.batches.lease.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn context(&self, guard: WorkGuard) -> WorkContext {
-        WorkContext {
-            batches: self.batches.clone(),
-            sender: self.sender.clone(),
-            gate: self.gate.clone(),
-            guard,
-        }
     }
 
     /// Stops works that are to stop, and renews the claims of the others.
@@ -351,10 +347,9 @@ impl Runner {
         let may_renew = self.batches.is_storage_usable() && self.batches.files.clock.is_right();
         if renews && may_renew {
             let lease_ms = self.lease_ms();
-            let renewed = records.change(key, |record, now_ms| {
-                record.renew(now_ms, owner, lease_ms).then_some(())
-            });
-            renewed.await.map(drop)?;
+            let renewed =
+                records.change(key, |record, now_ms| record.renew(now_ms, owner, lease_ms));
+            renewed.await?;
         }
         Ok(())
     }

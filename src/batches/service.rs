@@ -203,13 +203,12 @@ impl Batches {
         flavor: Flavor,
         id: &str,
     ) -> Result<(BatchRecord, u64), ApiError> {
-        let unknown = || ApiError::unknown_batch(id);
-        let key = key_of(tenant, flavor, id).ok_or_else(unknown)?;
+        let key = key_of(tenant, flavor, id)?;
         let found = self.records.read(&key).await;
         found
             .map_err(|error| ApiError::of_store(&error))?
             .filter(|(record, _)| !record.is_unconfirmed)
-            .ok_or_else(unknown)
+            .ok_or_else(|| ApiError::unknown_batch(id))
     }
 
     /// Has the end of a batch reported, and takes note of that. A report that failed is made later, by any replica; so
@@ -229,7 +228,7 @@ impl Batches {
             return;
         }
         let noted = self.records.change(key, |record, _| {
-            (!std::mem::replace(&mut record.webhooks_sent, true)).then_some(())
+            !std::mem::replace(&mut record.webhooks_sent, true)
         });
         if let Err(error) = noted.await {
             self.failed("report of a batch's end not noted", &error);
@@ -267,7 +266,7 @@ impl Batches {
         }
         let is_done = deleted.is_ok();
         let noted = self.records.change(key, |record, now_ms| {
-            record.end_parts_deletion(now_ms, is_done).then_some(())
+            record.end_parts_deletion(now_ms, is_done)
         });
         if let Err(error) = noted.await {
             self.failed("deletion of a batch's parts not noted", &error);
@@ -313,9 +312,12 @@ impl Batches {
     }
 }
 
-/// The key of a batch. `None` if `id` is no id of one.
-pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Option<DocumentKey> {
-    paths::is_batch_id(flavor, id).then(|| DocumentKey {
+/// The key of a batch. An error if `id` is no id of one.
+pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Result<DocumentKey, ApiError> {
+    if !paths::is_batch_id(flavor, id) {
+        return Err(ApiError::unknown_batch(id));
+    }
+    Ok(DocumentKey {
         collection: Collection::Batches,
         tenant,
         id: id.to_owned(),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::{io, vec};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_core::Stream;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -148,16 +148,12 @@ impl Storage {
 
     /// A whole object, which must not be larger than `max` bytes.
     pub async fn read_whole(&self, path: &str, max: u64) -> Result<Bytes, StorageError> {
-        let mut reader = self.read(path, None).await?;
+        let reader = self.read(path, None).await?;
         if reader.len() > max {
             let message = format!("{path} has {} bytes, and {max} were expected", reader.len());
             return Err(StorageError::Failed(message));
         }
-        let mut whole = BytesMut::with_capacity(reader.len() as usize);
-        while let Some(piece) = reader.next().await? {
-            whole.extend_from_slice(&piece);
-        }
-        Ok(whole.freeze())
+        reader.whole().await
     }
 
     /// The paths below a folder, sorted. Below `""` are all.

@@ -56,8 +56,8 @@ pub struct Works {
 #[derive(Debug)]
 pub struct WorkGuard {
     works: Arc<Works>,
-    key: DocumentKey,
-    work: Work,
+    pub(super) key: DocumentKey,
+    pub(super) work: Work,
     stop: watch::Receiver<Option<StopWork>>,
 }
 
@@ -221,14 +221,6 @@ impl WorkGuard {
     /// Whether another replica has the work now.
     pub fn is_lost(&self) -> bool {
         *self.stop.borrow() == Some(StopWork::Lost)
-    }
-
-    pub fn work(&self) -> Work {
-        self.work
-    }
-
-    pub fn key(&self) -> &DocumentKey {
-        &self.key
     }
 }
 

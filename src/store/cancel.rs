@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::keys::ResponseKey;
+use crate::observe::metrics::words;
 
 /// Notices kept for an owner, which polls many times a second. An owner that falls further behind learns of the
 /// rest from `check_ownership`.
@@ -17,18 +18,11 @@ pub struct Notice {
     pub at_ms: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoticeKind {
-    Cancelled,
-    Deleted,
-}
-
-impl NoticeKind {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cancelled => "cancelled",
-            Self::Deleted => "deleted",
-        }
+words! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum NoticeKind {
+        Cancelled = "cancelled",
+        Deleted = "deleted",
     }
 }
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::keys::ConversationKey;
-use super::token::IdempotencyToken;
+use super::keys::{ConversationKey, IdempotencyToken};
 
 /// How many idempotency tokens a conversation remembers, of additions and of commits each. A write repeated
 /// after more others than this is applied again.

@@ -1,5 +1,7 @@
-//! The keys of stored responses and conversations. The tenant is part of the key, so that no tenant reads another
-//! tenant's data.
+//! The keys of stored responses and conversations, and the token by which a repeated write is recognised. The tenant is
+//! part of the key, so that no tenant reads another tenant's data.
+
+use std::fmt;
 
 use crate::ids::{ConversationId, ResponseId, Tenant};
 
@@ -15,4 +17,15 @@ pub struct ResponseKey {
 pub struct ConversationKey {
     pub tenant: Tenant,
     pub id: ConversationId,
+}
+
+/// A random number for a write that must not be applied twice. A write repeated with the same token, because
+/// its reply was lost, returns what the first one did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdempotencyToken(pub u64);
+
+impl fmt::Display for IdempotencyToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
 }

@@ -157,16 +157,12 @@ impl Lease {
     }
 
     pub fn next_timeout(&self) -> Instant {
-        let due = match self.sent {
-            None => Some(self.due),
-            Some(_) => None,
-        };
-        match (self.state, due) {
-            (State::Held { until }, Some(due)) => until.min(due),
-            (State::Held { until }, None) => until,
-            (State::Lost, Some(due)) => due,
+        match (self.state, self.sent) {
+            (State::Held { until }, None) => until.min(self.due),
+            (State::Held { until }, Some(_)) => until,
+            (State::Lost, None) => self.due,
             // The reply or a failure comes by the store's own deadline.
-            (State::Lost, None) => self.due + self.lease,
+            (State::Lost, Some(_)) => self.due + self.lease,
         }
     }
 }

@@ -77,17 +77,13 @@ impl ResponseStore for Memory {
 
 impl Responses for Memory {
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
-        self.on_response(Op::Create, key, move |shard, now| {
-            self.check_size(response::size(&record))?;
+        self.in_shard(Op::Create, key.id.root(), move |shard, now| {
+            self.keep.check_size(record.size())?;
             if shard.is_created(now, key, record.token)? {
                 return Ok(());
             }
             let runs = matches!(record.initial, InitialState::Background { .. });
-            if runs
-                && self
-                    .capacity
-                    .is_full_of_running(response::size(&record) as u64)
-            {
+            if runs && self.capacity.is_full_of_running(record.size() as u64) {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
                 });
@@ -102,8 +98,9 @@ impl Responses for Memory {
         record: NewRecord,
         commit: Commit,
     ) -> StoreFuture<'_, PutOutcome> {
-        self.on_response(Op::CreateInConversation, key, move |shard, now| {
-            self.check_size(response::size(&record))?;
+        let root = key.id.root();
+        self.in_shard(Op::CreateInConversation, root, move |shard, now| {
+            self.keep.check_size(record.size())?;
             if shard.is_created(now, key, record.token)? {
                 return Ok(PutOutcome::Done);
             }
@@ -116,40 +113,40 @@ impl Responses for Memory {
     }
 
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
-        self.on_response(Op::Get, key, move |shard, now| {
+        self.in_shard(Op::Get, key.id.root(), move |shard, now| {
             let found = shard.touch(now, key);
             Ok(found.map(|found| found.record(key.id.root())))
         })
     }
 
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.on_response(Op::Input, key, move |shard, now| {
+        self.in_shard(Op::Input, key.id.root(), move |shard, now| {
             let found = shard.touch(now, key);
             let found = found.filter(|found| !found.is_ephemeral());
-            Ok(found.map(|found| found.input()))
+            Ok(found.map(|found| found.values.input()))
         })
     }
 
     fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.on_response(Op::Request, key, move |shard, now| {
+        self.in_shard(Op::Request, key.id.root(), move |shard, now| {
             Ok(shard.find(now, key).and_then(|found| found.request()))
         })
     }
 
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
-        self.on_response(Op::History, key, move |shard, now| {
+        self.in_shard(Op::History, key.id.root(), move |shard, now| {
             Ok(shard.history(now, key, max))
         })
     }
 
     fn keep_chain(&self, key: ResponseKey) -> StoreFuture<'_, Option<ResponseId>> {
-        self.on_response(Op::KeepChain, key, move |shard, now| {
+        self.in_shard(Op::KeepChain, key.id.root(), move |shard, now| {
             Ok(shard.keep_chain(now, key))
         })
     }
 
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
-        self.on_response(Op::Delete, key, move |shard, now| {
+        self.in_shard(Op::Delete, key.id.root(), move |shard, now| {
             let deleted = shard.delete(now, key);
             if let DeleteOutcome::Done { owner, .. } = deleted {
                 self.notify(owner, key, NoticeKind::Deleted);
@@ -161,7 +158,7 @@ impl Responses for Memory {
 
 impl BackgroundResponses for Memory {
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.on_response(Op::Start, key, move |shard, now| {
+        self.in_shard(Op::Start, key.id.root(), move |shard, now| {
             let started = shard.change(now, key, |found| found.start(fence));
             Ok(started.unwrap_or(WriteOutcome::Gone))
         })
@@ -173,7 +170,7 @@ impl BackgroundResponses for Memory {
         fence: FencingToken,
         batch: EventBatch,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.on_response(Op::Append, key, move |shard, now| {
+        self.in_shard(Op::Append, key.id.root(), move |shard, now| {
             Ok(shard.append(now, key, fence, &batch))
         })
     }
@@ -184,8 +181,9 @@ impl BackgroundResponses for Memory {
         fence: FencingToken,
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.on_response(Op::Finalize, key, move |shard, now| {
-            self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
+        self.in_shard(Op::Finalize, key.id.root(), move |shard, now| {
+            self.keep
+                .check_size(end.content.size() + end.delta_table.len())?;
             let status = end.status;
             let runs = shard.is_running(now, key);
             let outcome = shard.finalize(now, key, fence, end)?;
@@ -197,7 +195,7 @@ impl BackgroundResponses for Memory {
     }
 
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
-        self.on_response(Op::Cancel, key, move |shard, now| {
+        self.in_shard(Op::Cancel, key.id.root(), move |shard, now| {
             let runs = shard.is_running(now, key);
             let cancelled = shard.cancel(now, key, cancel);
             if let CancelOutcome::Done { owner, .. } = cancelled {
@@ -216,8 +214,9 @@ impl BackgroundResponses for Memory {
         fence: FencingToken,
         output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.on_response(Op::FinalizeCancelled, key, move |shard, now| {
-            self.check_size(response::content_size(&output.content) + output.delta_table.len())?;
+        self.in_shard(Op::FinalizeCancelled, key.id.root(), move |shard, now| {
+            self.keep
+                .check_size(output.content.size() + output.delta_table.len())?;
             Ok(shard.finalize_cancelled(now, key, fence, output))
         })
     }
@@ -228,7 +227,7 @@ impl BackgroundResponses for Memory {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.on_response(Op::Events, key, move |shard, now| {
+        self.in_shard(Op::Events, key.id.root(), move |shard, now| {
             let found = shard.touch(now, key);
             let read = found.and_then(|found| found.events(now, after, bytes_max));
             Ok(read.map(LoggedEvents::without_tokens))
@@ -241,7 +240,7 @@ impl BackgroundResponses for Memory {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.on_response(Op::Events, key, move |shard, now| {
+        self.in_shard(Op::Events, key.id.root(), move |shard, now| {
             let found = shard.touch(now, key);
             Ok(found.and_then(|found| found.events(now, after, bytes_max)))
         })
@@ -269,12 +268,26 @@ impl Ownership for Memory {
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
         self.operation(Op::CheckOwnership, move |now| {
-            Ok(self.lost_ownerships(now, running))
+            let loss = |(key, fence): (ResponseKey, FencingToken)| {
+                let mut shard = self.shard(key.id.root()).lock();
+                Some((key, shard.ownership_loss(now, key, fence)?))
+            };
+            Ok(running.into_iter().filter_map(loss).collect())
         })
     }
 
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
-        self.operation(Op::Orphans, move |now| Ok(self.find_orphans(now, max)))
+        self.operation(Op::Orphans, move |now| {
+            let alive = self.owners.lock().alive(now);
+            let mut orphans = Vec::new();
+            for shard in &self.shards {
+                orphans.extend(shard.lock().orphans(&alive, max - orphans.len()));
+                if orphans.len() == max {
+                    break;
+                }
+            }
+            Ok(orphans)
+        })
     }
 
     fn untracked(
@@ -284,12 +297,20 @@ impl Ownership for Memory {
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
         self.operation(Op::Untracked, move |_| {
-            Ok(self.find_untracked(owner, &running, max))
+            let mut untracked = Vec::new();
+            for shard in &self.shards {
+                let left = max - untracked.len();
+                untracked.extend(shard.lock().untracked(owner, &running, left));
+                if untracked.len() == max {
+                    break;
+                }
+            }
+            Ok(untracked)
         })
     }
 
     fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
-        self.on_response(Op::TakeOver, orphan.key, move |shard, now| {
+        self.in_shard(Op::TakeOver, orphan.key.id.root(), move |shard, now| {
             let is_alive = orphan
                 .owner
                 .is_some_and(|owner| self.owners.lock().is_alive(now, owner));
@@ -301,7 +322,7 @@ impl Ownership for Memory {
     }
 
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.on_response(Op::Release, key, move |shard, now| {
+        self.in_shard(Op::Release, key.id.root(), move |shard, now| {
             let released = shard.change(now, key, |found| found.release(fence));
             Ok(released.unwrap_or(WriteOutcome::Gone))
         })
@@ -324,28 +345,29 @@ impl Conversations for Memory {
         key: ConversationKey,
         new: NewConversation,
     ) -> StoreFuture<'_, ()> {
-        self.on_conversation(Op::CreateConversation, key, move |shard, now| {
-            self.check_size(conversation::size(&new.items) + new.object.len())?;
+        self.in_shard(Op::CreateConversation, key.id.root(), move |shard, now| {
+            self.keep
+                .check_size(conversation::size(&new.items) + new.object.len())?;
             shard.create_conversation(now, key, new)
         })
     }
 
     fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.on_conversation(Op::Conversation, key, move |shard, now| {
+        self.in_shard(Op::Conversation, key.id.root(), move |shard, now| {
             Ok(shard.conversation(now, key, |found| found.object()))
         })
     }
 
     fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
-        self.on_conversation(Op::UpdateConversation, key, move |shard, now| {
-            self.check_size(object.len())?;
+        self.in_shard(Op::UpdateConversation, key.id.root(), move |shard, now| {
+            self.keep.check_size(object.len())?;
             let updated = shard.change_conversation(now, key, |found| found.update(&object));
             Ok(updated.is_some())
         })
     }
 
     fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
-        self.on_conversation(Op::DeleteConversation, key, move |shard, now| {
+        self.in_shard(Op::DeleteConversation, key.id.root(), move |shard, now| {
             Ok(shard.delete_conversation(now, key))
         })
     }
@@ -356,7 +378,7 @@ impl Conversations for Memory {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        self.on_conversation(Op::AddItems, key, move |shard, now| {
+        self.in_shard(Op::AddItems, key.id.root(), move |shard, now| {
             let max = self.keep.max_record;
             shard
                 .change_conversation(now, key, |found| found.add(token, items, max))
@@ -365,14 +387,14 @@ impl Conversations for Memory {
     }
 
     fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
-        self.on_conversation(Op::Items, key, move |shard, now| {
+        self.in_shard(Op::Items, key.id.root(), move |shard, now| {
             let items = shard.conversation(now, key, |found| found.page(&page));
             Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
     }
 
     fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
-        self.on_conversation(Op::AllItems, key, move |shard, now| {
+        self.in_shard(Op::AllItems, key.id.root(), move |shard, now| {
             let items = shard.conversation(now, key, |found| found.all(bytes_max));
             Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
@@ -380,7 +402,7 @@ impl Conversations for Memory {
 
     fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
-        self.on_conversation(Op::Item, key, move |shard, now| {
+        self.in_shard(Op::Item, key.id.root(), move |shard, now| {
             let found = shard.conversation(now, key, |found| found.item(&item));
             Ok(found.unwrap_or(ItemOutcome::Gone))
         })
@@ -388,21 +410,21 @@ impl Conversations for Memory {
 
     fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
-        self.on_conversation(Op::DeleteItem, key, move |shard, now| {
+        self.in_shard(Op::DeleteItem, key.id.root(), move |shard, now| {
             let deleted = shard.change_conversation(now, key, |found| found.delete(&item));
             Ok(deleted.unwrap_or(ItemOutcome::Gone))
         })
     }
 
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
-        self.on_conversation(Op::Lock, key, move |shard, now| {
+        self.in_shard(Op::Lock, key.id.root(), move |shard, now| {
             let locked = shard.conversation(now, key, |found| found.lock(now, claim));
             Ok(locked.unwrap_or(LockOutcome::Gone))
         })
     }
 
     fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
-        self.on_conversation(Op::RenewLock, key, move |shard, now| {
+        self.in_shard(Op::RenewLock, key.id.root(), move |shard, now| {
             let renewed = shard.conversation(now, key, |found| found.renew_lock(now, claim));
             Ok(renewed.unwrap_or(LockOutcome::Gone))
         })
@@ -414,7 +436,7 @@ impl Conversations for Memory {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        self.on_conversation(Op::Commit, key, move |shard, now| {
+        self.in_shard(Op::Commit, key.id.root(), move |shard, now| {
             let commit = Commit {
                 conversation: key,
                 token,
@@ -425,7 +447,7 @@ impl Conversations for Memory {
     }
 
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
-        self.on_conversation(Op::Unlock, key, move |shard, now| {
+        self.in_shard(Op::Unlock, key.id.root(), move |shard, now| {
             let _ = shard.conversation(now, key, |found| found.unlock(token));
             Ok(())
         })

@@ -9,7 +9,7 @@ use super::{
     PutOutcome, Report, StoreFuture, Takeover, WriteOutcome,
 };
 use crate::observe;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, words};
 use crate::store::documents::{
     DocumentList, DocumentSums, InsertOutcome, RemoveOutcome, ReplaceOutcome,
 };
@@ -21,70 +21,61 @@ const SECONDS: &[f64] = &[
     0.25, 0.5, 1.0, 2.5,
 ];
 
-macro_rules! operations {
-    ($($op:ident $name:literal)*) => {
-        /// An operation of the store, the label `operation`.
-        #[derive(Clone, Copy, Debug)]
-        pub(super) enum Op {
-            $($op,)*
-        }
-
-        /// The names of the operations, in their order.
-        const NAMES: &[&str] = &[$($name),*];
-    };
-}
-
-operations! {
-    Admit "admit"
-    Create "create"
-    CreateInConversation "create_in_conversation"
-    Get "get"
-    Input "input"
-    Request "request"
-    History "history"
-    KeepChain "keep_chain"
-    Delete "delete"
-    Start "start"
-    Append "append"
-    Finalize "finalize"
-    Cancel "cancel"
-    FinalizeCancelled "finalize_cancelled"
-    Events "events"
-    Heartbeat "heartbeat"
-    EndLease "end_lease"
-    CheckOwnership "check_ownership"
-    Orphans "orphans"
-    Untracked "untracked"
-    TakeOver "take_over"
-    Release "release"
-    Notices "notices"
-    CreateConversation "create_conversation"
-    Conversation "conversation"
-    UpdateConversation "update_conversation"
-    DeleteConversation "delete_conversation"
-    AddItems "add_items"
-    Items "items"
-    AllItems "all_items"
-    Item "item"
-    DeleteItem "delete_item"
-    Lock "lock"
-    RenewLock "renew_lock"
-    Commit "commit"
-    Unlock "unlock"
-    AddEvent "add_event"
-    ClaimEvents "claim_events"
-    SettleEvent "settle_event"
-    DisableEndpoint "disable_endpoint"
-    EnableEndpoint "enable_endpoint"
-    InsertDocument "insert_document"
-    Document "document"
-    ReplaceDocument "replace_document"
-    RemoveDocument "remove_document"
-    Documents "documents"
-    DocumentSums "document_sums"
-    DueDocuments "due_documents"
-    Clock "clock"
-    Report "report"
+words! {
+    /// An operation of the store, the label `operation`.
+    #[derive(Clone, Copy, Debug)]
+    pub(super) enum Op {
+        Admit = "admit",
+        Create = "create",
+        CreateInConversation = "create_in_conversation",
+        Get = "get",
+        Input = "input",
+        Request = "request",
+        History = "history",
+        KeepChain = "keep_chain",
+        Delete = "delete",
+        Start = "start",
+        Append = "append",
+        Finalize = "finalize",
+        Cancel = "cancel",
+        FinalizeCancelled = "finalize_cancelled",
+        Events = "events",
+        Heartbeat = "heartbeat",
+        EndLease = "end_lease",
+        CheckOwnership = "check_ownership",
+        Orphans = "orphans",
+        Untracked = "untracked",
+        TakeOver = "take_over",
+        Release = "release",
+        Notices = "notices",
+        CreateConversation = "create_conversation",
+        Conversation = "conversation",
+        UpdateConversation = "update_conversation",
+        DeleteConversation = "delete_conversation",
+        AddItems = "add_items",
+        Items = "items",
+        AllItems = "all_items",
+        Item = "item",
+        DeleteItem = "delete_item",
+        Lock = "lock",
+        RenewLock = "renew_lock",
+        Commit = "commit",
+        Unlock = "unlock",
+        AddEvent = "add_event",
+        ClaimEvents = "claim_events",
+        SettleEvent = "settle_event",
+        DisableEndpoint = "disable_endpoint",
+        EnableEndpoint = "enable_endpoint",
+        InsertDocument = "insert_document",
+        Document = "document",
+        ReplaceDocument = "replace_document",
+        RemoveDocument = "remove_document",
+        Documents = "documents",
+        DocumentSums = "document_sums",
+        DueDocuments = "due_documents",
+        Clock = "clock",
+        Report = "report",
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -122,15 +113,13 @@ impl Meters {
             &["operation", "outcome"],
         );
         Self {
-            succeeded: NAMES
-                .iter()
-                .map(|name| ops.with_label_values(&[*name, OK]))
-                .collect(),
+            succeeded: Op::ALL
+                .map(|op| ops.with_label_values(&[op.as_str(), OK]))
+                .into(),
             ops,
-            seconds: NAMES
-                .iter()
-                .map(|name| seconds.with_label_values(&[*name]))
-                .collect(),
+            seconds: Op::ALL
+                .map(|op| seconds.with_label_values(&[op.as_str()]))
+                .into(),
             fenced: registry.counter(
                 "warmroute_store_fenced_writes_total",
                 "Writes refused because of an outdated fencing token: another replica owns the response.",
@@ -211,14 +200,13 @@ impl Meters {
         if outcome == FENCED {
             self.fenced.inc();
         }
-        let index = op as usize;
         if outcome == OK {
-            self.succeeded[index].inc();
+            self.succeeded[op as usize].inc();
         } else {
-            self.ops.with_label_values(&[NAMES[index], outcome]).inc();
+            self.ops.with_label_values(&[op.as_str(), outcome]).inc();
         }
         let spent = observe::now().saturating_duration_since(started);
-        self.seconds[index].observe(spent.as_secs_f64());
+        self.seconds[op as usize].observe(spent.as_secs_f64());
     }
 }
 
@@ -252,135 +240,91 @@ impl<T> Outcome for Option<T> {
     }
 }
 
-impl Outcome for WriteOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done => OK,
-            Self::Gone => "gone",
-            Self::Fenced => FENCED,
-            Self::Terminal(_) => "terminal",
-            Self::Duplicate { .. } => "duplicate",
-            Self::Gap { .. } => "gap",
-            Self::Overflow => "overflow",
-            Self::NotAdded(_) => "not_added",
-        }
-    }
+/// The outcome of each variant, whatever the variant contains.
+macro_rules! outcomes {
+    ($($kind:ident { $($variant:ident = $outcome:expr,)* })*) => {
+        $(impl Outcome for $kind {
+            fn outcome(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $outcome,)*
+                }
+            }
+        })*
+    };
 }
 
-impl Outcome for CancelOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done { .. } => OK,
-            Self::Terminal(_) => "terminal",
-            Self::NotBackground => "not_background",
-            Self::Gone => "gone",
-        }
+outcomes! {
+    WriteOutcome {
+        Done = OK,
+        Gone = "gone",
+        Fenced = FENCED,
+        Terminal = "terminal",
+        Duplicate = "duplicate",
+        Gap = "gap",
+        Overflow = "overflow",
+        NotAdded = "not_added",
     }
-}
-
-impl Outcome for DeleteOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done { .. } => OK,
-            Self::Gone => "gone",
-        }
+    CancelOutcome {
+        Done = OK,
+        Terminal = "terminal",
+        NotBackground = "not_background",
+        Gone = "gone",
     }
-}
-
-impl Outcome for Takeover {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done(_) => OK,
-            Self::Raced => "raced",
-            Self::Terminal(_) => "terminal",
-            Self::Gone => "gone",
-        }
+    DeleteOutcome {
+        Done = OK,
+        Gone = "gone",
     }
-}
-
-impl Outcome for History {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Found(_) => OK,
-            Self::Missing(_) => "missing",
-            Self::Running(_) => "running",
-            Self::Ended(_) => "ended",
-            Self::TooLarge { .. } => "too_large",
-        }
+    Takeover {
+        Done = OK,
+        Raced = "raced",
+        Terminal = "terminal",
+        Gone = "gone",
     }
-}
-
-impl Outcome for PutOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done => OK,
-            Self::Gone => "gone",
-            Self::Taken(_) => "taken",
-            Self::Unlocked => FENCED,
-        }
+    History {
+        Found = OK,
+        Missing = "missing",
+        Running = "running",
+        Ended = "ended",
+        TooLarge = "too_large",
     }
-}
-
-impl Outcome for LockOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Locked => OK,
-            Self::Busy => "busy",
-            Self::Lost => "lost",
-            Self::Gone => "gone",
-        }
+    PutOutcome {
+        Done = OK,
+        Gone = "gone",
+        Taken = "taken",
+        Unlocked = FENCED,
     }
-}
-
-impl Outcome for ItemsOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Found { .. } => OK,
-            Self::Gone => "gone",
-            Self::UnknownAfter => "unknown_after",
-            Self::TooLarge { .. } => "too_large",
-        }
+    LockOutcome {
+        Locked = OK,
+        Busy = "busy",
+        Lost = "lost",
+        Gone = "gone",
     }
-}
-
-impl Outcome for ItemOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Found(_) => OK,
-            Self::NoItem => "no_item",
-            Self::Gone => "gone",
-        }
+    ItemsOutcome {
+        Found = OK,
+        Gone = "gone",
+        UnknownAfter = "unknown_after",
+        TooLarge = "too_large",
     }
-}
-
-impl Outcome for InsertOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done => OK,
-            Self::Exists => "exists",
-            Self::TooMany => "too_many",
-            Self::TooHeavy => "too_heavy",
-        }
+    ItemOutcome {
+        Found = OK,
+        NoItem = "no_item",
+        Gone = "gone",
     }
-}
-
-impl Outcome for ReplaceOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done(_) => OK,
-            Self::Changed => "changed",
-            Self::Gone => "gone",
-        }
+    InsertOutcome {
+        Done = OK,
+        Exists = "exists",
+        TooMany = "too_many",
+        TooHeavy = "too_heavy",
     }
-}
-
-impl Outcome for RemoveOutcome {
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Done => OK,
-            Self::Changed => "changed",
-            Self::Gone => "gone",
-        }
+    ReplaceOutcome {
+        Done = OK,
+        Changed = "changed",
+        Gone = "gone",
+    }
+    RemoveOutcome {
+        Done = OK,
+        Changed = "changed",
+        Gone = "gone",
     }
 }
 

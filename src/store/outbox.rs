@@ -20,7 +20,6 @@ use std::sync::Arc;
 pub use self::event_key::{BatchKey, EventKey};
 pub use self::event_type::EventType;
 pub(super) use self::queue::{Add, EventQueue, MAX_EXPIRED};
-pub(super) use self::subscriptions::SharedSubscriptions;
 pub use self::subscriptions::{AddCounters, Bounds, Endpoint, Subscriber, Subscriptions};
 pub use self::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
 use super::error::StoreFuture;

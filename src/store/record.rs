@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::conversation::{Commit, CommitRefusal};
+pub use super::keys::IdempotencyToken;
 use super::log::EventBatch;
 use super::ownership::{FencingToken, Owner};
 use super::status::Status;
-pub use super::token::IdempotencyToken;
 use crate::ids::{Model, ResponseId};
 
 /// Where the response was computed: routes a continuation to the same worker if its KV cache is not known.
@@ -38,6 +38,12 @@ pub struct Content {
     pub output: Bytes,
 }
 
+impl Content {
+    pub(super) fn size(&self) -> usize {
+        self.response.len() + self.output.len()
+    }
+}
+
 /// A response and everything that it continues, as [`History`](super::history::History) returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
@@ -59,6 +65,17 @@ pub struct NewRecord {
     /// The content of a finished response; or what clients see while it runs.
     pub content: Content,
     pub initial: InitialState,
+}
+
+impl NewRecord {
+    /// Bytes of its values.
+    pub(super) fn size(&self) -> usize {
+        let request = match &self.initial {
+            InitialState::Finished { .. } => 0,
+            InitialState::Background { request, .. } => request.len(),
+        };
+        self.input.len() + self.content.size() + request
+    }
 }
 
 /// The state in which a record is created.

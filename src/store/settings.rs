@@ -5,6 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::error::Error;
 use super::lease;
 use super::memory::Settings as MemorySettings;
 use super::redis::{Settings as RedisSettings, UrlOrMap, url_or_map};
@@ -30,12 +31,9 @@ pub struct Settings {
 impl Settings {
     /// What is wrong beyond types and bounds: paths below `store`, each with a message.
     pub fn check(&self) -> Vec<(String, String)> {
-        let mut problems = Vec::new();
-        if let Some(redis) = &self.redis {
-            let below = |(key, message)| (format!("redis.{key}"), message);
-            problems.extend(redis.check().into_iter().map(below));
-        }
-        problems
+        let problems = self.redis.iter().flat_map(RedisSettings::check);
+        let below = |(key, message)| (format!("redis.{key}"), message);
+        problems.map(below).collect()
     }
 }
 
@@ -112,6 +110,15 @@ impl Default for RetentionSettings {
 }
 
 impl RetentionSettings {
+    /// Refuses a response or conversation of more bytes than one may have.
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
+        let (bytes, max) = (bytes as u64, self.max_record);
+        if bytes > max {
+            return Err(Error::TooLarge { bytes, max });
+        }
+        Ok(())
+    }
+
     /// `None` for as long as there is room.
     pub(super) fn of_responses(&self) -> Option<Duration> {
         (!self.responses.is_zero()).then_some(self.responses)

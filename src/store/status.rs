@@ -2,39 +2,23 @@
 
 use std::fmt;
 
-/// The status of a response. The last four are terminal: only deletion follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Status {
-    Queued,
-    InProgress,
-    Completed,
-    Incomplete,
-    Failed,
-    Cancelled,
+use crate::observe::metrics::words;
+
+words! {
+    /// The status of a response, as clients see it in `status`, and as stores write it. The last four are terminal:
+    /// only deletion follows.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Status {
+        Queued = "queued",
+        InProgress = "in_progress",
+        Completed = "completed",
+        Incomplete = "incomplete",
+        Failed = "failed",
+        Cancelled = "cancelled",
+    }
 }
 
 impl Status {
-    pub const ALL: [Self; 6] = [
-        Self::Queued,
-        Self::InProgress,
-        Self::Completed,
-        Self::Incomplete,
-        Self::Failed,
-        Self::Cancelled,
-    ];
-
-    /// As clients see it in `status`, and as stores write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::InProgress => "in_progress",
-            Self::Completed => "completed",
-            Self::Incomplete => "incomplete",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == text)
     }

@@ -1,17 +1,15 @@
 use super::*;
 
 fn record() -> BatchRecord {
-    let new = NewBatch {
+    let day = Duration::from_secs(86_400);
+    BatchRecord {
         id: new_batch_id(Flavor::OpenAi, 0xab),
         tenant_name: "team".to_owned(),
         input_file_id: "file-1".to_owned(),
         completion_window: "24h".to_owned(),
-        window: Duration::from_secs(86_400),
-        retention: Duration::from_secs(30 * 86_400),
         metadata: Some(BTreeMap::from([("k".to_owned(), "v".to_owned())])),
-        ..NewBatch::default()
-    };
-    BatchRecord::new(new, 1_000)
+        ..BatchRecord::new(1_000, day, 30 * day)
+    }
 }
 
 #[test]
@@ -29,12 +27,7 @@ fn a_new_batch_has_its_times() {
     assert_eq!(new.delete_ms, 30 * 86_400_000 + 1_000);
     assert!(!new.webhooks_sent);
     // It is not deleted before it can have ended.
-    let short = NewBatch {
-        window: Duration::from_secs(60),
-        retention: Duration::from_secs(1),
-        ..NewBatch::default()
-    };
-    let short = BatchRecord::new(short, 0);
+    let short = BatchRecord::new(0, Duration::from_secs(60), Duration::from_secs(1));
     assert_eq!((short.expires_ms, short.delete_ms), (60_000, 86_460_000));
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::batches::batch::NewBatch;
+use crate::batches::shards::Shard;
 
 const LEASE_MS: u64 = 30_000;
 const WINDOW_MS: u64 = 120_000;
@@ -16,21 +16,19 @@ const A: u64 = 1;
 const B: u64 = 2;
 
 fn new_record() -> BatchRecord {
-    let new = NewBatch {
+    let [window, retention] = [WINDOW_MS, RETENTION_MS].map(Duration::from_millis);
+    BatchRecord {
         id: "batch_1".to_owned(),
-        window: Duration::from_millis(WINDOW_MS),
-        retention: Duration::from_millis(RETENTION_MS),
-        ..NewBatch::default()
-    };
-    BatchRecord::new(new, 0)
+        ..BatchRecord::new(0, window, retention)
+    }
 }
 
-fn validated(shard_count: u32) -> Validated {
-    Validated {
+fn validated(shard_count: u32) -> Plan {
+    Plan {
+        shards: vec![Shard::default(); shard_count as usize],
         total: shard_count * LINES,
-        shard_count,
         model: Some("m".to_owned()),
-        ..Validated::default()
+        tokens: 0,
     }
 }
 
@@ -89,11 +87,8 @@ fn a_batch_goes_its_way() {
 #[test]
 fn batches_are_due_by_their_creation_for_validation_after_what_ends_and_before_shards() {
     let of = |created_ms| {
-        let new = NewBatch {
-            window: Duration::from_millis(WINDOW_MS),
-            ..NewBatch::default()
-        };
-        BatchRecord::new(new, created_ms)
+        let window = Duration::from_millis(WINDOW_MS);
+        BatchRecord::new(created_ms, window, Duration::ZERO)
     };
     let (older, newer) = (of(10_000), of(10_002));
     let now_ms = 10_003;

@@ -209,7 +209,9 @@ impl Files {
         let key = file::document_key(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
         let created_ms = self.clock.now_ms();
         let created_at = (created_ms / 1_000) as i64;
-        let lasts = self.lasts(&request);
+        // No longer than all files do.
+        let retention = self.settings.retention.as_secs();
+        let lasts = request.expires_after.unwrap_or(retention).min(retention);
         let record = FileRecord {
             id,
             bytes: writer.written(),
@@ -252,8 +254,8 @@ impl Files {
         Ok(record)
     }
 
-    /// What a client gets whose file exceeds the tenant's bounds.
-    fn check_room(&self, inserted: InsertOutcome) -> Result<(), ApiError> {
+    /// What a client gets whose file, or batch, exceeds the bounds of the tenant's files.
+    pub(super) fn check_room(&self, inserted: InsertOutcome) -> Result<(), ApiError> {
         match inserted {
             InsertOutcome::Done | InsertOutcome::Exists => Ok(()),
             InsertOutcome::TooMany => {
@@ -266,13 +268,6 @@ impl Files {
                 Err(ApiError::file_quota_exceeded(max))
             }
         }
-    }
-
-    /// Seconds that a file stays: no longer than all do.
-    fn lasts(&self, request: &FileRequest) -> u64 {
-        let retention = self.settings.retention.as_secs();
-        let asked = request.expires_after.unwrap_or(retention);
-        asked.min(retention)
     }
 
     fn too_large(&self) -> ApiError {

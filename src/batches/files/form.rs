@@ -50,9 +50,11 @@ impl FormFields {
         let value = str::from_utf8(value).map_err(|_| ApiError::wrong_type(name, "a text"))?;
         match name {
             PURPOSE => {
-                let purpose = FilePurpose::of_upload(value);
-                let purpose = purpose.ok_or_else(|| ApiError::unsupported_purpose(value))?;
-                self.purpose = Some(purpose);
+                // Clients upload nothing else.
+                if value != FilePurpose::Batch.as_str() {
+                    return Err(ApiError::unsupported_purpose(value));
+                }
+                self.purpose = Some(FilePurpose::Batch);
             }
             ANCHOR => {
                 if value != "created_at" {

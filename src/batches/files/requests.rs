@@ -11,7 +11,7 @@ use super::create::{FileUpload, outcome_of};
 use super::pieces::{HeadBytes, PieceError, UploadLimits, UploadPieces};
 use super::service::Files;
 use super::slots::UploadSlot;
-use crate::batches::messages_requests::{InvalidRequests, RequestReader};
+use crate::batches::messages_requests::RequestReader;
 use crate::batches::storage::{StorageError, StorageWriter};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -85,7 +85,7 @@ impl Files {
         limits: UploadLimits,
         writer: &mut StorageWriter,
     ) -> Result<u32, ApiError> {
-        let invalid = |error: InvalidRequests| ApiError::invalid_batch_requests(&error.message);
+        let invalid = |message: String| ApiError::invalid_batch_requests(&message);
         let head = HeadBytes::default();
         let mut pieces = UploadPieces::new(upload.body, limits, head.clone());
         let mut reader = RequestReader::new(self.settings.max_lines);

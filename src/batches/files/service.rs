@@ -134,16 +134,13 @@ impl Files {
     pub async fn check_bounds(&self, tenant: Tenant) -> Result<(), ApiError> {
         let sums = self.store.document_sums(Collection::Files, tenant).await;
         let sums = sums.map_err(|error| ApiError::of_store(&error))?;
-        if sums.documents > self.max_files {
-            self.metrics.on_bound("tenant_files");
-            return Err(ApiError::too_many_files(self.max_files));
-        }
-        let max_weight = self.settings.max_size_per_tenant;
-        if sums.weight > max_weight {
-            self.metrics.on_bound("tenant_size");
-            return Err(ApiError::file_quota_exceeded(max_weight));
-        }
-        Ok(())
+        self.check_room(if sums.documents > self.max_files {
+            InsertOutcome::TooMany
+        } else if sums.weight > self.settings.max_size_per_tenant {
+            InsertOutcome::TooHeavy
+        } else {
+            InsertOutcome::Done
+        })
     }
 
     /// Deletes the bytes and the record of a file, which may be gone already: results of a batch that is deleted.

@@ -9,11 +9,9 @@ fn read(pieces: &[&[u8]], max: u32) -> Result<(String, u32), String> {
     let mut reader = RequestReader::new(max);
     let mut lines = Vec::new();
     for piece in pieces {
-        reader
-            .push(piece, &mut lines)
-            .map_err(|error| error.message)?;
+        reader.push(piece, &mut lines)?;
     }
-    let count = reader.finish().map_err(|error| error.message)?;
+    let count = reader.finish()?;
     Ok((String::from_utf8(lines).unwrap(), count))
 }
 
@@ -111,7 +109,7 @@ fn a_request_that_is_too_large_is_not_held() {
     reader.push(&piece, &mut lines).unwrap();
     reader.push(&piece, &mut lines).unwrap();
     let error = reader.push(&piece, &mut lines).unwrap_err();
-    assert!(error.message.starts_with("requests.0: Input"), "{error}");
+    assert!(error.starts_with("requests.0: Input"), "{error}");
     assert!(reader.request.len() <= MAX_REQUEST_BYTES);
     // A name is not held either.
     let mut long_name = RequestReader::new(3);

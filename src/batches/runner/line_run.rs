@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use prometheus::IntGauge;
 use serde_json::value::RawValue;
 use tokio::time::sleep;
 
@@ -21,7 +20,6 @@ use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
 use crate::batches::send::{LineAnswer, LineRequest, SendLine};
 use crate::openai::error::ApiError;
-use crate::relay::EnteringLine;
 
 /// Of an answer that is no JSON, a result has so many bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -58,26 +56,20 @@ pub(super) struct FinishedLine {
 }
 
 /// Counts a line as in flight until it is dropped.
-struct LineInFlight<'a> {
-    everywhere: &'a IntGauge,
-    of_shard: &'a AtomicU32,
-}
+struct LineInFlight<'a>(&'a LineContext);
 
 impl<'a> LineInFlight<'a> {
     fn begin(context: &'a LineContext) -> Self {
         context.metrics.lines_in_flight.inc();
         context.sending.fetch_add(1, Relaxed);
-        Self {
-            everywhere: &context.metrics.lines_in_flight,
-            of_shard: &context.sending,
-        }
+        Self(context)
     }
 }
 
 impl Drop for LineInFlight<'_> {
     fn drop(&mut self) {
-        self.everywhere.dec();
-        self.of_shard.fetch_sub(1, Relaxed);
+        self.0.metrics.lines_in_flight.dec();
+        self.0.sending.fetch_sub(1, Relaxed);
     }
 }
 
@@ -88,7 +80,8 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
     let earlier = context.earlier_tries.get(&line.number);
-    let mut tries = Tries::after(earlier.copied().unwrap_or(0));
+    let counted = earlier.copied().unwrap_or(0);
+    let mut tries = Tries { counted };
     let mut gave_way = false;
     loop {
         let Some(entering) = context.gate.enter(&line.model, tokens, gave_way).await else {
@@ -98,7 +91,14 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         let held = HeldAnswer::new(&context.memory);
         let gives_way = entering.gives_way();
-        let request = context.request(&line, entering, held.clone());
+        let request = LineRequest {
+            tenant: context.tenant.clone(),
+            endpoint: context.endpoint,
+            body: line.body.clone(),
+            batch: context.batch.clone(),
+            entering,
+            held: held.clone(),
+        };
         let answer = gives_way.run_until_cancelled_owned(context.send(request));
         let Some(answer) = answer.await else {
             context.metrics.gave_way.inc();
@@ -107,7 +107,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         gave_way = false;
         let answer = checked(answer).await;
-        let counted = tries.counted();
+        let counted = tries.counted;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             let bytes = answer.body.len();
             return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
@@ -115,10 +115,10 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let status = answer.status.to_string();
         drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
-        if tries.counted() > counted {
+        if tries.counted > counted {
             context.retries.fetch_add(1, Relaxed);
             let mut failed = context.tries.lock();
-            failed.insert(line.number, tries.counted());
+            failed.insert(line.number, tries.counted);
         }
         sleep(pause).await;
     }
@@ -146,29 +146,13 @@ async fn checked(answer: LineAnswer) -> LineAnswer {
 }
 
 impl LineContext {
-    fn request(
-        &self,
-        line: &InputLine,
-        entering: EnteringLine,
-        held: Arc<HeldAnswer>,
-    ) -> LineRequest {
-        LineRequest {
-            tenant: self.tenant.clone(),
-            endpoint: self.endpoint,
-            body: line.body.clone(),
-            batch: self.batch.clone(),
-            entering,
-            held,
-        }
-    }
-
     async fn send(&self, request: LineRequest) -> LineAnswer {
         let _in_flight = LineInFlight::begin(self);
         self.sender.send(request).await
     }
 
-    /// The result of a line that cannot be sent. The lines of a file were checked for that before; those of a batch of
-    /// Messages are checked one by one.
+    /// The result of a line whose model cannot be used. The lines of a file were checked for that before; those of a
+    /// batch of Messages are checked one by one.
     fn refused(&self, line: &InputLine) -> Option<FinishedLine> {
         if self.flavor == Flavor::OpenAi {
             return None;
@@ -176,16 +160,20 @@ impl LineContext {
         let (tenant, endpoint) = (&self.tenant, self.endpoint);
         let (code, message) = self.sender.refusal(tenant, &line.model, endpoint)?;
         let error = LineError::new(&code, message, Some("model"));
-        let of = self.result_of(line.number, &line.custom_id);
-        Some(FinishedLine {
-            text: of.invalid(&error),
+        Some(self.unsent(line.number, &line.custom_id, &error))
+    }
+
+    /// The result of a line that cannot be sent because of this error.
+    pub(super) fn unsent(&self, number: u32, custom_id: &str, error: &LineError) -> FinishedLine {
+        FinishedLine {
+            text: self.result_of(number, custom_id).invalid(error),
             line: PartLine {
-                line: line.number,
+                line: number,
                 is_ok: false,
                 usage: Usage::default(),
             },
             held: None,
-        })
+        }
     }
 
     /// The result of a line that was answered. It goes through the body several times.
@@ -213,7 +201,7 @@ impl LineContext {
         }
     }
 
-    pub(super) fn result_of<'a>(&'a self, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+    fn result_of<'a>(&'a self, line: u32, custom_id: &'a str) -> ResultOf<'a> {
         ResultOf {
             flavor: self.flavor,
             batch: &self.batch,

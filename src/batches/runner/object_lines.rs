@@ -16,7 +16,8 @@ const MAX_LINE: usize = 32 << 20;
 pub(super) struct ObjectLines {
     reader: StorageReader,
     lines: LinesOfPieces,
-    tries: FailedTries,
+    /// What the lines that were read say of tries.
+    pub(super) tries: FailedTries,
     is_over: bool,
 }
 
@@ -47,11 +48,6 @@ impl ObjectLines {
             }
         }
         Ok(None)
-    }
-
-    /// What the lines that were read say of tries.
-    pub(super) fn into_tries(self) -> FailedTries {
-        self.tries
     }
 
     /// The next line without its line break.

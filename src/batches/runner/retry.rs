@@ -20,20 +20,11 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// The tries of one line.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
-    counted: u32,
+    /// How many have failed that counted, those before this run of its shard too.
+    pub(super) counted: u32,
 }
 
 impl Tries {
-    /// Of a line of which so many tries have failed that counted, before this run of its shard.
-    pub(super) fn after(counted: u32) -> Self {
-        Self { counted }
-    }
-
-    /// How many tries have failed that counted.
-    pub(super) fn counted(&self) -> u32 {
-        self.counted
-    }
-
     /// The pause before the next try; `None` if the answer is the line's result. `random`: from 0 to 1.
     pub(super) fn on_answer(&mut self, answer: &LineAnswer, random: f64) -> Option<Duration> {
         let is_retryable = answer.status == 429 || (500..=599).contains(&answer.status);
@@ -91,9 +82,9 @@ mod tests {
     #[test]
     fn tries_before_this_run_count() {
         let failed = answer(502, None);
-        let mut tries = Tries::after(4);
+        let mut tries = Tries { counted: 4 };
         assert!(tries.on_answer(&failed, 0.0).is_some());
-        assert_eq!(tries.counted(), 5);
+        assert_eq!(tries.counted, 5);
         assert!(tries.on_answer(&failed, 0.0).is_none());
     }
 

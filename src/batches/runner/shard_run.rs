@@ -13,15 +13,15 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::input_lines::{InputLines, InvalidLine};
+use super::input_lines::InputLines;
 use super::line_run::{self, FinishedLine, LineContext};
 use super::object_lines::ObjectLines;
 use super::part_buffer::PartBuffer;
 use super::retry::FailedTries;
 use super::work_context::{Halt, WorkContext};
-use crate::batches::batch::{BatchRecord, Usage};
+use crate::batches::batch::BatchRecord;
 use crate::batches::metrics::WorkOutcome;
-use crate::batches::output::{Assembler, LineTries, PartLine};
+use crate::batches::output::{Assembler, LineTries};
 use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
@@ -143,7 +143,7 @@ async fn finished_lines(
             done.push(result);
         }
         // The parts come in no order of time, and a count only grows.
-        for (line, count) in lines.into_tries() {
+        for (line, count) in lines.tries {
             let known = tries.entry(line).or_default();
             *known = count.max(*known);
         }
@@ -154,8 +154,10 @@ async fn finished_lines(
 impl ShardRun<'_> {
     /// Runs until all lines have results that are written, or until the work is stopped.
     async fn run(&mut self, rest: InputLines) -> Option<StopWork> {
-        for line in &rest.invalid {
-            self.on_invalid(line);
+        for invalid in &rest.invalid {
+            let (number, custom_id) = (invalid.number, &invalid.custom_id);
+            let finished = self.lines.unsent(number, custom_id, &invalid.error);
+            self.on_finished(finished);
         }
         // Dropped, it gives up what runs.
         let mut running = JoinSet::new();
@@ -214,19 +216,6 @@ impl ShardRun<'_> {
         self.part.push(Instant::now(), line, &text, held);
     }
 
-    fn on_invalid(&mut self, invalid: &InvalidLine) {
-        let of = self.lines.result_of(invalid.number, &invalid.custom_id);
-        self.on_finished(FinishedLine {
-            text: of.invalid(&invalid.error),
-            line: PartLine {
-                line: invalid.number,
-                is_ok: false,
-                usage: Usage::default(),
-            },
-            held: None,
-        });
-    }
-
     async fn write_out(&mut self) {
         self.write_part().await;
         self.write_progress().await;
@@ -274,19 +263,13 @@ impl ShardRun<'_> {
         }
         let (owner, work) = (self.work.batches.owner, self.work.work());
         let (counts, usage) = self.part.progress();
-        let written = self
-            .work
-            .batches
-            .records
-            .change(self.work.key(), |record, _| {
-                record.progress(owner, work, counts, usage).then_some(())
-            });
+        let batches = &self.work.batches;
+        let written = batches.records.change(self.work.key(), |record, _| {
+            record.progress(owner, work, counts, usage)
+        });
         match written.await {
             Ok(_) => self.part.on_progress(),
-            Err(error) => self
-                .work
-                .batches
-                .failed("progress of a batch not written", &error),
+            Err(error) => batches.failed("progress of a batch not written", &error),
         }
     }
 

@@ -65,7 +65,7 @@ async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_
     let unsettled = first.batches.records.change(&key, |record, now_ms| {
         record.webhooks_sent = false;
         record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
-        Some(())
+        true
     });
     unsettled.await.unwrap();
     let _second = shared.replica();
@@ -93,7 +93,7 @@ async fn a_batch_whose_end_the_store_has_lost_ends_with_the_same_results() {
         record.output_file_id = None;
         record.error_file_id = None;
         record.webhooks_sent = false;
-        Some(())
+        true
     });
     rolled_back.await.unwrap();
     let second = shared.replica();
@@ -121,7 +121,7 @@ async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
     assert!(record.webhooks_sent);
     let aged = replica.batches.records.change(&key, |record, now_ms| {
         record.completed_ms = Some(now_ms - PARTS_KEPT_MS);
-        Some(())
+        true
     });
     aged.await.unwrap();
     let _other = shared.replica();
@@ -145,7 +145,7 @@ async fn parts_that_a_killed_replica_has_left_go_with_their_batch() {
     let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
     let retained = first.batches.records.change(&key, |record, now_ms| {
         record.delete_ms = now_ms;
-        Some(())
+        true
     });
     retained.await.unwrap();
     let _second = shared.replica();
@@ -167,7 +167,7 @@ async fn files_of_a_batch_that_never_ended_go_with_it() {
     let key = key_of(tenant, Flavor::OpenAi, &id).unwrap();
     let retained = full.batches.records.change(&key, |record, now_ms| {
         record.delete_ms = now_ms;
-        Some(())
+        true
     });
     retained.await.unwrap();
     let _other = shared.replica();

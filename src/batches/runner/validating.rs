@@ -5,7 +5,7 @@ use tracing::info;
 
 use super::assembling::write_failed;
 use super::work_context::{Halt, WorkContext};
-use crate::batches::batch::{BatchRecord, Validated};
+use crate::batches::batch::BatchRecord;
 use crate::batches::line::LineError;
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::paths;
@@ -18,7 +18,7 @@ use crate::batches::validation::{Plan, Validator};
 const PIECE_BYTES: usize = 128 << 10;
 
 /// What was found, or what is wrong.
-type Found = Result<Validated, Vec<LineError>>;
+type Found = Result<Plan, Vec<LineError>>;
 
 pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
@@ -89,19 +89,14 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     let storage = &work.batches.storage;
     storage.put(&paths::shards(&record.id), list).await?;
     work.check_storage().await?;
-    Ok(Ok(Validated {
-        total: plan.total,
-        shard_count: u32::try_from(plan.shards.len()).unwrap_or(u32::MAX),
-        model: plan.model,
-        tokens: plan.tokens,
-    }))
+    Ok(Ok(plan))
 }
 
 async fn validate(
     work: &WorkContext,
     record: &BatchRecord,
     path: &str,
-) -> Result<Result<Plan, Vec<LineError>>, StorageError> {
+) -> Result<Found, StorageError> {
     let mut reader = work.batches.storage.read(path, None).await?;
     let max_lines = work.batches.settings.max_lines;
     let (endpoint, tenant) = (record.endpoint, record.tenant_name.as_str());

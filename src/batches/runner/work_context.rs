@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::time::sleep;
 
 use crate::batches::batch::{BatchRecord, Work};
@@ -49,11 +49,11 @@ impl From<StorageError> for Halt {
 
 impl WorkContext {
     pub(super) fn key(&self) -> &DocumentKey {
-        self.guard.key()
+        &self.guard.key
     }
 
     pub(super) fn work(&self) -> Work {
-        self.guard.work()
+        self.guard.work
     }
 
     /// Why the work is to stop; resolves once it is.
@@ -99,11 +99,8 @@ impl WorkContext {
         mut end: impl FnMut(&mut BatchRecord, u64) -> bool + Send,
     ) -> Option<BatchRecord> {
         loop {
-            let written = self.batches.records.change(self.key(), |record, now_ms| {
-                end(record, now_ms).then_some(())
-            });
-            match written.await {
-                Ok(Changed::Done((), record)) => return Some(*record),
+            match self.batches.records.change(self.key(), &mut end).await {
+                Ok(Changed::Done(record)) => return Some(*record),
                 // A write whose outcome is unknown may have been done.
                 Ok(Changed::Unchanged(_) | Changed::Gone) => return None,
                 Err(error) => self
@@ -180,15 +177,11 @@ impl WorkContext {
     ) -> Result<Bytes, StorageError> {
         let path = paths::input(self.key().tenant, record).ok_or(StorageError::NotFound)?;
         let storage = &self.batches.storage;
-        let mut reader = storage.read(&path, Some(shard.range())).await?;
+        let reader = storage.read(&path, Some(shard.range())).await?;
         if reader.len() != shard.bytes {
             let message = format!("{path} is shorter than it was");
             return Err(StorageError::Failed(message));
         }
-        let mut bytes = BytesMut::with_capacity(reader.len() as usize);
-        while let Some(piece) = reader.next().await? {
-            bytes.extend_from_slice(&piece);
-        }
-        Ok(bytes.freeze())
+        reader.whole().await
     }
 }

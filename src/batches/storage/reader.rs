@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use object_store::{GetResult, GetResultPayload};
 use tokio::task::JoinHandle;
@@ -85,6 +85,15 @@ impl StorageReader {
     /// The next piece, which has at least one byte; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// All that is left.
+    pub async fn whole(mut self) -> Result<Bytes, StorageError> {
+        let mut whole = BytesMut::with_capacity(self.left as usize);
+        while let Some(piece) = self.next().await? {
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.freeze())
     }
 
     /// As [`StorageReader::next`], for bodies.

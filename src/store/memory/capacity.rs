@@ -15,8 +15,7 @@ pub(super) struct Capacity {
     records: AtomicU64,
     running_bytes: AtomicU64,
     running_records: AtomicU64,
-    bytes_max: u64,
-    records_max: u64,
+    pub(super) max: Settings,
     /// Incremented by each use of a record.
     tick: AtomicU64,
     /// The tick of the least recently used evictable record of each shard.
@@ -37,8 +36,7 @@ impl Capacity {
             records: AtomicU64::new(0),
             running_bytes: AtomicU64::new(0),
             running_records: AtomicU64::new(0),
-            bytes_max: settings.max_size,
-            records_max: settings.max_records,
+            max: settings.clone(),
             tick: AtomicU64::new(0),
             oldest: (0..shards).map(|_| AtomicU64::new(NOTHING)).collect(),
         }
@@ -78,14 +76,14 @@ impl Capacity {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.bytes() > self.bytes_max || self.records() > self.records_max
+        self.bytes() > self.max.max_size || self.records() > self.max.max_records
     }
 
     /// Whether running responses use half of the capacity, or would with this many more bytes. The other half is
     /// for their results.
     pub(super) fn is_full_of_running(&self, more: u64) -> bool {
-        self.running_records.load(Relaxed) >= self.records_max / 2
-            || self.running_bytes.load(Relaxed) + more >= self.bytes_max / 2
+        self.running_records.load(Relaxed) >= self.max.max_records / 2
+            || self.running_bytes.load(Relaxed) + more >= self.max.max_size / 2
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -94,13 +92,5 @@ impl Capacity {
 
     pub(super) fn records(&self) -> u64 {
         self.records.load(Relaxed)
-    }
-
-    pub(super) fn bytes_max(&self) -> u64 {
-        self.bytes_max
-    }
-
-    pub(super) fn records_max(&self) -> u64 {
-        self.records_max
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::mem::size_of;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -20,7 +19,7 @@ const ITEM_BYTES: usize = 2 * size_of::<Item>() + 48;
 
 #[derive(Debug)]
 pub(super) struct Conversation {
-    created_with: IdempotencyToken,
+    pub(super) created_with: IdempotencyToken,
     pub(super) used: u64,
     pub(super) expires: Option<Instant>,
     object: Bytes,
@@ -64,10 +63,6 @@ impl Conversation {
             PutOutcome::Done => Ok(conversation),
             PutOutcome::Gone | PutOutcome::Taken(_) | PutOutcome::Unlocked => Err(Error::Exists),
         }
-    }
-
-    pub(super) fn was_created_with(&self, token: IdempotencyToken) -> bool {
-        self.created_with == token
     }
 
     pub(super) fn cost(&self) -> Cost {
@@ -221,8 +216,8 @@ impl Conversation {
         let Some(position) = self.position(id) else {
             return ItemOutcome::NoItem;
         };
-        let deleted: Arc<[Item]> = [self.items.remove(position)].into();
-        self.item_bytes -= size(&deleted) as u64;
+        let deleted = self.items.remove(position);
+        self.item_bytes -= size(&[deleted]) as u64;
         ItemOutcome::Found(self.object.clone())
     }
 }

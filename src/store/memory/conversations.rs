@@ -14,7 +14,7 @@ impl Shard {
         new: NewConversation,
     ) -> Result<(), Error> {
         if let Some(found) = self.find_conversation(now, key) {
-            return if found.was_created_with(new.token) {
+            return if found.created_with == new.token {
                 Ok(())
             } else {
                 Err(Error::Exists)

@@ -14,7 +14,7 @@ impl Outbox for Memory {
         let mut queues = self.outbox.by_endpoint.lock();
         // No replica delivers what is for others.
         queues.retain(|name, _| subscriptions.find(name).is_some());
-        self.outbox.subscriptions.set(subscriptions);
+        self.outbox.subscriptions.store(subscriptions);
     }
 
     fn add(&self, event: EndEvent) -> StoreFuture<'_, ()> {
@@ -27,7 +27,7 @@ impl Outbox for Memory {
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
         let endpoint = endpoint.to_owned();
         self.operation(Op::ClaimEvents, move |now| {
-            let bounds = self.outbox.subscriptions.get().bounds;
+            let bounds = self.outbox.subscriptions.load().bounds;
             let now = self.outbox.ms(now);
             let claim = |queue: &mut EventQueue| queue.claim(now, &claim, &bounds);
             Ok(self.outbox.with(&endpoint, claim))

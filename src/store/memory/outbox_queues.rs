@@ -4,16 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::observe;
-use crate::store::outbox::{Add, EndEvent, EventKey, EventQueue, SharedSubscriptions};
+use crate::store::outbox::{Add, EndEvent, EventKey, EventQueue, Subscriptions};
 use crate::store::{ResponseKey, Status};
 
 #[derive(Debug)]
 pub(super) struct Queues {
     started: Instant,
-    pub(super) subscriptions: SharedSubscriptions,
+    /// Those of the latest configuration.
+    pub(super) subscriptions: ArcSwap<Subscriptions>,
     pub(super) by_endpoint: Mutex<HashMap<Arc<str>, EventQueue>>,
 }
 
@@ -21,7 +23,7 @@ impl Queues {
     pub(super) fn new(started: Instant) -> Self {
         Self {
             started,
-            subscriptions: SharedSubscriptions::default(),
+            subscriptions: ArcSwap::default(),
             by_endpoint: Mutex::default(),
         }
     }
@@ -32,7 +34,7 @@ impl Queues {
 
     /// To be called with the shard locked in which the end was written.
     pub(super) fn on_end(&self, now: Instant, key: ResponseKey, status: Status) {
-        if self.subscriptions.is_empty() {
+        if self.subscriptions.load().subscribers.is_empty() {
             return;
         }
         let key = EventKey::Response(key);
@@ -42,7 +44,7 @@ impl Queues {
     }
 
     pub(super) fn add(&self, now: Instant, event: EndEvent) {
-        let subscriptions = self.subscriptions.get();
+        let subscriptions = self.subscriptions.load_full();
         for subscriber in subscriptions.of(event) {
             let endpoint = &subscriber.endpoint;
             let added = {

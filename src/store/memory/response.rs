@@ -9,7 +9,7 @@ use super::capacity::Cost;
 use super::values::Values;
 use crate::ids::{ResponseId, Root};
 use crate::store::log::{Log, LogState};
-use crate::store::record::{Background, Content, InitialState, Retention};
+use crate::store::record::{Background, InitialState, Retention};
 use crate::store::{
     IdempotencyToken, LoggedEvents, NewRecord, Owner, Record, RetentionSettings, RoutingHint,
     Status,
@@ -21,19 +21,6 @@ const OVERHEAD_BYTES: usize = size_of::<Response>() + 56 + 36 + 48;
 /// Overhead of each short text: reference counts, allocator rounding.
 const TEXT_BYTES: usize = 24;
 
-/// Bytes of the values of a record.
-pub(super) fn size(record: &NewRecord) -> usize {
-    let request = match &record.initial {
-        InitialState::Finished { .. } => 0,
-        InitialState::Background { request, .. } => request.len(),
-    };
-    record.input.len() + content_size(&record.content) + request
-}
-
-pub(super) fn content_size(content: &Content) -> usize {
-    content.response.len() + content.output.len()
-}
-
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) token: IdempotencyToken,
@@ -42,7 +29,7 @@ pub(super) struct Response {
     pub(super) expires: Option<Instant>,
     pub(super) values: Values,
     pub(super) hint: RoutingHint,
-    parent: Option<ParentLink>,
+    pub(super) parent: Option<ParentLink>,
     pub(super) run: Option<Box<Run>>,
     pub(super) status: Status,
 }
@@ -141,35 +128,6 @@ impl Response {
         }
     }
 
-    pub(super) fn status(&self) -> Status {
-        self.status
-    }
-
-    pub(super) fn token(&self) -> IdempotencyToken {
-        self.token
-    }
-
-    pub(super) fn hint(&self) -> &RoutingHint {
-        &self.hint
-    }
-
-    pub(super) fn parent(&self) -> Option<ParentLink> {
-        self.parent
-    }
-
-    pub(super) fn input(&self) -> Bytes {
-        self.values.input()
-    }
-
-    pub(super) fn output(&self) -> Bytes {
-        self.values.output()
-    }
-
-    /// Size of its own items, without the chain.
-    pub(super) fn item_bytes(&self) -> u64 {
-        self.values.item_bytes()
-    }
-
     pub(super) fn is_ephemeral(&self) -> bool {
         let retention = self.run.as_ref().map(|run| run.retention);
         retention == Some(Retention::Ephemeral)
@@ -190,20 +148,6 @@ impl Response {
         }
     }
 
-    pub(super) fn log_bytes(&self) -> u64 {
-        self.run.as_ref().map_or(0, |run| run.log.bytes())
-    }
-
-    pub(super) fn log_until(&self) -> Option<Instant> {
-        self.run.as_ref()?.log_until
-    }
-
-    pub(super) fn drop_log(&mut self) {
-        if let Some(run) = &mut self.run {
-            run.log.forget();
-        }
-    }
-
     pub(super) fn record(&self, root: Root) -> Record {
         Record {
             status: self.status,
@@ -219,10 +163,6 @@ impl Response {
                 last_event: run.log.last(),
             }),
         }
-    }
-
-    pub(super) fn is_background(&self) -> bool {
-        self.run.is_some()
     }
 
     /// The previous status and owner, if a cancel with this token ended it.

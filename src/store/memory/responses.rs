@@ -22,7 +22,7 @@ impl Shard {
     ) -> Result<bool, Error> {
         match self.find(now, key) {
             None => Ok(false),
-            Some(found) if found.token() == token => Ok(true),
+            Some(found) if found.token == token => Ok(true),
             Some(_) => Err(Error::Exists),
         }
     }
@@ -40,7 +40,7 @@ impl Shard {
         }
         let mut response = Response::new(now, record, &self.keep);
         self.capacity.take(response.cost());
-        if response.status().is_terminal() {
+        if response.status.is_terminal() {
             response.used = self.capacity.tick();
             self.finished.insert(key, response);
             self.publish_oldest();
@@ -63,7 +63,7 @@ impl Shard {
             {
                 found.expires = Some(at.max(until));
             }
-            next = found.parent().map(|parent| parent.id(id.root()));
+            next = found.parent.map(|parent| parent.id(id.root()));
         }
         None
     }
@@ -71,7 +71,7 @@ impl Shard {
     /// Whether it has not ended.
     pub(super) fn is_running(&mut self, now: Instant, key: ResponseKey) -> bool {
         self.find(now, key)
-            .is_some_and(|found| !found.status().is_terminal())
+            .is_some_and(|found| !found.status.is_terminal())
     }
 
     pub(super) fn history(
@@ -83,22 +83,22 @@ impl Shard {
         let Some(head) = self.touch(now, key).filter(|found| !found.is_ephemeral()) else {
             return History::Missing(key.id);
         };
-        if !head.status().is_terminal() {
-            return History::Running(head.status());
+        if !head.status.is_terminal() {
+            return History::Running(head.status);
         }
-        if !head.status().is_continuable() {
-            return History::Ended(head.status());
+        if !head.status.is_continuable() {
+            return History::Ended(head.status);
         }
-        let parent = head.parent();
+        let parent = head.parent;
         let count = 1 + parent.map_or(0, |parent| parent.depth as usize);
-        let bytes = head.item_bytes() + parent.map_or(0, |parent| parent.bytes);
+        let bytes = head.values.item_bytes() + parent.map_or(0, |parent| parent.bytes);
         if count > max.turns || bytes > max.bytes {
             return History::TooLarge {
                 turns: count,
                 bytes,
             };
         }
-        let hint = head.hint().clone();
+        let hint = head.hint.clone();
         let until = now + self.keep.responses;
         let (mut turns, mut chain) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let mut next = Some(key.id);
@@ -113,11 +113,11 @@ impl Shard {
                 found.expires = Some(at.max(until));
             }
             turns.push(Turn {
-                input: found.input(),
-                output: found.output(),
+                input: found.values.input(),
+                output: found.values.output(),
             });
             chain.push(id);
-            next = found.parent().map(|parent| parent.id(id.root()));
+            next = found.parent.map(|parent| parent.id(id.root()));
         }
         turns.reverse();
         chain.reverse();
@@ -135,7 +135,7 @@ impl Shard {
         let Some(found) = self.find(now, key) else {
             return DeleteOutcome::Gone;
         };
-        let (was, owner) = (found.status(), found.owner());
+        let (was, owner) = (found.status, found.owner());
         if let Some(dropped) = self.running.remove(&key) {
             self.capacity.give_back(dropped.cost());
         }
@@ -196,13 +196,13 @@ impl Shard {
         let Some(found) = self.find(now, key) else {
             return CancelOutcome::Gone;
         };
-        if !found.is_background() {
+        if found.run.is_none() {
             return CancelOutcome::NotBackground;
         }
         if let Some((was, owner)) = found.cancelled_by(cancel.token) {
             return CancelOutcome::Done { was, owner };
         }
-        let (was, owner) = (found.status(), found.owner());
+        let (was, owner) = (found.status, found.owner());
         if was.is_terminal() {
             return CancelOutcome::Terminal(was);
         }

@@ -33,23 +33,6 @@ pub(super) struct Shard {
     pub(super) capacity: Arc<Capacity>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) finished: usize,
-    pub(super) running: usize,
-    pub(super) conversations: usize,
-    pub(super) log_bytes: u64,
-}
-
-impl Counts {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.finished += other.finished;
-        self.running += other.running;
-        self.conversations += other.conversations;
-        self.log_bytes += other.log_bytes;
-    }
-}
-
 impl Shard {
     pub(super) fn new(index: usize, keep: RetentionSettings, capacity: Arc<Capacity>) -> Self {
         Self {
@@ -68,29 +51,23 @@ impl Shard {
     /// Drops expired records, a few per call.
     pub(super) fn drop_expired(&mut self, now: Instant) {
         for _ in 0..EXPIRED_MAX {
-            match self.logs.front() {
-                Some((at, key)) if *at <= now => {
-                    let key = *key;
-                    self.logs.pop_front();
-                    self.change(now, key, |response| {
-                        // The id may have been deleted and reused.
-                        if response.log_until().is_some_and(|until| until <= now) {
-                            response.drop_log();
-                        }
-                    });
+            let Some((_, key)) = self.logs.pop_front_if(|(at, _)| *at <= now) else {
+                break;
+            };
+            self.change(now, key, |response| {
+                // The id may have been deleted and reused.
+                if let Some(run) = &mut response.run
+                    && run.log_until.is_some_and(|until| until <= now)
+                {
+                    run.log.forget();
                 }
-                _ => break,
-            }
+            });
         }
         for _ in 0..EXPIRED_MAX {
-            match self.ephemeral.front() {
-                Some((at, key)) if *at <= now => {
-                    let key = *key;
-                    self.ephemeral.pop_front();
-                    self.find(now, key);
-                }
-                _ => break,
-            }
+            let Some((_, key)) = self.ephemeral.pop_front_if(|(at, _)| *at <= now) else {
+                break;
+            };
+            self.find(now, key);
         }
         for _ in 0..EXPIRED_MAX {
             match self.finished.front() {
@@ -140,12 +117,12 @@ impl Shard {
         let before = response.cost();
         let result = change(response);
         let after = response.cost();
-        let (ends, log_until) = (before.runs && !after.runs, response.log_until());
+        let ends = before.runs && !after.runs;
         self.capacity.give_back(before);
         self.capacity.take(after);
         if ends && let Some(mut response) = self.running.remove(&key) {
             response.used = self.capacity.tick();
-            if let Some(at) = log_until {
+            if let Some(at) = response.run.as_ref().and_then(|run| run.log_until) {
                 self.logs.push_back((at, key));
             }
             if let Some(at) = response.expires.filter(|_| response.is_ephemeral()) {
@@ -231,16 +208,6 @@ impl Shard {
             self.publish_oldest();
         }
         dropped.is_some()
-    }
-
-    pub(super) fn counts(&self) -> Counts {
-        let logs = self.running.values().map(Response::log_bytes);
-        Counts {
-            finished: self.finished.len(),
-            running: self.running.len(),
-            conversations: self.conversations.len(),
-            log_bytes: logs.sum(),
-        }
     }
 
     #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The memory store's shards, owners and capacity: picks the shard of a key, evicts, and collects from all shards.
+//! The memory store's shards, owners and capacity: picks the shard of a key, evicts, and reports on all shards.
 
 use std::fmt;
 use std::future::ready;
@@ -13,16 +13,13 @@ use super::document_table::DocumentTable;
 use super::outbox_queues::Queues;
 use super::owners::Owners;
 use super::settings::Settings;
-use super::shard::{Counts, Shard};
+use super::shard::Shard;
 use crate::ids::Root;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::cancel::NoticeKind;
 use crate::store::meters::{Meters, Op, Outcome};
-use crate::store::{
-    ConversationKey, Error, FencingToken, Notice, Orphan, Owner, OwnershipLoss, ResponseKey,
-    RetentionSettings, StoreFuture,
-};
+use crate::store::{Error, Notice, Owner, ResponseKey, RetentionSettings, StoreFuture};
 
 /// Locks are held for microseconds; with 64 shards a hundred concurrent requests rarely collide.
 pub(super) const SHARDS: usize = 64;
@@ -75,9 +72,9 @@ impl Memory {
         }
     }
 
-    fn shard_index(root: Root) -> usize {
+    pub(super) fn shard(&self, root: Root) -> &Mutex<Shard> {
         // Roots are random.
-        root.0 as usize % SHARDS
+        &self.shards[root.0 as usize % SHARDS]
     }
 
     /// Makes the future of an operation, which counts and times it.
@@ -89,35 +86,16 @@ impl Memory {
         self.meters.meter(op, move || ready(run((self.clock)())))
     }
 
-    /// An operation on one response.
-    pub(super) fn on_response<'a, T: Outcome + Send + 'a>(
+    /// An operation on what has this root: one response or conversation.
+    pub(super) fn in_shard<'a, T: Outcome + Send + 'a>(
         &'a self,
         op: Op,
-        key: ResponseKey,
-        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), run)
-    }
-
-    /// An operation on one conversation.
-    pub(super) fn on_conversation<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        key: ConversationKey,
-        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), run)
-    }
-
-    fn in_shard<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        shard_index: usize,
+        root: Root,
         run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
     ) -> StoreFuture<'a, T> {
         self.operation(op, move |now| {
             let result = {
-                let mut shard = self.shards[shard_index].lock();
+                let mut shard = self.shard(root).lock();
                 shard.drop_expired(now);
                 run(&mut shard, now)
             };
@@ -157,76 +135,33 @@ impl Memory {
         }
     }
 
-    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.max_record;
-        match bytes as u64 {
-            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Which of these responses have ended or no longer belong to the caller.
-    pub(super) fn lost_ownerships(
-        &self,
-        now: Instant,
-        running: Vec<(ResponseKey, FencingToken)>,
-    ) -> Vec<(ResponseKey, OwnershipLoss)> {
-        let loss = |(key, fence): (ResponseKey, FencingToken)| {
-            let mut shard = self.shards[Self::shard_index(key.id.root())].lock();
-            Some((key, shard.ownership_loss(now, key, fence)?))
-        };
-        running.into_iter().filter_map(loss).collect()
-    }
-
-    pub(super) fn find_orphans(&self, now: Instant, max: usize) -> Vec<Orphan> {
-        let alive = self.owners.lock().alive(now);
-        let mut orphans = Vec::new();
-        for shard in &self.shards {
-            orphans.extend(shard.lock().orphans(&alive, max - orphans.len()));
-            if orphans.len() == max {
-                break;
-            }
-        }
-        orphans
-    }
-
-    /// The responses of `owner` that are not in `running`.
-    pub(super) fn find_untracked(
-        &self,
-        owner: Owner,
-        running: &[ResponseKey],
-        max: usize,
-    ) -> Vec<(ResponseKey, FencingToken)> {
-        let mut untracked = Vec::new();
-        for shard in &self.shards {
-            let left = max - untracked.len();
-            untracked.extend(shard.lock().untracked(owner, running, left));
-            if untracked.len() == max {
-                break;
-            }
-        }
-        untracked
-    }
-
     /// Counts, sizes, limits and owners, for the operators' report.
     pub(super) fn details(&self, now: Instant) -> Value {
-        let mut counts = Counts::default();
-        for shard in &self.shards {
-            counts.add(&shard.lock().counts());
-        }
         let alive = self.owners.lock().alive(now);
-        let orphans_of = |shard: &Mutex<Shard>| shard.lock().orphans(&alive, usize::MAX).len();
-        let orphans: usize = self.shards.iter().map(orphans_of).sum();
+        let (mut responses, mut running, mut conversations) = (0, 0, 0);
+        let (mut log_bytes, mut orphans) = (0, 0);
+        for shard in &self.shards {
+            let shard = shard.lock();
+            responses += shard.finished.len();
+            running += shard.running.len();
+            conversations += shard.conversations.len();
+            let runs = shard
+                .running
+                .values()
+                .filter_map(|found| found.run.as_ref());
+            log_bytes += runs.map(|run| run.log.bytes()).sum::<u64>();
+            orphans += shard.orphans(&alive, usize::MAX).len();
+        }
         let owners = self.owners.lock().report(now);
         json!({
-            "responses": counts.finished,
-            "running": counts.running,
-            "conversations": counts.conversations,
+            "responses": responses,
+            "running": running,
+            "conversations": conversations,
             "documents": self.documents.lock().len(),
             "bytes": self.capacity.bytes(),
-            "bytes_max": self.capacity.bytes_max(),
-            "records_max": self.capacity.records_max(),
-            "log_bytes": counts.log_bytes,
+            "bytes_max": self.capacity.max.max_size,
+            "records_max": self.capacity.max.max_records,
+            "log_bytes": log_bytes,
             "orphans": orphans,
             "owners": owners,
         })

@@ -32,18 +32,14 @@ impl Values {
         self.all().slice(..self.input_end as usize)
     }
 
-    pub(super) fn response(&self) -> Bytes {
-        let all = self.all();
-        all.slice(self.input_end as usize..self.response_end as usize)
-    }
-
     pub(super) fn output(&self) -> Bytes {
         self.all().slice(self.response_end as usize..)
     }
 
     pub(super) fn content(&self) -> Content {
+        let response = self.input_end as usize..self.response_end as usize;
         Content {
-            response: self.response(),
+            response: self.all().slice(response),
             output: self.output(),
         }
     }

@@ -3,55 +3,34 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An event that an endpoint can get.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-pub enum EventType {
-    #[serde(rename = "response.completed")]
-    ResponseCompleted,
-    #[serde(rename = "response.failed")]
-    ResponseFailed,
-    #[serde(rename = "response.cancelled")]
-    ResponseCancelled,
-    #[serde(rename = "response.incomplete")]
-    ResponseIncomplete,
-    #[serde(rename = "batch.completed")]
-    BatchCompleted,
-    #[serde(rename = "batch.failed")]
-    BatchFailed,
-    #[serde(rename = "batch.expired")]
-    BatchExpired,
-    #[serde(rename = "batch.cancelled")]
-    BatchCancelled,
+use crate::observe::metrics::words;
+
+words! {
+    /// An event that an endpoint can get.
+    #[derive(
+        Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    )]
+    pub enum EventType {
+        #[serde(rename = "response.completed")]
+        ResponseCompleted = "response.completed",
+        #[serde(rename = "response.failed")]
+        ResponseFailed = "response.failed",
+        #[serde(rename = "response.cancelled")]
+        ResponseCancelled = "response.cancelled",
+        #[serde(rename = "response.incomplete")]
+        ResponseIncomplete = "response.incomplete",
+        #[serde(rename = "batch.completed")]
+        BatchCompleted = "batch.completed",
+        #[serde(rename = "batch.failed")]
+        BatchFailed = "batch.failed",
+        #[serde(rename = "batch.expired")]
+        BatchExpired = "batch.expired",
+        #[serde(rename = "batch.cancelled")]
+        BatchCancelled = "batch.cancelled",
+    }
 }
 
 impl EventType {
-    pub const ALL: [Self; 8] = [
-        Self::ResponseCompleted,
-        Self::ResponseFailed,
-        Self::ResponseCancelled,
-        Self::ResponseIncomplete,
-        Self::BatchCompleted,
-        Self::BatchFailed,
-        Self::BatchExpired,
-        Self::BatchCancelled,
-    ];
-
-    /// As events and the configuration name it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ResponseCompleted => "response.completed",
-            Self::ResponseFailed => "response.failed",
-            Self::ResponseCancelled => "response.cancelled",
-            Self::ResponseIncomplete => "response.incomplete",
-            Self::BatchCompleted => "batch.completed",
-            Self::BatchFailed => "batch.failed",
-            Self::BatchExpired => "batch.expired",
-            Self::BatchCancelled => "batch.cancelled",
-        }
-    }
-
     /// The status that it reports.
     pub fn status(self) -> &'static str {
         let parts = self.as_str().split_once('.');

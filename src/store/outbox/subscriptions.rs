@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
@@ -78,23 +77,5 @@ impl Subscriptions {
     pub(crate) fn find(&self, endpoint: &str) -> Option<&Subscriber> {
         let mut found = self.subscribers.iter();
         found.find(|subscriber| *subscriber.endpoint.name == *endpoint)
-    }
-}
-
-/// The endpoints of the latest configuration.
-#[derive(Debug, Default)]
-pub(crate) struct SharedSubscriptions(ArcSwap<Subscriptions>);
-
-impl SharedSubscriptions {
-    pub(crate) fn set(&self, subscriptions: Arc<Subscriptions>) {
-        self.0.store(subscriptions);
-    }
-
-    pub(crate) fn get(&self) -> Arc<Subscriptions> {
-        self.0.load_full()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.load().subscribers.is_empty()
     }
 }

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::client::Redis;
+use super::packed::Packed;
 use super::reply::write_hint;
 use super::request::Kind;
 use super::scripts::{Call, Name};
@@ -10,7 +11,7 @@ use super::values::Writer;
 use crate::store::cancel::NoticeKind;
 use crate::store::log::LogState;
 use crate::store::meters::Op;
-use crate::store::record::Retention;
+use crate::store::record::{Content, Retention};
 use crate::store::{
     BackgroundResponses, CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch,
     FencingToken, Finalization, LoggedEvents, ResponseKey, Status, StoreFuture, WriteOutcome,
@@ -49,16 +50,9 @@ impl BackgroundResponses for Redis {
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
         self.meters.meter(Op::Finalize, move || async move {
-            let content = &end.content;
-            self.check_size(content.response.len() + content.output.len() + end.delta_table.len())?;
-            let mut values = vec![
-                ("re", self.pack(&content.response).await?),
-                ("ou", self.pack(&content.output).await?),
-            ];
-            if !end.delta_table.is_empty() {
-                values.push(("cu", self.pack(&end.delta_table).await?));
-            }
-            self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+            let values = self
+                .put_end(key, fence, &end.content, &end.delta_table)
+                .await?;
             let ephemeral_ttl = self.keep.ephemeral.as_millis() as u64;
             let mut call = self
                 .fenced_call(Name::FINALIZE, key, fence)
@@ -84,7 +78,7 @@ impl BackgroundResponses for Redis {
             }
             call = call
                 .field("hi", write_hint(&end.hint))
-                .field("ol", content.output.len() as u64);
+                .field("ol", end.content.output.len() as u64);
             if end.retention == Retention::Ephemeral {
                 call = call.field("rt", "e");
             }
@@ -121,7 +115,7 @@ impl BackgroundResponses for Redis {
 
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
         self.meters.meter(Op::Cancel, move || async move {
-            self.check_size(cancel.response.len())?;
+            self.keep.check_size(cancel.response.len())?;
             let packed = self.pack(&cancel.response).await?;
             if !packed.pieces.is_empty() {
                 // A Response object without output: 1 MiB is a defect or an attack.
@@ -178,21 +172,12 @@ impl BackgroundResponses for Redis {
     ) -> StoreFuture<'_, WriteOutcome> {
         self.meters
             .meter(Op::FinalizeCancelled, move || async move {
-                let content = &output.content;
-                self.check_size(
-                    content.response.len() + content.output.len() + output.delta_table.len(),
-                )?;
-                let mut values = vec![
-                    ("re", self.pack(&content.response).await?),
-                    ("ou", self.pack(&content.output).await?),
-                ];
-                if !output.delta_table.is_empty() {
-                    values.push(("cu", self.pack(&output.delta_table).await?));
-                }
-                self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+                let values = self
+                    .put_end(key, fence, &output.content, &output.delta_table)
+                    .await?;
                 let mut call = self
                     .fenced_call(Name::AMEND, key, fence)
-                    .field("ol", content.output.len() as u64);
+                    .field("ol", output.content.output.len() as u64);
                 for (name, packed) in values {
                     call = call.field(name, packed.field);
                 }
@@ -240,7 +225,27 @@ impl Redis {
             .number(fence.number)
     }
 
-    pub(super) async fn read_events(
+    /// Packs what an ended response contains, and writes the pieces of large values. Returns the fields of its record.
+    async fn put_end(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        content: &Content,
+        delta_table: &Bytes,
+    ) -> Result<Vec<(&'static str, Packed)>, Error> {
+        self.keep.check_size(content.size() + delta_table.len())?;
+        let mut values = vec![
+            ("re", self.pack(&content.response).await?),
+            ("ou", self.pack(&content.output).await?),
+        ];
+        if !delta_table.is_empty() {
+            values.push(("cu", self.pack(delta_table).await?));
+        }
+        self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+        Ok(values)
+    }
+
+    async fn read_events(
         &self,
         key: ResponseKey,
         after: Option<u64>,
@@ -250,7 +255,7 @@ impl Redis {
         let call = Call::new(Name::EVENTS)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
-            .arg(after.map_or(String::new(), |after| after.to_string()))
+            .arg(after)
             .number(bytes_max)
             .arg(if with_tokens { "1" } else { "" });
         let mut reply = self.call(Kind::Read, call).await?;

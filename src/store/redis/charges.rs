@@ -206,13 +206,7 @@ const REFUSED: &[u8] = b"refused";
 
 /// `None` for what is no number, or too large.
 fn parse_number(digits: &[u8]) -> Option<u64> {
-    let (first, rest) = digits.split_first()?;
-    let mut number = u64::from(first.is_ascii_digit().then(|| first - b'0')?);
-    for digit in rest {
-        let digit = u64::from(digit.is_ascii_digit().then(|| digit - b'0')?);
-        number = number.checked_mul(10)?.checked_add(digit)?;
-    }
-    Some(number)
+    str::from_utf8(digits).ok()?.parse().ok()
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::task::JoinHandle;
 
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command};
@@ -26,7 +26,7 @@ use crate::observe;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::store::meters::{Meters, Op};
-use crate::store::outbox::SharedSubscriptions;
+use crate::store::outbox::Subscriptions;
 use crate::store::{Error, Health, Report, ResponseStore, RetentionSettings, StoreFuture};
 
 /// This many I/O threads have a connection of their own, which saves a change of threads for each operation; the others,
@@ -43,8 +43,8 @@ pub struct Redis {
     mode: Mode,
     /// The length of leases as of the last heartbeat; 0 before.
     pub(super) lease_ms: AtomicU64,
-    /// Which endpoints learn of the end of background responses.
-    pub(super) subscriptions: SharedSubscriptions,
+    /// Which endpoints learn of the end of background responses, by the latest configuration.
+    pub(super) subscriptions: ArcSwap<Subscriptions>,
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
     lacking: LackingCommands,
@@ -55,15 +55,6 @@ pub struct Redis {
     pub(super) compression_thread: OffloadThread,
     /// Why documents were left out of lists.
     pub(super) left_out: Mutex<LogOnce>,
-}
-
-/// A request that runs on the store's thread. Dropping this does not cancel it.
-pub(super) struct SpawnedRequest(JoinHandle<Result<redis::Value, Error>>);
-
-impl SpawnedRequest {
-    pub(super) async fn result(self) -> Result<redis::Value, Error> {
-        self.0.await.unwrap_or_else(|_| Err(closing()))
-    }
 }
 
 pub(super) fn closing() -> Error {
@@ -186,7 +177,7 @@ impl Redis {
             keep: keep.clone(),
             mode: settings.mode,
             lease_ms: AtomicU64::new(0),
-            subscriptions: SharedSubscriptions::default(),
+            subscriptions: ArcSwap::default(),
             memory: MemoryCheck::default(),
             lacking: LackingCommands::default(),
             meters,
@@ -196,11 +187,18 @@ impl Redis {
         })
     }
 
-    /// Starts a request on the store's thread.
-    pub(super) fn spawn(&self, kind: Kind, request: Request) -> SpawnedRequest {
+    /// Starts a request on the store's thread, over the connection with this index. Returns its result; who drops that
+    /// does not cancel the request.
+    pub(super) fn spawn(
+        &self,
+        index: usize,
+        kind: Kind,
+        request: Request,
+    ) -> impl Future<Output = Result<redis::Value, Error>> + use<> {
         let executor = self.executor.clone();
-        let result = async move { executor.execute(SHARED, kind, &request).await };
-        SpawnedRequest(self.own_thread.runtime().spawn(result))
+        let result = async move { executor.execute(index, kind, &request).await };
+        let result = self.own_thread.runtime().spawn(result);
+        async move { result.await.unwrap_or_else(|_| Err(closing())) }
     }
 
     /// Executes a request on the calling I/O thread if it has a connection, else on the store's thread.
@@ -211,7 +209,7 @@ impl Redis {
     ) -> Result<redis::Value, Error> {
         let bytes = request.bytes_sent();
         let result = match self.link.index_for(io_threads::index()) {
-            SHARED => self.spawn(kind, request).result().await,
+            SHARED => self.spawn(SHARED, kind, request).await,
             own => self.executor.execute(own, kind, &request).await,
         };
         self.memory.on_result(&result, bytes);
@@ -228,19 +226,16 @@ impl Redis {
         if !self.executor.waits_for_replicas() {
             return self.call(kind, call).await;
         }
-        let (executor, index) = (self.executor.clone(), self.link.waiting());
         let request = Request::Script(call);
         let bytes = request.bytes_sent();
-        let result = async move { executor.execute(index, kind, &request).await };
-        let spawned = SpawnedRequest(self.own_thread.runtime().spawn(result));
-        let result = spawned.result().await;
+        let result = self.spawn(self.link.waiting(), kind, request).await;
         self.memory.on_result(&result, bytes);
         Reply::new(result?)
     }
 
     /// Sends a command without waiting for it: a later scan makes up for its failure.
     pub(super) fn send_detached(&self, request: Request) {
-        drop(self.spawn(Kind::Write, request));
+        drop(self.spawn(SHARED, Kind::Write, request));
     }
 
     pub(super) fn record_ttl_ms(&self) -> u64 {

@@ -3,11 +3,12 @@
 use bytes::Bytes;
 
 use super::client::Redis;
-use super::packed::{Field, Packed};
+use super::packed::Packed;
 use super::reply::Reply;
 use super::request::{Kind, Request};
-use super::scripts::{Arg, Call, Name};
+use super::scripts::{Call, Name};
 use super::values::fields_of;
+use crate::observe::metrics::words;
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::meters::Op;
 use crate::store::{
@@ -22,21 +23,13 @@ pub(super) struct PreparedItems {
     pieces: Vec<String>,
 }
 
-/// The operation that adds items to a conversation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PutKind {
-    Create,
-    Add,
-    Commit,
-}
-
-impl PutKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Add => "add",
-            Self::Commit => "commit",
-        }
+words! {
+    /// The operation that adds items to a conversation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum PutKind {
+        Create = "create",
+        Add = "add",
+        Commit = "commit",
     }
 }
 
@@ -197,7 +190,7 @@ impl Redis {
     }
 
     /// Packs a conversation object or a document, which must fit into one field.
-    pub(super) async fn pack_object(&self, object: &Bytes) -> Result<Field, Error> {
+    pub(super) async fn pack_object(&self, object: &Bytes) -> Result<Bytes, Error> {
         let packed = self.pack(object).await?;
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {
@@ -208,13 +201,13 @@ impl Redis {
         Ok(packed.field)
     }
 
-    pub(super) async fn put_items(
+    async fn put_items(
         &self,
         key: ConversationKey,
         kind: PutKind,
         token: IdempotencyToken,
         items: Vec<Item>,
-        object: impl Into<Arg>,
+        object: Bytes,
     ) -> Result<PutOutcome, Error> {
         let prepared = self.prepare_items(key, kind, &items).await?;
         let call = self
@@ -334,7 +327,7 @@ impl Redis {
     }
 
     /// `how`: `lock` or `renew`.
-    pub(super) async fn take_lock(
+    async fn take_lock(
         &self,
         key: ConversationKey,
         how: &'static str,

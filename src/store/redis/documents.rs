@@ -40,8 +40,8 @@ impl Documents for Redis {
             check_value(&new.value)?;
             let call = self
                 .document_call("insert", &key)
-                .arg(self.pack_object(&new.value).await?);
-            let call = with_due(call, new.due_ms)
+                .arg(self.pack_object(&new.value).await?)
+                .arg(new.due_ms)
                 .number(new.created_ms)
                 .number(new.weight)
                 .arg(format!("{:016x}", fingerprint(&new.value)))
@@ -82,8 +82,9 @@ impl Documents for Redis {
             check_value(&value)?;
             let call = self
                 .document_call("replace", &key)
-                .arg(self.pack_object(&value).await?);
-            let call = with_due(call, due_ms).number(version);
+                .arg(self.pack_object(&value).await?)
+                .arg(due_ms)
+                .number(version);
             let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
             match reply.word()?.as_str() {
                 "ok" => Ok(ReplaceOutcome::Done(reply.count()?)),
@@ -100,11 +101,7 @@ impl Documents for Redis {
         version: Option<u64>,
     ) -> StoreFuture<'_, RemoveOutcome> {
         self.meters.meter(Op::RemoveDocument, move || async move {
-            let call = self.document_call("remove", &key);
-            let call = match version {
-                Some(version) => call.number(version),
-                None => call.arg(""),
-            };
+            let call = self.document_call("remove", &key).arg(version);
             let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
             match reply.word()?.as_str() {
                 "ok" => Ok(RemoveOutcome::Done),
@@ -296,14 +293,6 @@ impl Redis {
             version,
             key,
         })
-    }
-}
-
-/// Adds when a document is due.
-fn with_due(call: Call, due_ms: Option<u64>) -> Call {
-    match due_ms {
-        Some(due_ms) => call.number(due_ms),
-        None => call.arg(""),
     }
 }
 

@@ -119,8 +119,11 @@ impl Executor {
             Kind::Write | Kind::WriteOnce => self.write_timeout,
         };
         self.link.hold_timer(index);
-        let timeout = request.timeout().unwrap_or(timeout).min(timeout);
-        let transfer = Duration::from_millis(request.bytes() / BYTES_PER_MS);
+        let script = request.script();
+        let shorter = script.and_then(|call| call.timeout);
+        let timeout = shorter.unwrap_or(timeout).min(timeout);
+        let transfer = script.map_or(0, Call::bytes) / BYTES_PER_MS;
+        let transfer = Duration::from_millis(transfer);
         let deadline = tokio::time::Instant::now() + timeout + transfer;
         let mut result = self.attempt(index, kind, request, deadline).await;
         // An idle connection that was lost fails at its next use.
@@ -139,23 +142,7 @@ impl Executor {
             }
         }
         self.account(request, &result);
-        let result = match result {
-            Ok((value, connection)) => {
-                if let Some(replica_wait) = &self.replica_wait
-                    && index == self.link.waiting()
-                {
-                    match connection {
-                        Some(connection) => {
-                            replica_wait.wait(connection, request.first_key()).await;
-                        }
-                        None => replica_wait.on_other_connection(),
-                    }
-                }
-                Ok(value)
-            }
-            Err(failure) => Err(failure),
-        };
-        result.map_err(|failure| match (kind, failure.error) {
+        let (value, connection) = result.map_err(|failure| match (kind, failure.error) {
             // A read has no unknown outcome.
             (
                 Kind::Read,
@@ -168,7 +155,13 @@ impl Executor {
                 reason,
             },
             (_, error) => error,
-        })
+        })?;
+        if let Some(replica_wait) = &self.replica_wait
+            && index == self.link.waiting()
+        {
+            replica_wait.wait(connection, request.first_key()).await;
+        }
+        Ok(value)
     }
 
     /// Counts the operation as in flight. `None` if too many are.

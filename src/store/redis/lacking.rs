@@ -2,8 +2,8 @@
 //! anything is generated that could not be stored.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -25,7 +25,6 @@ pub(super) struct LackingCommands {
     started: Instant,
     /// Milliseconds after `started` at which to check again.
     due_ms: AtomicU64,
-    is_any: AtomicBool,
     /// What to say; empty if nothing is refused.
     said: Mutex<Arc<str>>,
 }
@@ -35,7 +34,6 @@ impl Default for LackingCommands {
         Self {
             started: observe::now(),
             due_ms: AtomicU64::new(0),
-            is_any: AtomicBool::new(false),
             said: Mutex::new("".into()),
         }
     }
@@ -54,10 +52,9 @@ impl LackingCommands {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.is_any.load(Relaxed) {
-            Err(unavailable(BUSY_RETRY, &self.said()))
-        } else {
-            Ok(())
+        match &*self.said() {
+            "" => Ok(()),
+            said => Err(unavailable(BUSY_RETRY, said)),
         }
     }
 
@@ -76,7 +73,6 @@ impl LackingCommands {
                 error!("{text}");
             }
             *known = text.into();
-            self.is_any.store(!refused.is_empty(), Relaxed);
         }
     }
 }

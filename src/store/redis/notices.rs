@@ -64,11 +64,10 @@ impl Redis {
                 fields.word()?,
                 fields.word()?,
             );
-            let kind = match kind.as_str() {
-                "cancelled" => NoticeKind::Cancelled,
-                "deleted" => NoticeKind::Deleted,
+            let mut kinds = NoticeKind::ALL.into_iter();
+            let Some(kind) = kinds.find(|known| known.as_str() == kind) else {
                 // From a newer release; the owner learns of it from `check_ownership`.
-                _ => continue,
+                continue;
             };
             let at_ms = cursor.0;
             notices.extend(parse_member(&key).map(|key| Notice { key, kind, at_ms }));

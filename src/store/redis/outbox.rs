@@ -46,11 +46,11 @@ impl EventMark {
 impl Redis {
     /// What to write into a record with its end; `None` if no endpoint is to learn of it.
     pub(super) fn event_mark(&self, key: ResponseKey, status: Status) -> Option<EventMark> {
-        if self.subscriptions.is_empty() {
+        if self.subscriptions.load().subscribers.is_empty() {
             return None;
         }
         let event = response_event(key, status, observe::unix_s())?;
-        let subscriptions = self.subscriptions.get();
+        let subscriptions = self.subscriptions.load_full();
         let of = subscriptions.of(event);
         let names: Vec<&str> = of.map(|subscriber| &*subscriber.endpoint.name).collect();
         (!names.is_empty()).then(|| EventMark::new(event.created_at, &names))
@@ -70,7 +70,7 @@ impl Redis {
         let Some(event) = response_event(key, status, created_at) else {
             return true;
         };
-        let subscriptions = self.subscriptions.get();
+        let subscriptions = self.subscriptions.load_full();
         for endpoint in endpoints {
             if let Err(error) = self.add_event(endpoint, event, &subscriptions).await {
                 debug!(response_id = %key.id, endpoint, %error, "webhook event not queued; the next scan queues it");
@@ -85,7 +85,7 @@ impl Redis {
 
     /// As [`Self::queue_event`], if that was not done before.
     pub(super) async fn queue_left_event(&self, key: ResponseKey, status: Status) -> bool {
-        if self.subscriptions.is_empty() {
+        if self.subscriptions.load().subscribers.is_empty() {
             return true;
         }
         let mut read = redis::cmd("HGET");
@@ -138,12 +138,12 @@ impl Redis {
 
 impl Outbox for Redis {
     fn subscribe(&self, subscriptions: Arc<Subscriptions>) {
-        self.subscriptions.set(subscriptions);
+        self.subscriptions.store(subscriptions);
     }
 
     fn add(&self, event: EndEvent) -> StoreFuture<'_, ()> {
         self.meters.meter(Op::AddEvent, move || async move {
-            let subscriptions = self.subscriptions.get();
+            let subscriptions = self.subscriptions.load_full();
             let of = subscriptions.of(event);
             let names: Vec<Arc<str>> = of
                 .map(|subscriber| subscriber.endpoint.name.clone())
@@ -158,7 +158,7 @@ impl Outbox for Redis {
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::ClaimEvents, move || async move {
-            let bounds = self.subscriptions.get().bounds;
+            let bounds = self.subscriptions.load().bounds;
             let call = Call::new(Name::OUTBOX_CLAIM)
                 .keys(self.keys.outbox(&endpoint))
                 .number(claim.max as u64)
@@ -198,14 +198,12 @@ impl Outbox for Redis {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::SettleEvent, move || async move {
             let [due, added, entries, _] = self.keys.outbox(&endpoint);
+            let retry_in = settlement.retry_in;
             let call = Call::new(Name::OUTBOX_SETTLE)
                 .keys([due, added, entries])
                 .arg(event_member(settlement.key))
-                .arg(settlement.attempt.to_string());
-            let call = match settlement.retry_in {
-                Some(pause) => call.number(pause.as_millis() as u64),
-                None => call.arg(""),
-            };
+                .number(settlement.attempt.into())
+                .arg(retry_in.map(|pause| pause.as_millis() as u64));
             let mut reply = self.call(Kind::Write, call).await?;
             Ok(reply.word()? == "ok")
         })

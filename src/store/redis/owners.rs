@@ -1,7 +1,6 @@
-//! Owners: their leases, and the sets of the responses that each of them runs.
+//! Owners: which there are, whether they live, and the sets of the responses that each of them runs.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use super::client::Redis;
 use super::keys::{member, parse_owner};
@@ -14,59 +13,12 @@ impl Redis {
     /// Changes the list of owners, which is what scans go through. A failure is ignored: in a cluster this key may lie
     /// on a node that is down while the owner's lease does not, and a server that is full refuses it although the
     /// owner is listed already. The next heartbeat repeats it.
-    async fn send_to_owners(&self, request: Request) {
+    pub(super) async fn send_to_owners(&self, request: Request) {
         if self.is_cluster() {
             self.send_detached(request);
         } else {
             drop(self.execute(Kind::Write, request).await);
         }
-    }
-
-    async fn note_alive(&self, owner: Owner) {
-        let call = Call::new(Name::SEEN)
-            .key(self.keys.owners())
-            .arg(owner.to_string());
-        self.send_to_owners(Request::Script(call)).await;
-    }
-
-    pub(super) async fn renew_lease(
-        &self,
-        owner: Owner,
-        name: String,
-        lease: Duration,
-    ) -> Result<(), Error> {
-        let lease_ms = lease.as_millis() as u64;
-        self.lease_ms.store(lease_ms, Relaxed);
-        // A server that is out of memory does not refuse this one.
-        let mut renew = redis::cmd("PEXPIRE");
-        renew.arg(self.keys.lease(owner)).arg(lease_ms);
-        let renewed = self.execute(Kind::Write, Request::Command(renew)).await?;
-        if renewed != redis::Value::Int(1) {
-            let mut set = redis::cmd("SET");
-            set.arg(self.keys.lease(owner))
-                .arg(name)
-                .arg("PX")
-                .arg(lease_ms);
-            self.execute(Kind::Write, Request::Command(set)).await?;
-        }
-        self.note_alive(owner).await;
-        // It may be changed while Redis runs.
-        self.check_eviction();
-        Ok(())
-    }
-
-    pub(super) async fn drop_lease(&self, owner: Owner) -> Result<(), Error> {
-        let mut left = redis::cmd("ZADD");
-        left.arg(self.keys.owners())
-            .arg("XX")
-            .arg(0)
-            .arg(owner.to_string());
-        // If it fails, the owner counts as dead when its lease would have ended.
-        drop(self.execute(Kind::Write, Request::Command(left)).await);
-        let mut delete = redis::cmd("DEL");
-        delete.arg(self.keys.lease(owner));
-        self.execute(Kind::Write, Request::Command(delete)).await?;
-        Ok(())
     }
 
     /// All owners, and how long ago in ms each was seen alive; `None` for one that has left.
@@ -89,8 +41,13 @@ impl Redis {
     /// Whether an owner that was seen alive so long ago has lost its runs: its lease has ended, and no heartbeat came
     /// for as long. A server that evicts keys may have dropped the lease alone.
     pub(super) async fn is_dead(&self, owner: Owner, seen_ms: Option<u64>) -> Result<bool, Error> {
-        let is_recent = seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed));
-        Ok(!is_recent && !self.is_alive(owner).await?)
+        if seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed)) {
+            return Ok(false);
+        }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.lease(owner));
+        let value = self.execute(Kind::Read, Request::Command(exists)).await?;
+        Ok(value != redis::Value::Int(1))
     }
 
     /// As [`Redis::is_dead`], now.
@@ -98,14 +55,6 @@ impl Redis {
         let seen = self.owners_seen(owner.to_string()).await?;
         let seen = seen.first().and_then(|(_, seen)| *seen);
         self.is_dead(owner, seen).await
-    }
-
-    /// Whether the lease of the owner is valid.
-    pub(super) async fn is_alive(&self, owner: Owner) -> Result<bool, Error> {
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.keys.lease(owner));
-        let value = self.execute(Kind::Read, Request::Command(exists)).await?;
-        Ok(value == redis::Value::Int(1))
     }
 
     /// Moves a released response from the set of its owner to the set of released ones.

@@ -17,34 +17,8 @@ pub(super) const BATCH_BYTES: usize = 1 << 20;
 pub(super) const PIECES_AT_A_TIME: usize = BATCH_BYTES / PIECE_BYTES;
 /// The zstd level. JSON shrinks to a third; higher levels cost more CPU than they save.
 const LEVEL: i32 = 1;
-/// The first byte of an uncompressed value.
-pub(super) const RAW: u8 = b'r';
 /// No value has more: `keep.max_record` is at most as large.
 const BYTES_MAX: usize = 1 << 29;
-
-/// The content of one field.
-#[derive(Clone, Debug)]
-pub(super) enum Field {
-    /// An uncompressed value. [`RAW`] is prepended when it is sent.
-    Raw(Bytes),
-    Whole(Bytes),
-}
-
-impl Field {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Raw(bytes) => bytes.len() + 1,
-            Self::Whole(bytes) => bytes.len(),
-        }
-    }
-
-    fn into_bytes(self) -> Bytes {
-        match self {
-            Self::Raw(bytes) => [&[RAW], &*bytes].concat().into(),
-            Self::Whole(bytes) => bytes,
-        }
-    }
-}
 
 /// Compressing or decompressing larger values takes most of a millisecond, so I/O threads do not do it.
 pub(super) const LARGE_BYTES: usize = 256 << 10;
@@ -60,7 +34,7 @@ pub(super) fn bytes_to_unpack(packed: &[u8]) -> usize {
 /// A value that is ready to be written.
 pub(super) struct Packed {
     /// The content of the field itself.
-    pub(super) field: Field,
+    pub(super) field: Bytes,
     /// The content of the fields `<name>:<nonce>:<n>`, which are written before.
     pub(super) pieces: Vec<Bytes>,
     pub(super) nonce: u64,
@@ -76,13 +50,12 @@ impl Packed {
                 nonce: 0,
             };
         }
-        let packed = packed.into_bytes();
         // Random, so that two writers of one value never mix their pieces.
         let nonce = fastrand::u64(..);
         let cut = |from| packed.slice(from..packed.len().min(from + PIECE_BYTES));
         let pieces: Vec<Bytes> = (0..packed.len()).step_by(PIECE_BYTES).map(cut).collect();
         Self {
-            field: Field::Whole(format!("c{nonce:x}:{}", pieces.len()).into()),
+            field: format!("c{nonce:x}:{}", pieces.len()).into(),
             pieces,
             nonce,
         }
@@ -114,16 +87,16 @@ pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
     Ok((0..count).map(field).collect())
 }
 
-fn pack(bytes: &Bytes, compress_min: u64) -> Field {
+fn pack(bytes: &Bytes, compress_min: u64) -> Bytes {
     if bytes.len() as u64 >= compress_min
         && let Some(frame) = compressed(bytes)
         && frame.len() + 4 < bytes.len()
     {
         let length = bytes.len() as u32;
         let packed = [b"z".as_slice(), &length.to_le_bytes(), &frame].concat();
-        return Field::Whole(packed.into());
+        return packed.into();
     }
-    Field::Raw(bytes.clone())
+    [b"r".as_slice(), bytes].concat().into()
 }
 
 pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
@@ -173,7 +146,7 @@ mod tests {
 
     fn joined(packed: &Packed) -> Vec<u8> {
         if packed.pieces.is_empty() {
-            packed.field.clone().into_bytes().to_vec()
+            packed.field.to_vec()
         } else {
             packed.pieces.concat()
         }
@@ -198,7 +171,7 @@ mod tests {
     fn a_compressed_value_states_its_length() {
         let text = Bytes::from(vec![b'x'; LARGE_BYTES]);
         for (min, expected) in [(0, LARGE_BYTES), (u64::MAX, 0)] {
-            let packed = Packed::new(&text, min).field.into_bytes();
+            let packed = Packed::new(&text, min).field;
             assert_eq!(bytes_to_unpack(&packed), expected);
         }
         assert_eq!((bytes_to_unpack(b""), bytes_to_unpack(b"z12")), (0, 0));
@@ -209,12 +182,12 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         let bytes: Bytes = (0..3 << 20).map(|_| random.u8(..)).collect();
         let packed = Packed::new(&bytes, 0);
-        let field = packed.field.clone().into_bytes();
+        let field = packed.field.clone();
         assert!(is_split(&field) && packed.pieces.len() == 7);
         assert!(packed.pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
         let small = Packed::new(&Bytes::from_static(b"c1:1"), 0);
-        assert!(!is_split(&small.field.into_bytes()));
+        assert!(!is_split(&small.field));
         let written: Vec<_> = packed.fields("in").map(|(name, _)| name).collect();
         assert_eq!(pieces("in", &field).unwrap(), written);
         for damaged in ["c", "c1", "c1:", "c1:-1", "c1:99999999999", "c1:1000000"] {

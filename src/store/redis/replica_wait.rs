@@ -16,6 +16,7 @@ use super::breakers::slot;
 use super::link::Connection;
 use super::settings::Wait;
 use crate::observe;
+use crate::observe::metrics::words;
 use crate::store::meters::Meters;
 
 /// After a time-out writes do not wait for this long: replicas that are gone slow down one write a second, not all.
@@ -23,23 +24,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// For the reply itself, beyond the time that Redis waits.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Whether replicas have a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Replicated {
-    Acknowledged,
-    /// The replicas did not answer in time, or there are too few.
-    TimedOut,
-    /// They did not answer the last time.
-    NotAsked,
-}
-
-impl Replicated {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Acknowledged => "acknowledged",
-            Self::TimedOut => "timed_out",
-            Self::NotAsked => "not_asked",
-        }
+words! {
+    /// Whether replicas have a write.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Replicated {
+        Acknowledged = "acknowledged",
+        /// The replicas did not answer in time, or there are too few.
+        TimedOut = "timed_out",
+        /// They did not answer the last time, or the write was answered on a connection on which no write waits.
+        NotAsked = "not_asked",
     }
 }
 
@@ -100,18 +93,15 @@ impl ReplicaWait {
         })
     }
 
-    /// Waits until replicas have the write that Redis has just answered on this connection.
-    pub(super) async fn wait(&self, connection: Connection, key: &[u8]) {
-        let replicated = self.replicated(connection, key).await;
+    /// Waits until replicas have the write that Redis has just answered on this connection. `None`: on one on which no
+    /// write waits.
+    pub(super) async fn wait(&self, connection: Option<Connection>, key: &[u8]) {
+        let replicated = match connection {
+            Some(connection) => self.replicated(connection, key).await,
+            None => Replicated::NotAsked,
+        };
         let counter = &self.meters.replica_waits;
         counter.with_label_values(&[replicated.as_str()]).inc();
-    }
-
-    /// A write was answered on a connection on which no write waits.
-    pub(super) fn on_other_connection(&self) {
-        let counter = &self.meters.replica_waits;
-        let replicated = Replicated::NotAsked.as_str();
-        counter.with_label_values(&[replicated]).inc();
     }
 
     async fn replicated(&self, mut connection: Connection, key: &[u8]) -> Replicated {

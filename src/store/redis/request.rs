@@ -1,7 +1,5 @@
 //! A request to Redis: a command or a script, how large it may be, and whether it may be repeated.
 
-use std::time::Duration;
-
 use redis::Cmd;
 
 use super::scripts::Call;
@@ -25,11 +23,10 @@ impl Request {
         }
     }
 
-    /// How long its reply is waited for at most, if that is shorter than the setting.
-    pub(super) fn timeout(&self) -> Option<Duration> {
+    pub(super) fn script(&self) -> Option<&Call> {
         match self {
             Self::Command(_) => None,
-            Self::Script(call) => call.timeout(),
+            Self::Script(call) => Some(call),
         }
     }
 
@@ -41,20 +38,9 @@ impl Request {
         }
     }
 
-    /// About how large it is as it is sent.
+    /// About how large it is as it is sent, if it may be large.
     pub(super) fn bytes_sent(&self) -> u64 {
-        match self {
-            Self::Command(_) => 0,
-            Self::Script(call) => call.bytes_sent(),
-        }
-    }
-
-    /// How large its reply is, if it may be large.
-    pub(super) fn bytes(&self) -> u64 {
-        match self {
-            Self::Command(_) => 0,
-            Self::Script(call) => call.bytes(),
-        }
+        self.script().map_or(0, Call::bytes_sent)
     }
 }
 

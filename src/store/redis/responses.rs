@@ -262,27 +262,22 @@ impl Redis {
         record: NewRecord,
         commit: Option<Commit>,
     ) -> Result<PutOutcome, Error> {
-        let request = match &record.initial {
-            InitialState::Finished { .. } => &Bytes::new(),
-            InitialState::Background { request, .. } => request,
+        let (fence, request) = match &record.initial {
+            InitialState::Finished { .. } => (None, Bytes::new()),
+            InitialState::Background { fence, request, .. } => (Some(*fence), request.clone()),
         };
         let NewRecord { input, content, .. } = &record;
-        let bytes = input.len() + content.response.len() + content.output.len();
-        self.check_size(bytes + request.len())?;
+        self.keep.check_size(record.size())?;
         let mut values = vec![
             ("in", self.pack(input).await?),
             ("re", self.pack(&content.response).await?),
             ("ou", self.pack(&content.output).await?),
         ];
         if !request.is_empty() {
-            values.push(("rq", self.pack(request).await?));
+            values.push(("rq", self.pack(&request).await?));
         }
         let token = record.token.to_string();
         let started = observe::now();
-        let fence = match record.initial {
-            InitialState::Finished { .. } => None,
-            InitialState::Background { fence, .. } => Some(fence),
-        };
         if let Some(fence) = fence {
             // Before the record, so that a scan for orphans cannot miss it.
             self.index(fence, key).await?;
@@ -335,11 +330,8 @@ impl Redis {
         }
 
         let ttl = self.record_ttl_ms();
-        let own_ttl = match record.initial {
-            InitialState::Finished { .. } => ttl,
-            // It lives for as long as it runs.
-            InitialState::Background { .. } => 0,
-        };
+        // A background response lives for as long as it runs.
+        let own_ttl = if fence.is_some() { 0 } else { ttl };
         let begin = |keys: Vec<String>| {
             Call::new(Name::CREATE)
                 .key(self.keys.record(key))

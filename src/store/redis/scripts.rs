@@ -5,16 +5,13 @@
 //! on that connection belong to other calls: their records are other responses, maybe of other tenants. A read that is a
 //! command besides costs a third of its script as the command with an `ECHO` of the number.
 
-use std::io::Write as _;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Cmd, Pipeline, RedisWrite as _, Script};
+use redis::{Cmd, Pipeline, Script};
 use serde_json::{Value, json};
 use smallvec::SmallVec;
-
-use super::packed::{Field, RAW};
 
 /// A script, as an index into [`ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +109,7 @@ pub(super) struct Call {
     /// Expected size of the reply, if it may be large.
     reply_bytes: u64,
     /// A reply is not waited for longer than this, if it is shorter than the setting.
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
 }
 
 /// A key of a script. A key that many calls have is made once, and shared.
@@ -140,7 +137,6 @@ pub(super) enum Arg {
     Text(String),
     Number(u64),
     Bytes(Bytes),
-    Field(Field),
 }
 
 /// Digits of the largest number.
@@ -156,7 +152,6 @@ impl Arg {
             Self::Text(text) => text.len(),
             Self::Number(_) => DIGITS_MAX,
             Self::Bytes(bytes) => bytes.len(),
-            Self::Field(field) => field.len(),
         }
     }
 
@@ -164,15 +159,9 @@ impl Arg {
         let bytes = match self {
             Self::Word(text) => text.as_bytes(),
             Self::Text(text) => text.as_bytes(),
-            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => bytes,
+            Self::Bytes(bytes) => bytes,
             Self::Number(number) => {
                 command.arg(*number);
-                return;
-            }
-            Self::Field(Field::Raw(bytes)) => {
-                let mut out = command.writer_for_next_arg();
-                // Writing to memory cannot fail.
-                let _ = out.write_all(&[RAW]).and_then(|()| out.write_all(bytes));
                 return;
             }
         };
@@ -204,15 +193,16 @@ impl From<Vec<u8>> for Arg {
     }
 }
 
-impl From<Field> for Arg {
-    fn from(field: Field) -> Self {
-        Self::Field(field)
-    }
-}
-
 impl From<u64> for Arg {
     fn from(number: u64) -> Self {
         Self::Number(number)
+    }
+}
+
+/// Empty for `None`.
+impl From<Option<u64>> for Arg {
+    fn from(number: Option<u64>) -> Self {
+        number.map_or(Self::Word(""), Self::Number)
     }
 }
 
@@ -238,14 +228,9 @@ impl Call {
         self
     }
 
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
     /// Approximate bytes of request and reply.
     pub(super) fn bytes(&self) -> u64 {
-        let args: usize = self.args.iter().map(Arg::len).sum();
-        self.reply_bytes.saturating_add(args as u64)
+        self.reply_bytes.saturating_add(self.bytes_sent())
     }
 
     pub(super) fn first_key(&self) -> &str {
@@ -380,8 +365,8 @@ mod tests {
     fn arguments_are_sent_unchanged() {
         let call = Call::new(Name::CREATE).key("k").number(7);
         let call = call.field("a", "b".to_owned()).field("c", vec![0]);
-        let call = call.field("d", Field::Raw("x".into()));
-        let call = call.field("e", Field::Whole("y".into()));
+        let call = call.field("d", Bytes::from_static(b"rx"));
+        let call = call.field("e", "y");
         let command = call.by_hash();
         let sent: Vec<Vec<u8>> = command
             .args_iter()

@@ -190,59 +190,46 @@ impl Settings {
     /// What is wrong beyond types and bounds: keys with a message each.
     pub fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
-        let mut wrong = |key: &str, why: String| problems.push((key.to_owned(), why));
+        let mut wrong = |key: &str, why: &str| problems.push((key.to_owned(), why.to_owned()));
         if self.urls.is_empty() {
-            wrong("urls", "list at least one redis:// address".to_owned());
+            wrong("urls", "list at least one redis:// address");
         }
         for (place, url) in self.urls.iter().enumerate() {
             if let Err(why) = address(url) {
-                wrong(&format!("urls[{place}]"), why);
+                wrong(&format!("urls[{place}]"), &why);
             }
         }
         let tls = self.urls.iter().filter_map(|url| address(url).ok());
         let tls: Vec<bool> = tls.map(|(is_tls, ..)| is_tls).collect();
         if tls.contains(&true) && tls.contains(&false) {
-            wrong(
-                "urls",
-                "must be all redis:// or all rediss://, not both".to_owned(),
-            );
+            wrong("urls", "must be all redis:// or all rediss://, not both");
         }
         if self.mode == Mode::Standalone && self.urls.len() > 1 {
-            wrong(
-                "urls",
-                "has several addresses, but mode is standalone".to_owned(),
-            );
+            wrong("urls", "has several addresses, but mode is standalone");
         }
         if (self.mode == Mode::Sentinel) == self.master.is_empty() {
             let why = match self.mode {
                 Mode::Sentinel => "name the master that the sentinels watch",
                 Mode::Standalone | Mode::Cluster => "is for mode sentinel alone",
             };
-            wrong("master", why.to_owned());
+            wrong("master", why);
         }
         if self.mode == Mode::Cluster && self.database != 0 {
-            wrong("database", "a cluster has only database 0".to_owned());
+            wrong("database", "a cluster has only database 0");
         }
         if !self.username.is_empty() && self.password.is_empty() {
-            wrong("username", "is given without a password".to_owned());
+            wrong("username", "is given without a password");
         }
         if !self.sentinel_username.is_empty() && self.sentinel_password.is_empty() {
-            wrong(
-                "sentinel_username",
-                "is given without a password".to_owned(),
-            );
+            wrong("sentinel_username", "is given without a password");
         }
         if self.tls.certificate_file.is_empty() != self.tls.key_file.is_empty() {
-            wrong(
-                "tls",
-                "certificate_file and key_file go together".to_owned(),
-            );
+            wrong("tls", "certificate_file and key_file go together");
         }
         if self.prefix.contains(['{', '}']) || self.prefix.len() > 64 {
             wrong(
                 "prefix",
-                "must be up to 64 characters without braces, which decide where a cluster keeps a key"
-                    .to_owned(),
+                "must be up to 64 characters without braces, which decide where a cluster keeps a key",
             );
         }
         problems

@@ -1,13 +1,15 @@
-//! Which replica runs a background response: lost ownerships, orphans, untracked responses, takeover and release. `owners` has
-//! the leases, `notices` the notices.
+//! Which replica runs a background response: leases, lost ownerships, orphans, untracked responses, takeover and
+//! release. `owners` has the lists of owners and of what they run, `notices` the notices.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tracing::warn;
 
 use super::client::Redis;
 use super::keys::parse_member;
+use super::link::SHARED;
 use super::outbox::EventMark;
 use super::reply::Reply;
 use super::request::{Kind, Request};
@@ -29,13 +31,41 @@ const MISSING_KEPT_MS: u64 = 60_000;
 impl Ownership for Redis {
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
-        self.meters
-            .meter(Op::Heartbeat, move || self.renew_lease(owner, name, lease))
+        self.meters.meter(Op::Heartbeat, move || async move {
+            let lease_ms = lease.as_millis() as u64;
+            self.lease_ms.store(lease_ms, Relaxed);
+            // A server that is out of memory does not refuse this one.
+            let mut renew = redis::cmd("PEXPIRE");
+            renew.arg(self.keys.lease(owner)).arg(lease_ms);
+            let renewed = self.execute(Kind::Write, Request::Command(renew)).await?;
+            if renewed != redis::Value::Int(1) {
+                let mut set = redis::cmd("SET");
+                set.arg(self.keys.lease(owner)).arg(name);
+                set.arg("PX").arg(lease_ms);
+                self.execute(Kind::Write, Request::Command(set)).await?;
+            }
+            let seen = Call::new(Name::SEEN)
+                .key(self.keys.owners())
+                .arg(owner.to_string());
+            self.send_to_owners(Request::Script(seen)).await;
+            // It may be changed while Redis runs.
+            self.check_eviction();
+            Ok(())
+        })
     }
 
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
-        self.meters
-            .meter(Op::EndLease, move || self.drop_lease(owner))
+        self.meters.meter(Op::EndLease, move || async move {
+            let mut left = redis::cmd("ZADD");
+            left.arg(self.keys.owners()).arg("XX");
+            left.arg(0).arg(owner.to_string());
+            // If it fails, the owner counts as dead when its lease would have ended.
+            drop(self.execute(Kind::Write, Request::Command(left)).await);
+            let mut delete = redis::cmd("DEL");
+            delete.arg(self.keys.lease(owner));
+            self.execute(Kind::Write, Request::Command(delete)).await?;
+            Ok(())
+        })
     }
 
     fn check_ownership(
@@ -81,7 +111,7 @@ impl Ownership for Redis {
                 if orphans.len() >= max {
                     break;
                 }
-                let has_any = match self.orphans_if_dead(owner, seen, max, &mut orphans).await {
+                let has_any = match self.orphans_of(owner, seen, max, &mut orphans).await {
                     Ok(has_any) => has_any,
                     // What lies on other nodes is taken over all the same.
                     Err(error) if self.is_cluster() && error.retry_after().is_some() => continue,
@@ -126,7 +156,8 @@ impl Ownership for Redis {
             for (key, state) in keys.into_iter().zip(states) {
                 match state {
                     Ok(Some(state)) if !state.is_unfinished() => {
-                        if self.queue_event_of(key, Some(&state)).await {
+                        let event = state.event.as_ref();
+                        if self.queue_event(key, state.status, event).await {
                             self.unindex(Some(owner), key);
                         }
                     }
@@ -240,12 +271,12 @@ impl Redis {
         for key in keys {
             let fields = ["v", "st", "bg", "own", "ep", "po", "wh"];
             let call = fields_of(self.keys.record(key), &fields);
-            requests.push(self.spawn(Kind::Read, Request::Script(call)));
+            requests.push(self.spawn(SHARED, Kind::Read, Request::Script(call)));
         }
         let mut states = Vec::with_capacity(requests.len());
         let mut unavailable = 0;
         for request in requests {
-            let state = request.result().await.and_then(RunState::read);
+            let state = request.await.and_then(RunState::read);
             if let Err(error) = &state
                 && error.retry_after().is_some()
             {
@@ -265,8 +296,10 @@ impl Redis {
         }
     }
 
-    /// As [`Self::orphans_of`]; `None` for an owner that lives.
-    async fn orphans_if_dead(
+    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
+    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty; `None` for an owner
+    /// that lives.
+    async fn orphans_of(
         &self,
         owner: Option<Owner>,
         seen: Option<u64>,
@@ -279,20 +312,8 @@ impl Redis {
             return Ok(None);
         }
         let left = max - orphans.len();
-        self.orphans_of(owner, seen, left, orphans).await.map(Some)
-    }
-
-    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
-    /// set. `seen`: milliseconds since the owner's last sign of life. False if the set is empty.
-    async fn orphans_of(
-        &self,
-        owner: Option<Owner>,
-        seen: Option<u64>,
-        max: usize,
-        orphans: &mut Vec<Orphan>,
-    ) -> Result<bool, Error> {
         let mut members = redis::cmd("SRANDMEMBER");
-        members.arg(self.keys.running(owner)).arg(max);
+        members.arg(self.keys.running(owner)).arg(left);
         let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
         let mut keys = Vec::new();
         while !reply.is_empty() {
@@ -313,7 +334,12 @@ impl Redis {
             if state.is_none() && may_come {
                 continue;
             }
-            if !self.queue_event_of(key, state.as_ref()).await {
+            // The replica that wrote its end may have been lost then.
+            if let Some(state) = &state
+                && !self
+                    .queue_event(key, state.status, state.event.as_ref())
+                    .await
+            {
                 continue;
             }
             let unfinished = state.filter(RunState::is_unfinished);
@@ -331,18 +357,7 @@ impl Redis {
                 _ => self.unindex(owner, key),
             }
         }
-        Ok(has_any)
-    }
-
-    /// Queues the event of a response whose end was written by a replica that was lost then. False if that failed.
-    async fn queue_event_of(&self, key: ResponseKey, state: Option<&RunState>) -> bool {
-        match state {
-            Some(state) => {
-                self.queue_event(key, state.status, state.event.as_ref())
-                    .await
-            }
-            None => true,
-        }
+        Ok(Some(has_any))
     }
 }
 

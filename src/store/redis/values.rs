@@ -26,14 +26,6 @@ pub(super) enum Writer {
 }
 
 impl Redis {
-    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.max_record;
-        match bytes as u64 {
-            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
-            _ => Ok(()),
-        }
-    }
-
     pub(super) async fn pack(&self, bytes: &Bytes) -> Result<Packed, Error> {
         if bytes.len() < LARGE_BYTES {
             return Ok(Packed::new(bytes, COMPRESS_MIN));
@@ -114,12 +106,8 @@ impl Redis {
         while found.len() < keys.len() {
             let mut call = Call::new(Name::VALUES)
                 .keys(keys[found.len()..].iter().cloned())
-                .number(BATCH_BYTES as u64);
-            call = if is_continued {
-                call.number(self.record_ttl_ms())
-            } else {
-                call.arg("")
-            };
+                .number(BATCH_BYTES as u64)
+                .arg(is_continued.then(|| self.record_ttl_ms()));
             for field in fields {
                 call = call.arg(*field);
             }
