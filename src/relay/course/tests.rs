@@ -143,7 +143,7 @@ fn an_engine_may_have_computed_what_it_may_have_read_before_it_closed_a_young_co
             is_cut,
             ..broken(true)
         };
-        rig.end(fault, false, None, 0.5);
+        assert!(is_pause(&rig.end(fault, false, None, 0.5)));
         assert_eq!(rig.course.may_have_computed(), is_cut);
     }
 }
