@@ -7,7 +7,6 @@ mod counts;
 mod history;
 mod limits;
 mod panels;
-mod rows;
 pub(super) mod settings;
 mod side_panels;
 mod tables;
@@ -29,7 +28,7 @@ use self::changes::Changes;
 use self::history::{History, Monotone, Sample};
 use self::settings::Settings;
 use self::tables::Latencies;
-use self::update::View;
+use self::update::{Slow, View};
 use self::viewers::{Refused, Viewers};
 use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
 use super::batches::BatchesPanel;
@@ -224,20 +223,16 @@ impl Watch {
         if !is_watched && !is_due {
             return;
         }
-        let rows = [&self.view.workers, &self.view.models, &self.view.ranks];
-        let is_small = rows.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
+        let View { workers, slow, .. } = &self.view;
+        let tables = [workers, &slow.models, &slow.ranks];
+        let is_small = tables.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
         let reads_all = is_due || is_small;
         let at_unix_ms = observe::unix_ms();
-        let counters = if reads_all {
-            self.monotone.advance(&counts::read(&sources.registry))
-        } else {
-            self.view.sample.counters.clone()
-        };
-        let sample = Sample {
-            at_unix_ms,
-            counters,
-            gauges: counts::gauges(&relay, &sources.registry),
-        };
+        self.view.sample.at_unix_ms = at_unix_ms;
+        self.view.sample.gauges = counts::gauges(&relay, &sources.registry);
+        if reads_all {
+            self.view.sample.counters = self.monotone.advance(&counts::read(&sources.registry));
+        }
         {
             let snapshot = relay.fleet().snapshot();
             let workers = snapshot.workers.iter();
@@ -247,45 +242,48 @@ impl Watch {
             self.changes.observe(at_unix_ms, conditions, policy);
         }
         if is_due {
-            self.history.add(sample.clone());
+            self.history.add(self.view.sample.clone());
             self.sampled_at = Some(now);
         }
         if !is_watched {
             return;
         }
-        let reads_all = reads_all || self.view.panels.is_empty();
+        let reads_all = reads_all || self.view.slow.panels.is_empty();
         if reads_all {
             self.latencies = Latencies::read(&sources.registry);
+            self.view.slow = self.read_slow(&relay, now, is_due).await;
         }
-        let mut view = View {
-            sample,
-            workers: tables::workers(&relay, &self.latencies),
-            ..View::default()
-        };
-        if reads_all {
-            let models = tables::models(&relay, &sources.registry, &self.latencies);
-            view.models = Arc::new(models);
-            view.ranks = Arc::new(tables::ranks(sources.kv.board(), now));
-            let check = sources.kv.tokenizer_check();
-            let mut panels = panels::read(&relay, &sources.peers, check, &sources.registry, now);
-            panels.extend(side_panels::read(
-                &sources.registry,
-                &sources.webhooks.report(),
-                sources.batches.as_ref(),
-            ));
-            panels.insert("responses", self.responses(is_due).await);
-            view.panels = Arc::new(panels);
-        } else {
-            view.models = self.view.models.clone();
-            view.ranks = self.view.ranks.clone();
-            view.panels = self.view.panels.clone();
+        self.view.workers = tables::workers(&relay, &self.latencies);
+        self.send(&relay, reads_all);
+    }
+
+    /// `is_due`: with a sample of the history.
+    async fn read_slow(&self, relay: &Relay, now: Instant, is_due: bool) -> Slow {
+        let Sources {
+            peers,
+            kv,
+            webhooks,
+            batches,
+            registry,
+            ..
+        } = &*self.sources;
+        let mut panels = panels::read(relay, peers, kv.tokenizer_check(), registry, now);
+        panels.extend(side_panels::read(
+            registry,
+            &webhooks.report(),
+            batches.as_ref(),
+        ));
+        panels.insert("responses", self.responses(is_due).await);
+        Slow {
+            models: tables::models(relay, registry, &self.latencies),
+            ranks: tables::ranks(kv.board(), now),
+            panels,
         }
-        self.send(&relay, view);
     }
 
     /// Asks the store with each sample of the history only, and not for long.
     async fn responses(&self, is_due: bool) -> Value {
-        let before = self.view.panels.get("responses");
+        let before = self.view.slow.panels.get("responses");
         if let Some(before) = before
             && !is_due
         {
@@ -301,20 +299,20 @@ impl Watch {
         }
     }
 
-    fn send(&mut self, relay: &Relay, view: View) {
+    fn send(&mut self, relay: &Relay, has_slow: bool) {
+        let Self {
+            view,
+            history,
+            changes,
+            ..
+        } = &*self;
         let decisions = relay.decisions().after(self.last_decision);
-        let update = update::update(
-            &self.view,
-            &view,
-            &self.changes,
-            self.last_change,
-            &decisions,
-        );
+        let new_changes = changes.after(self.last_change);
+        let update = update::update(view, has_slow, new_changes, &decisions);
         self.viewers.send(&update, || {
             let decisions = relay.decisions().after(0);
-            update::everything(&view, &self.history, &self.changes, &decisions)
+            update::everything(view, history, changes, &decisions)
         });
-        self.view = view;
         self.last_change = self.changes.last();
         self.last_decision = decisions
             .last()
