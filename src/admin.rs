@@ -1,7 +1,6 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
 mod answers;
-mod batches;
 mod config;
 mod dashboard;
 mod engine_facts;
@@ -9,6 +8,7 @@ mod explain;
 mod fleet;
 mod guard;
 mod kv;
+mod other_parts;
 mod pages;
 mod pairs;
 mod readiness;
@@ -34,14 +34,15 @@ use serde_json::json;
 use tracing::{debug, info};
 
 use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
-pub use self::batches::BatchesPanel;
-pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer, RunningConfig};
-use self::dashboard::{Dashboard, Sources};
+pub use self::config::{ConfigStatus, RunningConfig};
+use self::dashboard::Dashboard;
+pub use self::dashboard::Sources;
 pub use self::fleet::{FleetPage, WorkerRow};
 use self::guard::{Guard, Refusal};
 pub use self::kv::{KvPage, KvPages};
+pub use self::other_parts::{Answering, OtherParts};
 pub use self::readiness::Readiness;
-pub use self::responses::{ResponsesPage, ResponsesReport};
+pub use self::responses::ResponsesReport;
 use self::role::Role;
 pub use self::settings::{NamesByRole, Settings, Tokens};
 use self::worker_metrics::WorkerMetrics;
@@ -49,10 +50,7 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::http::server::RequestBody;
 use crate::http::tls::ClientNames;
-use crate::observe::metrics::Registry;
-use crate::peers::Peers;
 use crate::relay::Relay;
-use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
 /// The admin listener's handler.
@@ -60,7 +58,6 @@ use crate::{http, observe};
 pub struct AdminServer {
     /// What most pages show.
     sources: Arc<Sources>,
-    config: ConfigPage,
     worker_metrics: WorkerMetrics,
     dashboard: Dashboard,
     /// One scrape at a time: each sets the gauges of all workers anew.
@@ -73,17 +70,6 @@ pub struct AdminServer {
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
     body_bytes_max: AtomicUsize,
-}
-
-/// Pages of parts that this one does not know.
-#[derive(Debug)]
-pub struct Pages {
-    pub kv: KvPages,
-    pub responses: ResponsesPage,
-    pub config: ConfigPage,
-    pub webhooks: Arc<Webhooks>,
-    /// `None` without batches.
-    pub batches: Option<BatchesPanel>,
 }
 
 /// Who may use the pages, and for how large a body.
@@ -101,24 +87,14 @@ impl Access<'_> {
 
 impl AdminServer {
     pub fn new(
-        relay: Arc<Relay>,
-        peers: Peers,
-        pages: Pages,
-        registry: Registry,
+        sources: Sources,
         readiness: Arc<Readiness>,
         access: Access<'_>,
     ) -> io::Result<Arc<Self>> {
-        let sources = Arc::new(Sources {
-            relay: ArcSwap::new(relay),
-            peers,
-            kv: Arc::new(pages.kv),
-            responses: pages.responses,
-            webhooks: pages.webhooks,
-            batches: pages.batches,
-            registry: registry.clone(),
-        });
+        let sources = Arc::new(sources);
+        let registry = &sources.registry;
         Ok(Arc::new(Self {
-            worker_metrics: WorkerMetrics::new(&registry),
+            worker_metrics: WorkerMetrics::new(registry),
             dashboard: Dashboard::new(&access.settings.dashboard, sources.clone()),
             scraping: Mutex::new(()),
             guard: ArcSwap::from_pointee(Guard::new(access.settings)),
@@ -130,7 +106,6 @@ impl AdminServer {
             ),
             listing: OffloadThread::start("admin-pages")?,
             sources,
-            config: pages.config,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
@@ -226,13 +201,17 @@ impl AdminServer {
             Name::Webhooks => webhooks::page(&self.sources.webhooks),
             Name::EnableWebhook => webhooks::enable(&self.sources.webhooks, query, client).await,
             Name::KvBlocks => self.blocks(query).await,
-            Name::Config => answer(StatusCode::OK, &self.config.running()),
+            Name::Config => answer(StatusCode::OK, &self.sources.others.config()),
             Name::Reload => {
                 info!(%client, "an operator asked for a reload of the configuration");
-                let (status, body) = self.config.reload().await;
+                let (status, body) = self.sources.others.reload().await;
                 answer(status, &body)
             }
-            Name::Responses => answer(StatusCode::OK, &self.sources.responses.page().await),
+            Name::Responses => {
+                let counts = self.sources.others.responses();
+                let page = responses::page(&*self.sources.store, counts).await;
+                answer(StatusCode::OK, &page)
+            }
             Name::Explain => {
                 let body_bytes_max = self.body_bytes_max.load(Relaxed);
                 explain::page(&self.sources, body_bytes_max, request, query).await

@@ -1,5 +1,6 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod admin_parts;
 mod batches_parts;
 mod bind;
 pub mod check;
@@ -34,13 +35,14 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
+use self::admin_parts::AdminParts;
 use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
-use self::responses_parts::{key_ring, responses_page};
+use self::responses_parts::key_ring;
 use self::sharing::{Prepared, Sharing};
 use self::traces::Traces;
 use self::warm_start::Start;
-use crate::admin::{AdminServer, KvPages, Pages, Readiness};
+use crate::admin::{AdminServer, KvPages, Readiness, Sources};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
@@ -275,20 +277,22 @@ impl App {
         let readiness = Arc::new(readiness.warning_of(store.clone()));
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
-        let admin_server = AdminServer::new(
-            relay.clone(),
-            peers.clone(),
-            Pages {
-                kv: KvPages::new(board, indexes, tokenizer_check),
-                responses: responses_page(store, responses.clone(), dry_run.clone()),
-                config: reload.page(),
-                webhooks: webhooks.clone(),
-                batches: batches.as_ref().map(batches_parts::panel),
-            },
-            metrics.clone(),
-            readiness.clone(),
-            reload::access(config),
-        )?;
+        let others = AdminParts {
+            reload: reload.clone(),
+            responses: responses.clone(),
+            dry_run: dry_run.clone(),
+            batches: batches.clone(),
+        };
+        let sources = Sources {
+            relay: ArcSwap::new(relay.clone()),
+            peers: peers.clone(),
+            kv: Arc::new(KvPages::new(board, indexes, tokenizer_check)),
+            store,
+            webhooks: webhooks.clone(),
+            others: Box::new(others),
+            registry: metrics.clone(),
+        };
+        let admin_server = AdminServer::new(sources, readiness.clone(), reload::access(config))?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
             tenants::callers(config, fleet.tls(), &tasks, &metrics)?,

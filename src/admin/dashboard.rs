@@ -31,13 +31,14 @@ use self::tables::Latencies;
 use self::update::{Slow, View};
 use self::viewers::{Refused, Viewers};
 use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
-use super::batches::BatchesPanel;
 use super::fleet;
 use super::kv::KvPages;
-use super::responses::ResponsesPage;
+use super::other_parts::OtherParts;
+use super::responses;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::relay::Relay;
+use crate::store::ResponseStore;
 use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
@@ -57,15 +58,15 @@ const UNSEEN_DECISIONS: u32 = 1;
 
 /// What the pages show.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub struct Sources {
     /// The relay of the configuration that runs.
-    pub(super) relay: ArcSwap<Relay>,
-    pub(super) peers: Peers,
-    pub(super) kv: Arc<KvPages>,
-    pub(super) responses: ResponsesPage,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) batches: Option<BatchesPanel>,
-    pub(super) registry: Registry,
+    pub relay: ArcSwap<Relay>,
+    pub peers: Peers,
+    pub kv: Arc<KvPages>,
+    pub store: Arc<dyn ResponseStore>,
+    pub webhooks: Arc<Webhooks>,
+    pub others: Box<dyn OtherParts>,
+    pub registry: Registry,
 }
 
 #[derive(Debug)]
@@ -263,7 +264,7 @@ impl Watch {
             peers,
             kv,
             webhooks,
-            batches,
+            others,
             registry,
             ..
         } = &*self.sources;
@@ -271,7 +272,7 @@ impl Watch {
         panels.extend(side_panels::read(
             registry,
             &webhooks.report(),
-            batches.as_ref(),
+            others.batches(),
         ));
         panels.insert("responses", self.responses(is_due).await);
         Slow {
@@ -289,7 +290,9 @@ impl Watch {
         {
             return before.clone();
         }
-        match tokio::time::timeout(STORE_TIMEOUT, self.sources.responses.page()).await {
+        let counts = self.sources.others.responses();
+        let page = responses::page(&*self.sources.store, counts);
+        match tokio::time::timeout(STORE_TIMEOUT, page).await {
             // Numbers and texts always serialize.
             Ok(page) => {
                 let page = serde_json::to_value(page).unwrap_or_default();

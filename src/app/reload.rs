@@ -22,7 +22,6 @@ pub(super) use self::parts::{Parts, access};
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use super::warnings;
-use crate::admin::{ConfigPage, ReloadAnswer};
 use crate::config::diff::Change;
 use crate::config::{Config, Refused, WatchedFiles, unreadable};
 use crate::http::io_threads::OffloadThread;
@@ -72,16 +71,8 @@ impl Handle {
         &self.status
     }
 
-    pub(super) fn page(&self) -> ConfigPage {
-        let (status, handle) = (self.status.clone(), self.clone());
-        let reload = move || -> ReloadAnswer {
-            let handle = handle.clone();
-            Box::pin(async move { handle.answer().await })
-        };
-        ConfigPage::new(move || status.page(), reload)
-    }
-
-    async fn answer(&self) -> (StatusCode, Value) {
+    /// Asks for a reload. The status and the body of the answer to an operator.
+    pub(super) async fn answer(&self) -> (StatusCode, Value) {
         let (sender, outcome) = oneshot::channel();
         let refused = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, json!({"error": why}));
         let request = Request {

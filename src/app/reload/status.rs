@@ -168,7 +168,7 @@ impl Status {
         refused_at.is_some_and(|at| observe::now().saturating_duration_since(at) >= after)
     }
 
-    pub(super) fn page(&self) -> RunningConfig {
+    pub(crate) fn page(&self) -> RunningConfig {
         let running = self.running();
         let source = &running.source;
         RunningConfig {
