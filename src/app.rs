@@ -269,12 +269,15 @@ impl App {
         )?;
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
-        let required_store = needs_store.then(|| store.clone());
-        let readiness =
-            Readiness::new(relay.clone(), required_store, tasks.clone(), start.status());
         let (reload, reload_requests) = reload::channel(config);
-        let readiness = readiness.with_config(reload.status().ready());
-        let readiness = Arc::new(readiness.warning_of(store.clone()));
+        let readiness = Arc::new(Readiness::new(
+            relay.clone(),
+            store.clone(),
+            needs_store,
+            tasks.clone(),
+            start.status(),
+            reload.status().ready(),
+        ));
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
         let others = AdminParts {
@@ -387,11 +390,6 @@ impl App {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
-    }
-
-    /// The TLS of the listeners, for a reload of the configuration.
-    pub fn tls(&self) -> &tls::Listeners {
-        &self.tls
     }
 
     pub fn fleet(&self) -> &registry::Registry {
