@@ -1,7 +1,6 @@
 //! WebSocket mode of the Responses API: the handshake (RFC 6455, section 4), and who may open one.
 
 mod connection;
-mod metrics;
 pub(super) mod open;
 mod opener;
 mod outgoing;
