@@ -95,7 +95,7 @@ impl AdminServer {
         let registry = &sources.registry;
         Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(registry),
-            dashboard: Dashboard::new(&access.settings.dashboard, sources.clone()),
+            dashboard: Dashboard::new(access.settings.dashboard.max_viewers, sources.clone()),
             scraping: Mutex::new(()),
             guard: ArcSwap::from_pointee(Guard::new(access.settings)),
             refusals: registry.counters(
@@ -117,7 +117,8 @@ impl AdminServer {
     pub fn set(&self, relay: Arc<Relay>, access: Access<'_>) {
         self.sources.relay.store(relay);
         self.guard.store(Arc::new(Guard::new(access.settings)));
-        self.dashboard.set(&access.settings.dashboard);
+        let max_viewers = access.settings.dashboard.max_viewers;
+        self.dashboard.set_max_viewers(max_viewers);
         self.body_bytes_max.store(access.body_bytes_max(), Relaxed);
     }
 

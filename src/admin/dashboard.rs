@@ -7,7 +7,6 @@ mod counts;
 mod history;
 mod limits;
 mod panels;
-pub(super) mod settings;
 mod side_panels;
 mod tables;
 mod update;
@@ -26,7 +25,6 @@ use tokio::time::MissedTickBehavior;
 
 use self::changes::Changes;
 use self::history::{History, Monotone, Sample};
-use self::settings::Settings;
 use self::tables::Latencies;
 use self::update::{Slow, View};
 use self::viewers::{Refused, Viewers};
@@ -76,16 +74,16 @@ pub(super) struct Dashboard {
 }
 
 impl Dashboard {
-    pub(super) fn new(settings: &Settings, sources: Arc<Sources>) -> Self {
-        let viewers = Viewers::new(settings.max_viewers, &sources.registry);
+    pub(super) fn new(max_viewers: u32, sources: Arc<Sources>) -> Self {
+        let viewers = Viewers::new(max_viewers, &sources.registry);
         Self {
             sources,
             viewers: Arc::new(viewers),
         }
     }
 
-    pub(super) fn set(&self, settings: &Settings) {
-        self.viewers.set_max(settings.max_viewers);
+    pub(super) fn set_max_viewers(&self, max: u32) {
+        self.viewers.set_max(max);
     }
 
     pub(super) fn is_on(&self) -> bool {

@@ -1,8 +1,5 @@
 //! `check --live`: probes every worker and the store of responses, and with `--transfer` tries KV transfers between them.
 
-#[cfg(feature = "jwt")]
-mod jwt_check;
-mod store_check;
 mod transfer_check;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +20,14 @@ use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::fleet::kv_transfer::{Connector, mismatch};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Role, Snapshot, Status, Worker, probe};
+#[cfg(feature = "jwt")]
+use crate::http::tls::Clients;
 use crate::ids::WorkerId;
-#[cfg(feature = "kubernetes")]
-use crate::observe;
+#[cfg(feature = "jwt")]
+use crate::jwt;
+use crate::observe::metrics;
+use crate::responses::Mode;
+use crate::store;
 
 /// Workers that are probed at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
@@ -43,10 +45,10 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     let kv_events = kv_events(&snapshot, config.fleet.health.timeout).await;
     table(&snapshot, &wrong, &kv_events, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
-    is_good &= store_check::run(config, out).await?;
+    is_good &= check_store(config, out).await?;
     #[cfg(feature = "jwt")]
     {
-        is_good &= jwt_check::run(config, fleet.tls(), out).await?;
+        is_good &= check_token_keys(config, fleet.tls(), out).await?;
     }
     is_good &= kv_events.values().all(Result::is_ok);
     let Some(connector) = settings.connector else {
@@ -88,6 +90,49 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     Ok(is_good)
 }
 
+/// Whether Redis answers, and keeps what is stored. Returns true if there is nothing to check, or nothing is wrong.
+async fn check_store(config: &Config, out: &mut impl Write) -> io::Result<bool> {
+    let settings = &config.responses.store;
+    if config.responses.mode != Mode::Stateful || settings.redis.is_none() {
+        return Ok(true);
+    }
+    let store = store::open(settings, 0, &metrics::Registry::default())?.responses;
+    if let Err(error) = store.admit().await {
+        writeln!(out, "\nresponse store: FAILED: {error}")?;
+        return Ok(false);
+    }
+    let warning = store.health().warning;
+    if warning.is_empty() {
+        writeln!(out, "\nresponse store: Redis answers")?;
+    } else {
+        writeln!(out, "\nresponse store: WRONG: {warning}")?;
+    }
+    Ok(warning.is_empty())
+}
+
+/// Whether the public keys of the tokens' issuers can be read. Returns true if there is nothing to check, or nothing is wrong.
+#[cfg(feature = "jwt")]
+async fn check_token_keys(
+    config: &Config,
+    clients: &Clients,
+    out: &mut impl Write,
+) -> io::Result<bool> {
+    let mut is_good = true;
+    let Some(settings) = &config.jwt else {
+        return Ok(is_good);
+    };
+    for (issuer, found) in jwt::look_once(settings, clients).await {
+        match found {
+            Ok(keys) => writeln!(out, "\nkeys of {issuer}: {keys} can verify tokens")?,
+            Err(error) => {
+                is_good = false;
+                writeln!(out, "\nkeys of {issuer}: FAILED: {error}")?;
+            }
+        }
+    }
+    Ok(is_good)
+}
+
 /// Asks each discovery once. Returns false if one failed.
 async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Result<bool> {
     let Discoveries {
@@ -116,7 +161,7 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
     }
     #[cfg(feature = "kubernetes")]
     for entry in kubernetes {
-        let metrics = kubernetes::Metrics::new(&observe::metrics::Registry::default());
+        let metrics = kubernetes::Metrics::new(&metrics::Registry::default());
         let mut discovery = super::discoveries::kubernetes(entry, config, &metrics)?;
         let failures = discovery.try_requests().await;
         if failures.is_empty() {
