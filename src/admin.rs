@@ -23,7 +23,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::ArcSwap;
 use hyper::header::{self, HeaderValue};
@@ -69,35 +69,24 @@ pub struct AdminServer {
     readiness: Arc<Readiness>,
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
-    body_bytes_max: AtomicUsize,
-}
-
-/// Who may use the pages, and for how large a body.
-#[derive(Clone, Copy, Debug)]
-pub struct Access<'a> {
-    pub settings: &'a Settings,
-    pub body_bytes_max: u64,
-}
-
-impl Access<'_> {
-    fn body_bytes_max(&self) -> usize {
-        usize::try_from(self.body_bytes_max).unwrap_or(usize::MAX)
-    }
+    max_body: AtomicU64,
 }
 
 impl AdminServer {
+    /// `max_body`: the bytes that a body may have.
     pub fn new(
         sources: Sources,
         readiness: Arc<Readiness>,
-        access: Access<'_>,
+        settings: &Settings,
+        max_body: u64,
     ) -> io::Result<Arc<Self>> {
         let sources = Arc::new(sources);
         let registry = &sources.registry;
         Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(registry),
-            dashboard: Dashboard::new(access.settings.dashboard.max_viewers, sources.clone()),
+            dashboard: Dashboard::new(settings.dashboard.max_viewers, sources.clone()),
             scraping: Mutex::new(()),
-            guard: ArcSwap::from_pointee(Guard::new(access.settings)),
+            guard: ArcSwap::from_pointee(Guard::new(settings)),
             refusals: registry.counters(
                 "warmroute_admin_refusals_total",
                 "Requests to operators' pages that were refused, by reason: unauthenticated (no known token), forbidden (the \
@@ -109,17 +98,17 @@ impl AdminServer {
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
-            body_bytes_max: AtomicUsize::new(access.body_bytes_max()),
+            max_body: AtomicU64::new(max_body),
         }))
     }
 
     /// Shows the relay of the next configuration, to whom that lets in.
-    pub fn set(&self, relay: Arc<Relay>, access: Access<'_>) {
+    pub fn set(&self, relay: Arc<Relay>, settings: &Settings, max_body: u64) {
         self.sources.relay.store(relay);
-        self.guard.store(Arc::new(Guard::new(access.settings)));
-        let max_viewers = access.settings.dashboard.max_viewers;
-        self.dashboard.set_max_viewers(max_viewers);
-        self.body_bytes_max.store(access.body_bytes_max(), Relaxed);
+        self.guard.store(Arc::new(Guard::new(settings)));
+        self.dashboard
+            .set_max_viewers(settings.dashboard.max_viewers);
+        self.max_body.store(max_body, Relaxed);
     }
 
     /// Keeps open dashboards up to date until the drain of `tasks`, which are those of the listener.
@@ -214,8 +203,9 @@ impl AdminServer {
                 answer(StatusCode::OK, &page)
             }
             Name::Explain => {
-                let body_bytes_max = self.body_bytes_max.load(Relaxed);
-                explain::page(&self.sources, body_bytes_max, request, query).await
+                let max_body = self.max_body.load(Relaxed);
+                let max_body = usize::try_from(max_body).unwrap_or(usize::MAX);
+                explain::page(&self.sources, max_body, request, query).await
             }
             Name::Drain => match parameter(query, "worker") {
                 Some(worker) => self.set_drained(&worker, true, client),

@@ -276,7 +276,7 @@ impl App {
             needs_store,
             tasks.clone(),
             start.status(),
-            reload.status().ready(),
+            reload.status.ready.clone(),
         ));
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
@@ -295,7 +295,8 @@ impl App {
             others: Box::new(others),
             registry: metrics.clone(),
         };
-        let admin_server = AdminServer::new(sources, readiness.clone(), reload::access(config))?;
+        let max_body = config.api.requests.max_body;
+        let admin_server = AdminServer::new(sources, readiness.clone(), &config.admin, max_body)?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
             tenants::callers(config, fleet.tls(), &tasks, &metrics)?,

@@ -288,7 +288,7 @@ pub fn run() -> ExitCode {
 /// Writes missing files, warnings, and which kinds of requests each model's tokenizer can tokenize to standard error, so
 /// that standard output is the configuration.
 fn report(config: &Config) -> io::Result<()> {
-    for missing in config.source.missing_files() {
+    for missing in &config.source.missing_files {
         writeln!(io::stderr(), "note: {missing}")?;
     }
     for warning in warnings::of(config) {

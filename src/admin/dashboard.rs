@@ -266,7 +266,7 @@ impl Watch {
             registry,
             ..
         } = &*self.sources;
-        let mut panels = panels::read(relay, peers, kv.tokenizer_check(), registry, now);
+        let mut panels = panels::read(relay, peers, &kv.tokenizer_check, registry, now);
         panels.extend(side_panels::read(
             registry,
             &webhooks.report(),
@@ -275,7 +275,7 @@ impl Watch {
         panels.insert("responses", self.responses(is_due).await);
         Slow {
             models: tables::models(relay, registry, &self.latencies),
-            ranks: tables::ranks(kv.board(), now),
+            ranks: tables::ranks(&kv.board, now),
             panels,
         }
     }
@@ -314,7 +314,7 @@ impl Watch {
             let decisions = relay.decisions().after(0);
             update::everything(view, history, changes, &decisions)
         });
-        self.last_change = self.changes.last();
+        self.last_change = self.changes.last;
         self.last_decision = decisions
             .last()
             .map_or(self.last_decision, |decision| decision.number);

@@ -25,7 +25,7 @@ pub(super) struct AdminParts {
 // Numbers and names always serialize.
 impl OtherParts for AdminParts {
     fn config(&self) -> RunningConfig {
-        self.reload.status().page()
+        self.reload.status.page()
     }
 
     fn reload(&self) -> Answering<(StatusCode, Value)> {

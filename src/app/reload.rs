@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-pub(super) use self::parts::{Parts, access};
+pub(super) use self::parts::Parts;
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use super::warnings;
@@ -45,7 +45,7 @@ const RETRY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     requests: mpsc::Sender<Request>,
-    status: Arc<Status>,
+    pub(super) status: Arc<Status>,
 }
 
 /// The other end of a [`Handle`].
@@ -67,10 +67,6 @@ pub(super) fn channel(config: &Config) -> (Handle, Requests) {
 }
 
 impl Handle {
-    pub(super) fn status(&self) -> &Arc<Status> {
-        &self.status
-    }
-
     /// Asks for a reload. The status and the body of the answer to an operator.
     pub(super) async fn answer(&self) -> (StatusCode, Value) {
         let (sender, outcome) = oneshot::channel();
@@ -125,7 +121,7 @@ impl Reloader {
         registry: &Registry,
     ) -> io::Result<Self> {
         let metrics = Metrics::new(registry);
-        metrics.on_start(config.source.hash());
+        metrics.on_start(config.source.hash);
         Ok(Self {
             files: config.source.files(),
             running: Arc::new(config.clone()),
@@ -219,8 +215,7 @@ impl Reloader {
             Some(path) => self.reload_file(path).await,
         };
         self.log(trigger, &outcome);
-        self.metrics
-            .on_outcome(&outcome, self.running.source.hash());
+        self.metrics.on_outcome(&outcome, self.running.source.hash);
         self.status.set(&outcome, &self.running);
         outcome
     }
@@ -266,7 +261,7 @@ impl Reloader {
                 }
                 info!(
                     ?trigger,
-                    hash = self.running.source.hash().hex(),
+                    hash = self.running.source.hash.hex(),
                     changes = changes.len(),
                     what = %summary(changes),
                     "configuration changed; requests that start now use it"

@@ -42,7 +42,7 @@ impl Reloader {
             None => self.apply(Arc::new(config), changes).await,
         };
         self.log(Trigger::Request, &outcome);
-        let hash = self.running.source.hash();
+        let hash = self.running.source.hash;
         self.metrics.on_outcome(&outcome, hash);
         self.status.set(&outcome, &self.running);
         outcome
