@@ -26,7 +26,6 @@ use tracing::debug;
 pub use self::body::RequestBody;
 use self::connection::Listener;
 pub use self::malformed::OnMalformed;
-use self::metrics::Counted;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 pub use self::upgrade::{Upgrade, Upgraded};
@@ -35,6 +34,7 @@ use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;
 use super::io_threads::IoThreads;
 use super::tls;
+use crate::observe::metrics::Counted;
 
 /// What answers the requests of a listener.
 #[derive(Clone, Debug)]

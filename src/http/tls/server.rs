@@ -24,6 +24,7 @@ use super::server_config::Built;
 use super::settings::ServerSettings;
 use super::socket::{Early, Socket};
 use crate::observe;
+use crate::observe::metrics::Counted;
 
 /// What a listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +167,7 @@ impl Server {
         early: Bytes,
     ) -> io::Result<(Socket, Option<ClientNames>)> {
         let current = self.current.load_full();
-        let in_progress = InProgress::begin(&self.running);
+        let in_progress = Counted::new(&self.running);
         let limit = current.settings.advanced.handshake_timeout;
         let handshake = self.shake_hands(&current, stream, early);
         let ended = tokio::time::timeout(limit, handshake).await;
@@ -243,22 +244,6 @@ impl Current {
             connector,
         };
         Ok((current, pair.not_after))
-    }
-}
-
-/// Counts a handshake for as long as it lives.
-struct InProgress(IntGauge);
-
-impl InProgress {
-    fn begin(gauge: &IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
-    }
-}
-
-impl Drop for InProgress {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 
