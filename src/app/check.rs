@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::discoveries::Discoveries;
-use crate::config::Config;
+use super::discoveries;
+use crate::config::{Config, DiscoveryEntry};
 use crate::fleet::discovery::Discovery;
 #[cfg(feature = "kubernetes")]
 use crate::fleet::discovery::kubernetes;
@@ -135,13 +135,8 @@ async fn check_token_keys(
 
 /// Asks each discovery once. Returns false if one failed.
 async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Result<bool> {
-    let Discoveries {
-        members,
-        files,
-        names,
-        kubernetes,
-    } = Discoveries::of(config);
-    fleet.set_members("static", members);
+    fleet.set_members("static", config.members());
+    let has_roles = config.prefill_decode.connector.is_some();
     let mut is_good = true;
     let mut take = |name: &str, listed| match listed {
         Ok(members) => fleet.set_members(name, members),
@@ -151,29 +146,37 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
             let _ = writeln!(out, "cannot list workers: {error}");
         }
     };
-    for mut file in files {
-        let listed = file.next().await;
-        take(file.name(), listed);
-    }
-    for mut dns in names {
-        let listed = dns.next().await;
-        take(dns.name(), listed);
-    }
-    #[cfg(feature = "kubernetes")]
-    for entry in kubernetes {
-        let metrics = kubernetes::Metrics::new(&metrics::Registry::default());
-        let mut discovery = super::discoveries::kubernetes(entry, config, &metrics)?;
-        let failures = discovery.try_requests().await;
-        if failures.is_empty() {
-            let listed = discovery.next().await;
-            take(discovery.name(), listed);
+    for entry in &config.discovery {
+        match entry {
+            DiscoveryEntry::Static(_) => {}
+            DiscoveryEntry::File(listed) => {
+                let mut file = discoveries::file(listed, has_roles);
+                let listed = file.next().await;
+                take(file.name(), listed);
+            }
+            DiscoveryEntry::Dns(listed) => {
+                let mut dns = discoveries::dns(listed);
+                let listed = dns.next().await;
+                take(dns.name(), listed);
+            }
+            #[cfg(feature = "kubernetes")]
+            DiscoveryEntry::Kubernetes(listed) => {
+                let metrics = kubernetes::Metrics::new(&metrics::Registry::default());
+                let listed = listed.as_ref().clone();
+                let mut discovery = discoveries::kubernetes(listed, config, &metrics)?;
+                let failures = discovery.try_requests().await;
+                if failures.is_empty() {
+                    let listed = discovery.next().await;
+                    take(discovery.name(), listed);
+                }
+                for failure in failures {
+                    take(discovery.name(), Err(failure));
+                }
+            }
+            #[cfg(not(feature = "kubernetes"))]
+            DiscoveryEntry::Kubernetes(_) => {}
         }
-        for failure in failures {
-            take(discovery.name(), Err(failure));
-        }
     }
-    #[cfg(not(feature = "kubernetes"))]
-    drop(kubernetes);
     Ok(is_good)
 }
 
