@@ -275,7 +275,7 @@ impl App {
             store.clone(),
             needs_store,
             tasks.clone(),
-            start.status(),
+            start.status.clone(),
             reload.status.ready.clone(),
         ));
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
@@ -358,7 +358,7 @@ impl App {
             IoThreads::single("admin")?,
             admin_tasks.clone(),
         ));
-        let peers_address = sharing.as_ref().map(Sharing::address);
+        let peers_address = sharing.as_ref().map(|sharing| sharing.address);
         let shown = peers_address.map(tracing::field::display);
         for warning in warnings::of(config) {
             warn!("configuration: {warning}");

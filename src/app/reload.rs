@@ -214,10 +214,14 @@ impl Reloader {
             None => Outcome::NoFile,
             Some(path) => self.reload_file(path).await,
         };
-        self.log(trigger, &outcome);
-        self.metrics.on_outcome(&outcome, self.running.source.hash);
-        self.status.set(&outcome, &self.running);
+        self.note(trigger, &outcome);
         outcome
+    }
+
+    fn note(&mut self, trigger: Trigger, outcome: &Outcome) {
+        self.log(trigger, outcome);
+        self.metrics.on_outcome(outcome, self.running.source.hash);
+        self.status.set(outcome, &self.running);
     }
 
     async fn reload_file(&mut self, path: PathBuf) -> Outcome {

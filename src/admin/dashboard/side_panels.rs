@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::counts::{label, series};
+use super::counts::{gauge, label, series};
 use super::panels::{by_label, histograms};
 use crate::observe::metrics::Registry;
 use crate::webhooks::EndpointReport;
@@ -125,12 +125,6 @@ fn traces(registry: &Registry) -> Value {
 
 fn sum(counts: &BTreeMap<String, u64>) -> u64 {
     counts.values().sum()
-}
-
-fn gauge(registry: &Registry, name: &str) -> u64 {
-    let values = series(registry, name).into_iter();
-    let sum: f64 = values.map(|metric| metric.get_gauge().get_value()).sum();
-    sum.max(0.0) as u64
 }
 
 #[cfg(test)]
