@@ -13,7 +13,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use tracing::debug;
 
-use super::access_log::{self, AccessLine, LoggedBody};
+use super::access_log::{AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
 use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
@@ -128,12 +128,11 @@ impl ApiServer {
         let shape = ErrorShape::of_path(line.endpoint.path());
         let head = head_of(line.endpoint);
         let trace = self.relay.tracer().begin(&head.headers);
-        let mut access = (trace.is_some() || access_log::is_on()).then(|| {
+        let mut access = {
             let method = Method::from_bytes(METHOD).unwrap_or(Method::POST);
-            let request = (method, head.uri.clone(), &head.headers);
-            let tasks = self.tasks.clone();
-            Box::new(AccessLine::begin(request, id, NO_ADDRESS, tasks, trace))
-        });
+            let request = (&method, &head.uri, &head.headers);
+            AccessLine::begin(request, id, NO_ADDRESS, &self.tasks, trace)
+        };
         let held = line.held.clone();
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
