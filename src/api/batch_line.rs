@@ -162,15 +162,7 @@ impl ApiServer {
                     body,
                 };
             }
-            Err(NotCollected::Broken) => {
-                let message = "the engine's answer ended early";
-                (ApiError::invalid_engine_response(message), true)
-            }
-            // The next one would be as long.
-            Err(NotCollected::TooLong) => {
-                let error = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
-                (error, false)
-            }
+            Err(failed) => failed,
         };
         let status = error.status.as_u16();
         let text = error.shaped(shape).into_body().collect().await;
@@ -265,22 +257,19 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     millis.or_else(|| number(&RETRY_AFTER).map(Duration::from_secs))
 }
 
-/// Why an answer was not collected.
-enum NotCollected {
-    Broken,
-    TooLong,
-}
-
-/// Goes on reading as there is room for what comes.
-async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, NotCollected> {
+/// Goes on reading as there is room for what comes. An error comes with whether another answer may be better.
+async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, (ApiError, bool)> {
+    let broken = || ApiError::invalid_engine_response("the engine's answer ended early");
     let mut first = Bytes::new();
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| NotCollected::Broken)?;
+        let frame = frame.map_err(|_| (broken(), true))?;
         let data = frame.into_data().unwrap_or_default();
         let bytes = first.len() + whole.len() + data.len();
         if bytes > MAX_ANSWER_BYTES {
-            return Err(NotCollected::TooLong);
+            // The next one would be as long.
+            let error = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
+            return Err((error, false));
         }
         held.grow_to(bytes).await;
         // An answer in one piece, as most are, is not copied.
@@ -328,7 +317,9 @@ mod tests {
         let whole = collect(body(MAX_ANSWER_BYTES), &held()).await;
         assert_eq!(whole.ok().map(|whole| whole.len()), Some(MAX_ANSWER_BYTES));
         let long = collect(body(MAX_ANSWER_BYTES + 1), &held()).await;
-        assert!(matches!(long, Err(NotCollected::TooLong)));
+        let expected = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
+        let (error, may_retry) = long.unwrap_err();
+        assert_eq!((error.code, may_retry), (expected.code, false));
     }
 
     #[test]
