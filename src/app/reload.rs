@@ -163,7 +163,7 @@ impl Reloader {
                 _ = hung_up => {
                     self.reload(Trigger::Signal).await;
                 }
-                () = next_look(interval) => {
+                () = tokio::time::sleep(interval.unwrap_or_default()), if interval.is_some() => {
                     if self.has_changed().await {
                         self.reload(Trigger::FileChange).await;
                     } else if self.status.is_retry_due(RETRY) {
@@ -300,13 +300,6 @@ impl Reloader {
             }
         }
         self.logged = None;
-    }
-}
-
-async fn next_look(interval: Option<Duration>) {
-    match interval {
-        Some(interval) => tokio::time::sleep(interval).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -85,7 +85,7 @@ pub async fn serve<H, F, B>(
 {
     let max = settings.max_connections as usize;
     let mut acceptor = Acceptor::new(listener, "clients", max, tasks.clone());
-    let slots = acceptor.slots().clone();
+    let slots = acceptor.slots.clone();
     let shared = Arc::new(Listener {
         settings,
         metrics: metrics.clone(),

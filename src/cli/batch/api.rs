@@ -265,7 +265,7 @@ impl ApiClient {
             .method(method)
             .uri(format!("{before}{path}"))
             .header(HOST, format!("{host}:{port}"))
-            .header(CONTENT_TYPE, body.content_type());
+            .header(CONTENT_TYPE, &*body.content_type);
         if let Some(value) = &self.authorization {
             request = request.header(AUTHORIZATION, value);
         }
