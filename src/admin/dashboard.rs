@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 
 use self::changes::Changes;
-use self::history::{History, Monotone, Sample};
+use self::history::{History, Monotone};
 use self::tables::Latencies;
 use self::update::{Slow, View};
 use self::viewers::{Refused, Viewers};

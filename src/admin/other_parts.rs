@@ -25,8 +25,8 @@ pub trait OtherParts: fmt::Debug + Send + Sync {
     /// The Responses API's counts.
     fn responses(&self) -> Value;
 
-    /// The body that an engine would be sent for a client's body, as a request of the named tenant, and its API; or why there
-    /// is none.
+    /// The body that an engine would be sent for a client's body, as a request of the named tenant, and its API; or why
+    /// there is none.
     fn engine_body(
         &self,
         api: Api,

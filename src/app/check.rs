@@ -110,7 +110,8 @@ async fn check_store(config: &Config, out: &mut impl Write) -> io::Result<bool> 
     Ok(warning.is_empty())
 }
 
-/// Whether the public keys of the tokens' issuers can be read. Returns true if there is nothing to check, or nothing is wrong.
+/// Whether the public keys of the tokens' issuers can be read. Returns true if there is nothing to check, or nothing is
+/// wrong.
 #[cfg(feature = "jwt")]
 async fn check_token_keys(
     config: &Config,

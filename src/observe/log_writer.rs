@@ -48,8 +48,8 @@ struct State {
 }
 
 impl LogWriter {
-    /// Starts the thread that writes to `out`. With more than `max_bytes` of lines that wait to be written, further ones are
-    /// dropped.
+    /// Starts the thread that writes to `out`. With more than `max_bytes` of lines that wait to be written, further
+    /// ones are dropped.
     pub(super) fn start(out: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::default(),

@@ -1,5 +1,5 @@
-//! What viewers are sent each second: every row as it is now, and what has happened since the second before. One that has
-//! nothing also gets what happened before.
+//! What viewers are sent each second: every row as it is now, and what has happened since the second before. One that
+//! has nothing also gets what happened before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

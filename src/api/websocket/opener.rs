@@ -32,7 +32,8 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// `key`: the client's, with which each turn is authorised. Copies what it keeps: the values of a request's headers are slices of the buffer that it was read into.
+    /// `key`: the client's, with which each turn is authorised. Copies what it keeps: the values of a request's headers
+    /// are slices of the buffer that it was read into.
     pub(super) fn new(
         headers: &HeaderMap,
         key: Option<HeaderValue>,
