@@ -1,7 +1,6 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
 mod answers;
-mod batches;
 mod config;
 mod dashboard;
 mod engine_facts;
@@ -9,6 +8,7 @@ mod explain;
 mod fleet;
 mod guard;
 mod kv;
+mod other_parts;
 mod pages;
 mod pairs;
 mod readiness;
@@ -23,7 +23,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::ArcSwap;
 use hyper::header::{self, HeaderValue};
@@ -34,14 +34,15 @@ use serde_json::json;
 use tracing::{debug, info};
 
 use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
-pub use self::batches::BatchesPanel;
-pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer, RunningConfig};
-use self::dashboard::{Dashboard, Sources};
+pub use self::config::{ConfigStatus, RunningConfig};
+use self::dashboard::Dashboard;
+pub use self::dashboard::Sources;
 pub use self::fleet::{FleetPage, WorkerRow};
 use self::guard::{Guard, Refusal};
 pub use self::kv::{KvPage, KvPages};
+pub use self::other_parts::{Answering, OtherParts};
 pub use self::readiness::Readiness;
-pub use self::responses::{ResponsesPage, ResponsesReport};
+pub use self::responses::ResponsesReport;
 use self::role::Role;
 pub use self::settings::{NamesByRole, Settings, Tokens};
 use self::worker_metrics::WorkerMetrics;
@@ -49,10 +50,7 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::http::server::RequestBody;
 use crate::http::tls::ClientNames;
-use crate::observe::metrics::Registry;
-use crate::peers::Peers;
 use crate::relay::Relay;
-use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
 /// The admin listener's handler.
@@ -60,7 +58,6 @@ use crate::{http, observe};
 pub struct AdminServer {
     /// What most pages show.
     sources: Arc<Sources>,
-    config: ConfigPage,
     worker_metrics: WorkerMetrics,
     dashboard: Dashboard,
     /// One scrape at a time: each sets the gauges of all workers anew.
@@ -72,56 +69,24 @@ pub struct AdminServer {
     readiness: Arc<Readiness>,
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
-    body_bytes_max: AtomicUsize,
-}
-
-/// Pages of parts that this one does not know.
-#[derive(Debug)]
-pub struct Pages {
-    pub kv: KvPages,
-    pub responses: ResponsesPage,
-    pub config: ConfigPage,
-    pub webhooks: Arc<Webhooks>,
-    /// `None` without batches.
-    pub batches: Option<BatchesPanel>,
-}
-
-/// Who may use the pages, and for how large a body.
-#[derive(Clone, Copy, Debug)]
-pub struct Access<'a> {
-    pub settings: &'a Settings,
-    pub body_bytes_max: u64,
-}
-
-impl Access<'_> {
-    fn body_bytes_max(&self) -> usize {
-        usize::try_from(self.body_bytes_max).unwrap_or(usize::MAX)
-    }
+    max_body: AtomicU64,
 }
 
 impl AdminServer {
+    /// `max_body`: the bytes that a body may have.
     pub fn new(
-        relay: Arc<Relay>,
-        peers: Peers,
-        pages: Pages,
-        registry: Registry,
+        sources: Sources,
         readiness: Arc<Readiness>,
-        access: Access<'_>,
+        settings: &Settings,
+        max_body: u64,
     ) -> io::Result<Arc<Self>> {
-        let sources = Arc::new(Sources {
-            relay: ArcSwap::new(relay),
-            peers,
-            kv: Arc::new(pages.kv),
-            responses: pages.responses,
-            webhooks: pages.webhooks,
-            batches: pages.batches,
-            registry: registry.clone(),
-        });
+        let sources = Arc::new(sources);
+        let registry = &sources.registry;
         Ok(Arc::new(Self {
-            worker_metrics: WorkerMetrics::new(&registry),
-            dashboard: Dashboard::new(&access.settings.dashboard, sources.clone()),
+            worker_metrics: WorkerMetrics::new(registry),
+            dashboard: Dashboard::new(settings.dashboard.max_viewers, sources.clone()),
             scraping: Mutex::new(()),
-            guard: ArcSwap::from_pointee(Guard::new(access.settings)),
+            guard: ArcSwap::from_pointee(Guard::new(settings)),
             refusals: registry.counters(
                 "warmroute_admin_refusals_total",
                 "Requests to operators' pages that were refused, by reason: unauthenticated (no known token), forbidden (the \
@@ -130,20 +95,20 @@ impl AdminServer {
             ),
             listing: OffloadThread::start("admin-pages")?,
             sources,
-            config: pages.config,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
-            body_bytes_max: AtomicUsize::new(access.body_bytes_max()),
+            max_body: AtomicU64::new(max_body),
         }))
     }
 
     /// Shows the relay of the next configuration, to whom that lets in.
-    pub fn set(&self, relay: Arc<Relay>, access: Access<'_>) {
+    pub fn set(&self, relay: Arc<Relay>, settings: &Settings, max_body: u64) {
         self.sources.relay.store(relay);
-        self.guard.store(Arc::new(Guard::new(access.settings)));
-        self.dashboard.set(&access.settings.dashboard);
-        self.body_bytes_max.store(access.body_bytes_max(), Relaxed);
+        self.guard.store(Arc::new(Guard::new(settings)));
+        self.dashboard
+            .set_max_viewers(settings.dashboard.max_viewers);
+        self.max_body.store(max_body, Relaxed);
     }
 
     /// Keeps open dashboards up to date until the drain of `tasks`, which are those of the listener.
@@ -226,16 +191,21 @@ impl AdminServer {
             Name::Webhooks => webhooks::page(&self.sources.webhooks),
             Name::EnableWebhook => webhooks::enable(&self.sources.webhooks, query, client).await,
             Name::KvBlocks => self.blocks(query).await,
-            Name::Config => answer(StatusCode::OK, &self.config.running()),
+            Name::Config => answer(StatusCode::OK, &self.sources.others.config()),
             Name::Reload => {
                 info!(%client, "an operator asked for a reload of the configuration");
-                let (status, body) = self.config.reload().await;
+                let (status, body) = self.sources.others.reload().await;
                 answer(status, &body)
             }
-            Name::Responses => answer(StatusCode::OK, &self.sources.responses.page().await),
+            Name::Responses => {
+                let counts = self.sources.others.responses();
+                let page = responses::page(&*self.sources.store, counts).await;
+                answer(StatusCode::OK, &page)
+            }
             Name::Explain => {
-                let body_bytes_max = self.body_bytes_max.load(Relaxed);
-                explain::page(&self.sources, body_bytes_max, request, query).await
+                let max_body = self.max_body.load(Relaxed);
+                let max_body = usize::try_from(max_body).unwrap_or(usize::MAX);
+                explain::page(&self.sources, max_body, request, query).await
             }
             Name::Drain => match parameter(query, "worker") {
                 Some(worker) => self.set_drained(&worker, true, client),

@@ -59,9 +59,9 @@ use crate::{http, observe, relay};
 #[derive(Debug)]
 pub struct ApiServer {
     settings: Settings,
-    tenants: Tenants,
-    responses: Arc<Responses>,
-    relay: Arc<Relay>,
+    pub(crate) tenants: Tenants,
+    pub(crate) responses: Arc<Responses>,
+    pub(crate) relay: Arc<Relay>,
     readiness: Arc<Readiness>,
     bodies: BodyBudget,
     cors: Cors,
@@ -151,18 +151,6 @@ impl ApiServer {
         let server = Arc::new(self);
         server.latest.store(Arc::new(Arc::downgrade(&server)));
         server
-    }
-
-    pub fn tenants(&self) -> &Tenants {
-        &self.tenants
-    }
-
-    pub fn responses(&self) -> &Responses {
-        &self.responses
-    }
-
-    pub fn relay(&self) -> &Relay {
-        &self.relay
     }
 
     /// Answers a request that came over a connection from `peer`. Every response carries `x-request-id`:
@@ -326,13 +314,6 @@ impl ApiServer {
         }
     }
 
-    fn body_limits(&self) -> body::Limits {
-        body::Limits {
-            max: self.settings.max_body,
-            timeout: self.settings.body_timeout,
-        }
-    }
-
     async fn respond(
         &self,
         endpoint: &Endpoint,
@@ -348,7 +329,7 @@ impl ApiServer {
         let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&context, &head.headers);
-            body::read(body, self.body_limits(), &self.bodies, claim).await?
+            body::read(body, &self.settings, &self.bodies, claim).await?
         };
         prompt::check_nesting(&body)?;
         debug!(

@@ -1,5 +1,6 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod admin_parts;
 mod batches_parts;
 mod bind;
 pub mod check;
@@ -34,13 +35,14 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
+use self::admin_parts::AdminParts;
 use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
-use self::responses_parts::{key_ring, responses_page};
+use self::responses_parts::key_ring;
 use self::sharing::{Prepared, Sharing};
 use self::traces::Traces;
 use self::warm_start::Start;
-use crate::admin::{AdminServer, KvPages, Pages, Readiness};
+use crate::admin::{AdminServer, KvPages, Readiness, Sources};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
@@ -267,28 +269,34 @@ impl App {
         )?;
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
-        let required_store = needs_store.then(|| store.clone());
-        let readiness =
-            Readiness::new(relay.clone(), required_store, tasks.clone(), start.status());
         let (reload, reload_requests) = reload::channel(config);
-        let readiness = readiness.with_config(reload.status().ready());
-        let readiness = Arc::new(readiness.warning_of(store.clone()));
+        let readiness = Arc::new(Readiness::new(
+            relay.clone(),
+            store.clone(),
+            needs_store,
+            tasks.clone(),
+            start.status.clone(),
+            reload.status.ready.clone(),
+        ));
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
-        let admin_server = AdminServer::new(
-            relay.clone(),
-            peers.clone(),
-            Pages {
-                kv: KvPages::new(board, indexes, tokenizer_check),
-                responses: responses_page(store, responses.clone(), dry_run.clone()),
-                config: reload.page(),
-                webhooks: webhooks.clone(),
-                batches: batches.as_ref().map(batches_parts::panel),
-            },
-            metrics.clone(),
-            readiness.clone(),
-            reload::access(config),
-        )?;
+        let others = AdminParts {
+            reload: reload.clone(),
+            responses: responses.clone(),
+            dry_run: dry_run.clone(),
+            batches: batches.clone(),
+        };
+        let sources = Sources {
+            relay: ArcSwap::new(relay.clone()),
+            peers: peers.clone(),
+            kv: Arc::new(KvPages::new(board, indexes, tokenizer_check)),
+            store,
+            webhooks: webhooks.clone(),
+            others: Box::new(others),
+            registry: metrics.clone(),
+        };
+        let max_body = config.api.requests.max_body;
+        let admin_server = AdminServer::new(sources, readiness.clone(), &config.admin, max_body)?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
             tenants::callers(config, fleet.tls(), &tasks, &metrics)?,
@@ -350,7 +358,7 @@ impl App {
             IoThreads::single("admin")?,
             admin_tasks.clone(),
         ));
-        let peers_address = sharing.as_ref().map(Sharing::address);
+        let peers_address = sharing.as_ref().map(|sharing| sharing.address);
         let shown = peers_address.map(tracing::field::display);
         for warning in warnings::of(config) {
             warn!("configuration: {warning}");
@@ -383,11 +391,6 @@ impl App {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
-    }
-
-    /// The TLS of the listeners, for a reload of the configuration.
-    pub fn tls(&self) -> &tls::Listeners {
-        &self.tls
     }
 
     pub fn fleet(&self) -> &registry::Registry {

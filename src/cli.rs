@@ -108,37 +108,15 @@ struct Configuration {
     /// The configuration, a YAML file. `warmroute config reference` describes its keys.
     #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
     config: Option<PathBuf>,
-    /// A worker, such as http://10.0.0.11:8000; may be repeated. Added to those of the file.
-    #[arg(long = "worker", value_name = "URL")]
-    workers: Vec<String>,
-    /// Address and port for clients, such as :8080; instead of `api.listen`.
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<String>,
-    /// Address and port for operators, such as 127.0.0.1:9090; instead of `admin.listen`.
-    #[arg(long, value_name = "ADDRESS")]
-    admin_listen: Option<String>,
-    /// Address and port for other replicas of this router, such as :9701; instead of `peers.listen`.
-    #[arg(long, value_name = "ADDRESS")]
-    peers_listen: Option<String>,
-    /// Address and port for gateways that ask which worker is to get a request (ext_proc), such as :9002; instead of
-    /// `endpoint_picker.listen`.
-    #[arg(long, value_name = "ADDRESS")]
-    endpoint_picker_listen: Option<String>,
-    /// Another replica, such as 10.0.0.2:9701; may be repeated. Added to those of the file.
-    #[arg(long = "peer", value_name = "ADDRESS")]
-    peers: Vec<String>,
+    #[command(flatten)]
+    flags: Flags,
 }
 
 impl Configuration {
     fn load(self, allow_missing_files: bool) -> Result<Config, Problems> {
         let flags = Flags {
-            workers: self.workers,
-            listen: self.listen,
-            admin_listen: self.admin_listen,
-            peers_listen: self.peers_listen,
-            endpoint_picker_listen: self.endpoint_picker_listen,
-            peers: self.peers,
             allow_missing_files,
+            ..self.flags
         };
         // An argument counts before the environment.
         let file = self.file.or(self.config);
@@ -146,7 +124,7 @@ impl Configuration {
     }
 
     fn has_workers(&self) -> bool {
-        self.file.is_some() || self.config.is_some() || !self.workers.is_empty()
+        self.file.is_some() || self.config.is_some() || !self.flags.workers.is_empty()
     }
 }
 
@@ -210,24 +188,17 @@ pub fn run() -> ExitCode {
     };
     let prints = !matches!(arguments.command, Command::Serve(_) | Command::Bridge(_));
     let done = match arguments.command {
-        Command::Serve(configuration) => {
-            let mut code = ExitCode::SUCCESS;
-            let served = block_on(async {
-                // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
-                let _hangup = signal(SignalKind::hangup())?;
-                let configuration = configuration.load(false);
-                let starts = |config: &Config| observe::start_logging(&config.log);
-                let _flush = configuration.as_ref().ok().map(starts).transpose()?;
-                match configuration {
-                    Ok(config) => serve(&config).await,
-                    Err(problems) => {
-                        code = refuse(&problems);
-                        Ok(())
-                    }
-                }
-            });
-            served.map(|()| code)
-        }
+        Command::Serve(configuration) => block_on(async {
+            // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
+            let _hangup = signal(SignalKind::hangup())?;
+            let configuration = configuration.load(false);
+            let starts = |config: &Config| observe::start_logging(&config.log);
+            let _flush = configuration.as_ref().ok().map(starts).transpose()?;
+            match configuration {
+                Ok(config) => serve(&config).await.map(|()| ExitCode::SUCCESS),
+                Err(problems) => Ok(refuse(&problems)),
+            }
+        }),
         Command::Check {
             configuration,
             allow_missing_files,
@@ -237,61 +208,29 @@ pub fn run() -> ExitCode {
             report(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())?;
-            writeln!(io::stderr(), "{}", config.summary())
+            writeln!(io::stderr(), "{}", config.summary())?;
+            Ok(ExitCode::SUCCESS)
         }),
         Command::Check {
             configuration,
             live: true,
             transfer,
             ..
-        } => {
-            let mut is_good = false;
-            let checked = with_config(configuration.load(false), |config| {
-                report(&config)?;
-                block_on(async {
-                    is_good = check::run(&config, transfer, &mut io::stdout()).await?;
-                    Ok(())
-                })
-            });
-            match checked {
-                Ok(ExitCode::SUCCESS) if !is_good => Ok(ExitCode::FAILURE),
-                checked => checked,
-            }
-        }
-        Command::Doctor(doctor) => {
-            let mut code = ExitCode::SUCCESS;
-            let examined = block_on(async {
-                code = doctor.run().await;
-                Ok(())
-            });
-            examined.map(|()| code)
-        }
+        } => with_config(configuration.load(false), |config| {
+            report(&config)?;
+            let is_good = block_on(check::run(&config, transfer, &mut io::stdout()))?;
+            Ok(if is_good {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }),
+        Command::Doctor(doctor) => block_on(async { Ok(doctor.run().await) }),
         Command::Config(ConfigCommand::Reference) => print(&reference::markdown()),
         Command::Config(ConfigCommand::Schema) => print(&reference::schema()),
-        Command::Config(ConfigCommand::Diff(diff)) => {
-            let mut code = ExitCode::SUCCESS;
-            let compared = block_on(async {
-                code = diff.run().await;
-                Ok(())
-            });
-            compared.map(|()| code)
-        }
-        Command::Top(top) => {
-            let mut code = ExitCode::SUCCESS;
-            let shown = block_on(async {
-                code = top.run().await;
-                Ok(())
-            });
-            shown.map(|()| code)
-        }
-        Command::Batch(command) => {
-            let mut code = ExitCode::SUCCESS;
-            let ended = block_on(async {
-                code = command.run().await;
-                Ok(())
-            });
-            ended.map(|()| code)
-        }
+        Command::Config(ConfigCommand::Diff(diff)) => block_on(async { Ok(diff.run().await) }),
+        Command::Top(top) => block_on(async { Ok(top.run().await) }),
+        Command::Batch(command) => block_on(async { Ok(command.run().await) }),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "warmroute", &mut script);
@@ -331,7 +270,8 @@ pub fn run() -> ExitCode {
         .map(|()| ExitCode::SUCCESS),
         Command::Replay(settings) => match &settings.config {
             Some(path) => with_config(Config::load(path), |config| {
-                sim::replay::run(&settings, &config)
+                sim::replay::run(&settings, &config)?;
+                Ok(ExitCode::SUCCESS)
             }),
             None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),
         },
@@ -348,7 +288,7 @@ pub fn run() -> ExitCode {
 /// Writes missing files, warnings, and which kinds of requests each model's tokenizer can tokenize to standard error, so
 /// that standard output is the configuration.
 fn report(config: &Config) -> io::Result<()> {
-    for missing in config.source.missing_files() {
+    for missing in &config.source.missing_files {
         writeln!(io::stderr(), "note: {missing}")?;
     }
     for warning in warnings::of(config) {
@@ -363,10 +303,10 @@ fn report(config: &Config) -> io::Result<()> {
 /// Does something with a configuration, or prints what is wrong with it.
 fn with_config(
     loaded: Result<Config, Problems>,
-    then: impl FnOnce(Config) -> io::Result<()>,
+    then: impl FnOnce(Config) -> io::Result<ExitCode>,
 ) -> io::Result<ExitCode> {
     match loaded {
-        Ok(config) => then(config).map(|()| ExitCode::SUCCESS),
+        Ok(config) => then(config),
         Err(problems) => Ok(refuse(&problems)),
     }
 }
@@ -382,7 +322,7 @@ fn print(text: &str) -> io::Result<ExitCode> {
 }
 
 /// Connections are carried by threads of their own; this one accepts, probes, and waits.
-fn block_on(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+fn block_on<T>(task: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     runtime::Builder::new_current_thread()
         .enable_all()
         .build()?

@@ -10,7 +10,6 @@ mod misplaced;
 mod model;
 mod model_names;
 mod model_settings;
-mod one_or_list;
 pub mod reader;
 pub mod reference;
 mod retired;
@@ -22,7 +21,6 @@ mod tls;
 mod token_sources;
 mod tokenizer;
 mod watched;
-mod webhooks;
 mod worker_tls;
 
 use std::path::Path;

@@ -20,6 +20,8 @@ pub mod tls;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
+use hyper::Response;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 
 /// Why a body broke off. Opaque, because no caller acts on the difference.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -32,6 +34,14 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
+}
+
+/// A response of 200 with a JSON body.
+pub fn json(body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(body));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
 }
 
 /// Headers that describe one connection and are never forwarded (RFC 9110, section 7.6.1), and two

@@ -23,7 +23,7 @@ use tracing_subscriber::filter::LevelFilter;
 pub use self::clock::now;
 use self::log_text::{PlainFields, Timestamp};
 pub use self::log_writer::ACCESS_LOG;
-use self::log_writer::{LogWriter, Writers};
+use self::log_writer::{LogWriter, MAX_QUEUED_BYTES, Writers};
 use crate::units::SizeText;
 
 /// The time of day, for what is written down with a date, such as certificates.
@@ -164,7 +164,7 @@ macro_rules! start {
 pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     if LOG.get().is_none() {
         let _ = LOG.set(Writers {
-            log: LogWriter::start(io::stderr())?,
+            log: LogWriter::start(io::stderr(), MAX_QUEUED_BYTES)?,
             access: access_file(settings)?,
         });
     }

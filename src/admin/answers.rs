@@ -38,11 +38,8 @@ pub(super) fn text(status: StatusCode, text: impl Into<String>) -> Response<http
 pub(super) fn answer(status: StatusCode, value: &impl Serialize) -> Response<http::Body> {
     let body = serde_json::to_string_pretty(value)
         .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
-    let mut response = text(status, body + "\n");
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
+    let mut response = http::json(body + "\n");
+    *response.status_mut() = status;
     response
 }
 

@@ -7,8 +7,6 @@ mod counts;
 mod history;
 mod limits;
 mod panels;
-mod rows;
-pub(super) mod settings;
 mod side_panels;
 mod tables;
 mod update;
@@ -26,19 +24,19 @@ use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 
 use self::changes::Changes;
-use self::history::{History, Monotone, Sample};
-use self::settings::Settings;
+use self::history::{History, Monotone};
 use self::tables::Latencies;
-use self::update::View;
+use self::update::{Slow, View};
 use self::viewers::{Refused, Viewers};
 use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
-use super::batches::BatchesPanel;
 use super::fleet;
 use super::kv::KvPages;
-use super::responses::ResponsesPage;
+use super::other_parts::OtherParts;
+use super::responses;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::relay::Relay;
+use crate::store::ResponseStore;
 use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
@@ -58,15 +56,15 @@ const UNSEEN_DECISIONS: u32 = 1;
 
 /// What the pages show.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub struct Sources {
     /// The relay of the configuration that runs.
-    pub(super) relay: ArcSwap<Relay>,
-    pub(super) peers: Peers,
-    pub(super) kv: Arc<KvPages>,
-    pub(super) responses: ResponsesPage,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) batches: Option<BatchesPanel>,
-    pub(super) registry: Registry,
+    pub relay: ArcSwap<Relay>,
+    pub peers: Peers,
+    pub kv: Arc<KvPages>,
+    pub store: Arc<dyn ResponseStore>,
+    pub webhooks: Arc<Webhooks>,
+    pub others: Box<dyn OtherParts>,
+    pub registry: Registry,
 }
 
 #[derive(Debug)]
@@ -76,16 +74,16 @@ pub(super) struct Dashboard {
 }
 
 impl Dashboard {
-    pub(super) fn new(settings: &Settings, sources: Arc<Sources>) -> Self {
-        let viewers = Viewers::new(settings.max_viewers, &sources.registry);
+    pub(super) fn new(max_viewers: u32, sources: Arc<Sources>) -> Self {
+        let viewers = Viewers::new(max_viewers, &sources.registry);
         Self {
             sources,
             viewers: Arc::new(viewers),
         }
     }
 
-    pub(super) fn set(&self, settings: &Settings) {
-        self.viewers.set_max(settings.max_viewers);
+    pub(super) fn set_max_viewers(&self, max: u32) {
+        self.viewers.set_max(max);
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -224,20 +222,16 @@ impl Watch {
         if !is_watched && !is_due {
             return;
         }
-        let rows = [&self.view.workers, &self.view.models, &self.view.ranks];
-        let is_small = rows.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
+        let View { workers, slow, .. } = &self.view;
+        let tables = [workers, &slow.models, &slow.ranks];
+        let is_small = tables.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
         let reads_all = is_due || is_small;
         let at_unix_ms = observe::unix_ms();
-        let counters = if reads_all {
-            self.monotone.advance(&counts::read(&sources.registry))
-        } else {
-            self.view.sample.counters.clone()
-        };
-        let sample = Sample {
-            at_unix_ms,
-            counters,
-            gauges: counts::gauges(&relay, &sources.registry),
-        };
+        self.view.sample.at_unix_ms = at_unix_ms;
+        self.view.sample.gauges = counts::gauges(&relay, &sources.registry);
+        if reads_all {
+            self.view.sample.counters = self.monotone.advance(&counts::read(&sources.registry));
+        }
         {
             let snapshot = relay.fleet().snapshot();
             let workers = snapshot.workers.iter();
@@ -247,51 +241,56 @@ impl Watch {
             self.changes.observe(at_unix_ms, conditions, policy);
         }
         if is_due {
-            self.history.add(sample.clone());
+            self.history.add(self.view.sample.clone());
             self.sampled_at = Some(now);
         }
         if !is_watched {
             return;
         }
-        let reads_all = reads_all || self.view.panels.is_empty();
+        let reads_all = reads_all || self.view.slow.panels.is_empty();
         if reads_all {
             self.latencies = Latencies::read(&sources.registry);
+            self.view.slow = self.read_slow(&relay, now, is_due).await;
         }
-        let mut view = View {
-            sample,
-            workers: tables::workers(&relay, &self.latencies),
-            ..View::default()
-        };
-        if reads_all {
-            let models = tables::models(&relay, &sources.registry, &self.latencies);
-            view.models = Arc::new(models);
-            view.ranks = Arc::new(tables::ranks(sources.kv.board(), now));
-            let check = sources.kv.tokenizer_check();
-            let mut panels = panels::read(&relay, &sources.peers, check, &sources.registry, now);
-            panels.extend(side_panels::read(
-                &sources.registry,
-                &sources.webhooks.report(),
-                sources.batches.as_ref(),
-            ));
-            panels.insert("responses", self.responses(is_due).await);
-            view.panels = Arc::new(panels);
-        } else {
-            view.models = self.view.models.clone();
-            view.ranks = self.view.ranks.clone();
-            view.panels = self.view.panels.clone();
+        self.view.workers = tables::workers(&relay, &self.latencies);
+        self.send(&relay, reads_all);
+    }
+
+    /// `is_due`: with a sample of the history.
+    async fn read_slow(&self, relay: &Relay, now: Instant, is_due: bool) -> Slow {
+        let Sources {
+            peers,
+            kv,
+            webhooks,
+            others,
+            registry,
+            ..
+        } = &*self.sources;
+        let mut panels = panels::read(relay, peers, &kv.tokenizer_check, registry, now);
+        panels.extend(side_panels::read(
+            registry,
+            &webhooks.report(),
+            others.batches(),
+        ));
+        panels.insert("responses", self.responses(is_due).await);
+        Slow {
+            models: tables::models(relay, registry, &self.latencies),
+            ranks: tables::ranks(&kv.board, now),
+            panels,
         }
-        self.send(&relay, view);
     }
 
     /// Asks the store with each sample of the history only, and not for long.
     async fn responses(&self, is_due: bool) -> Value {
-        let before = self.view.panels.get("responses");
+        let before = self.view.slow.panels.get("responses");
         if let Some(before) = before
             && !is_due
         {
             return before.clone();
         }
-        match tokio::time::timeout(STORE_TIMEOUT, self.sources.responses.page()).await {
+        let counts = self.sources.others.responses();
+        let page = responses::page(&*self.sources.store, counts);
+        match tokio::time::timeout(STORE_TIMEOUT, page).await {
             // Numbers and texts always serialize.
             Ok(page) => {
                 let page = serde_json::to_value(page).unwrap_or_default();
@@ -301,21 +300,21 @@ impl Watch {
         }
     }
 
-    fn send(&mut self, relay: &Relay, view: View) {
+    fn send(&mut self, relay: &Relay, has_slow: bool) {
+        let Self {
+            view,
+            history,
+            changes,
+            ..
+        } = &*self;
         let decisions = relay.decisions().after(self.last_decision);
-        let update = update::update(
-            &self.view,
-            &view,
-            &self.changes,
-            self.last_change,
-            &decisions,
-        );
+        let new_changes = changes.after(self.last_change);
+        let update = update::update(view, has_slow, new_changes, &decisions);
         self.viewers.send(&update, || {
             let decisions = relay.decisions().after(0);
-            update::everything(&view, &self.history, &self.changes, &decisions)
+            update::everything(view, history, changes, &decisions)
         });
-        self.view = view;
-        self.last_change = self.changes.last();
+        self.last_change = self.changes.last;
         self.last_decision = decisions
             .last()
             .map_or(self.last_decision, |decision| decision.number);

@@ -68,11 +68,8 @@ pub(super) async fn page(
     };
     // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
     let tenant = parameter(query, "tenant");
-    let (api, body) = match sources
-        .responses
-        .engine_body(api, tenant.clone(), body)
-        .await
-    {
+    let prepared = sources.others.engine_body(api, tenant.clone(), body);
+    let (api, body) = match prepared.await {
         Ok(prepared) => prepared,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
     };

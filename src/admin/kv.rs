@@ -15,9 +15,9 @@ use crate::kv::tokenizer_check::{self, TokenizerCheck};
 /// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
-    board: Arc<StatusBoard>,
+    pub(super) board: Arc<StatusBoard>,
     indexes: Arc<PrefixIndexes>,
-    tokenizer_check: Arc<TokenizerCheck>,
+    pub(super) tokenizer_check: Arc<TokenizerCheck>,
 }
 
 /// `GET /kv`.
@@ -89,14 +89,6 @@ impl KvPages {
             indexes,
             tokenizer_check,
         }
-    }
-
-    pub(super) fn board(&self) -> &StatusBoard {
-        &self.board
-    }
-
-    pub(super) fn tokenizer_check(&self) -> &TokenizerCheck {
-        &self.tokenizer_check
     }
 
     pub(super) fn page(&self, now: Instant) -> KvPage {

@@ -1,6 +1,5 @@
 //! Whether this router should be sent requests, for `/readyz` here and `/health` on the API's port.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,10 +13,13 @@ use crate::store::{self, ResponseStore};
 const STORE_UNAVAILABLE: &str = "response store unavailable";
 
 /// What readiness depends on.
+#[derive(Debug)]
 pub struct Readiness {
     relay: Arc<Relay>,
-    /// The store of responses, if a router without it is not ready.
-    store: Option<Arc<dyn ResponseStore>>,
+    /// The store of responses. What is wrong with its settings is part of the answers.
+    store: Arc<dyn ResponseStore>,
+    /// A router without the store is not ready.
+    needs_store: bool,
     tasks: Tasks,
     /// Whether other replicas' knowledge is still being taken over.
     start: Arc<WarmStartStatus>,
@@ -27,57 +29,37 @@ pub struct Readiness {
     is_draining: AtomicBool,
     /// Somebody has asked.
     was_asked: AtomicBool,
-    /// The store whose warning is part of the answer, whether the store is required or not.
-    warns_of: Option<Arc<dyn ResponseStore>>,
-}
-
-impl fmt::Debug for Readiness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Readiness").finish_non_exhaustive()
-    }
 }
 
 impl Readiness {
     pub fn new(
         relay: Arc<Relay>,
-        store: Option<Arc<dyn ResponseStore>>,
+        store: Arc<dyn ResponseStore>,
+        needs_store: bool,
         tasks: Tasks,
         start: Arc<WarmStartStatus>,
+        config: ConfigStatus,
     ) -> Self {
         Self {
             relay,
             store,
+            needs_store,
             tasks,
             start,
-            config: ConfigStatus::default(),
+            config,
             is_draining: AtomicBool::new(false),
             was_asked: AtomicBool::new(false),
-            warns_of: None,
         }
-    }
-
-    /// Adds what is wrong with the settings of this store to the answers.
-    pub fn warning_of(mut self, store: Arc<dyn ResponseStore>) -> Self {
-        self.warns_of = Some(store);
-        self
-    }
-
-    /// Adds that the configuration's file is refused to the answers.
-    pub fn with_config(mut self, config: ConfigStatus) -> Self {
-        self.config = config;
-        self
     }
 
     /// What operators should know of a router that is ready: that it started cold, what may lose responses, or that its
     /// configuration's file is refused.
     pub fn detail(&self) -> Option<String> {
         let warmth = Some(self.start.get()).filter(|warmth| warmth.is_cold());
-        let warning = self.warns_of.as_ref().map(|store| store.health().warning);
-        let warning = warning.filter(|warning| !warning.is_empty());
         let details: Vec<String> = warmth
             .map(|warmth| warmth.to_string())
             .into_iter()
-            .chain(warning)
+            .chain(self.store_warning())
             .chain(self.config.problem())
             .collect();
         (!details.is_empty()).then(|| details.join("; "))
@@ -85,10 +67,13 @@ impl Readiness {
 
     /// What operators should know of what is missing.
     pub fn detail_of(&self, missing: &str) -> Option<String> {
-        let store = self.store.as_ref().filter(|_| missing == STORE_UNAVAILABLE);
-        store
-            .map(|store| store.health().warning)
-            .filter(|warning| !warning.is_empty())
+        self.store_warning()
+            .filter(|_| missing == STORE_UNAVAILABLE)
+    }
+
+    fn store_warning(&self) -> Option<String> {
+        let warning = self.store.health().warning;
+        (!warning.is_empty()).then_some(warning)
     }
 
     /// From now on the router is not ready.
@@ -118,14 +103,14 @@ impl Readiness {
         if self.start.get() == Warmth::Warming {
             return Err("warming up: taking over what other replicas know of the workers' caches");
         }
+        if !self.needs_store {
+            return Ok(());
+        }
         // Asks the store: a store without requests would not be known to be down.
-        match &self.store {
-            Some(store) => match store.admit().await {
-                Ok(()) => Ok(()),
-                Err(store::Error::Full { .. }) => Err("response store full"),
-                Err(_) => Err(STORE_UNAVAILABLE),
-            },
-            None => Ok(()),
+        match self.store.admit().await {
+            Ok(()) => Ok(()),
+            Err(store::Error::Full { .. }) => Err("response store full"),
+            Err(_) => Err(STORE_UNAVAILABLE),
         }
     }
 }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::dashboard::settings as dashboard;
 use super::role::Role;
 use crate::http::tls;
 use crate::secret::Secret;
 
 /// A token of 16 random characters cannot be guessed over a network.
 const TOKEN_BYTES_MIN: usize = 16;
+/// More open pages would leave no connection of the listener to other operators.
+const MAX_VIEWERS: u32 = 48;
 
 /// The listener for operators.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -31,7 +32,7 @@ pub struct Settings {
     /// Names in the client certificates of operators, by role. Needs `tls.client_ca`.
     pub client_names: NamesByRole,
     /// The dashboard at `/`.
-    pub dashboard: dashboard::Settings,
+    pub dashboard: Dashboard,
 }
 
 /// Tokens of operators, by role.
@@ -55,6 +56,23 @@ pub struct NamesByRole {
     pub operate: Vec<String>,
 }
 
+/// The dashboard, the page at `/` of the operators' listener.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Dashboard {
+    /// Open dashboards that get updates, at most 48; further ones are refused. 0 turns the dashboard off.
+    pub max_viewers: u32,
+}
+
+impl Default for Dashboard {
+    fn default() -> Self {
+        Self {
+            // A team, each with a page or two.
+            max_viewers: 16,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -63,7 +81,7 @@ impl Default for Settings {
             token: Secret::default(),
             tokens: Tokens::default(),
             client_names: NamesByRole::default(),
-            dashboard: dashboard::Settings::default(),
+            dashboard: Dashboard::default(),
         }
     }
 }
@@ -76,7 +94,11 @@ impl Settings {
 
     /// What is wrong: the key below `admin`, and a message without any token.
     pub fn check(&self) -> Vec<(String, String)> {
-        let mut problems = self.dashboard.check();
+        let mut problems = Vec::new();
+        if self.dashboard.max_viewers > MAX_VIEWERS {
+            let message = format!("must be at most {MAX_VIEWERS}");
+            problems.push(("dashboard.max_viewers".to_owned(), message));
+        }
         let mut seen = BTreeMap::new();
         for (key, _, token) in self.tokens() {
             let text = token.expose();
@@ -156,6 +178,22 @@ mod tests {
         let found = settings.check();
         let found: Vec<(&str, &str)> = found.iter().map(|(key, text)| (&**key, &**text)).collect();
         assert_eq!(found, expected, "{read:?} {operate:?}");
+    }
+
+    #[test]
+    fn more_viewers_than_the_listener_has_room_for_are_refused() {
+        let check = |max_viewers| {
+            let dashboard = Dashboard { max_viewers };
+            let settings = Settings {
+                dashboard,
+                ..Settings::default()
+            };
+            settings.check()
+        };
+        assert!(check(Dashboard::default().max_viewers).is_empty());
+        assert!(check(48).is_empty());
+        let message = "must be at most 48".to_owned();
+        assert_eq!(check(49), [("dashboard.max_viewers".to_owned(), message)]);
     }
 
     #[test]

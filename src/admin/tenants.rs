@@ -1,15 +1,11 @@
 //! `GET /tenants`: the tenants, what they may use, and what they use; in short also on `GET /fleet`.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::ids::Tenant;
 use crate::limits::{LimitRow, Report};
 use crate::relay::{Explanation, TenantProfile, TenantTable};
-
-#[derive(Debug, Serialize)]
-pub(super) struct Page {
-    tenants: Vec<Row>,
-}
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -90,12 +86,12 @@ pub(super) fn explained(
     }
 }
 
-pub(super) fn page(table: &TenantTable) -> Page {
+pub(super) fn page(table: &TenantTable) -> Value {
     let row = |profile: &TenantProfile| Row {
         name: profile.name.to_string(),
         report: profile.limits.as_ref().map(|limits| limits.report()),
     };
     let mut tenants: Vec<Row> = table.listed().map(|profile| row(profile)).collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
-    Page { tenants }
+    json!({"tenants": tenants})
 }

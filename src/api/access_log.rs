@@ -48,27 +48,26 @@ pub(super) struct AccessLine {
     pub(super) summary: SummaryCell,
 }
 
-/// Whether access log lines are written at all; if not, an [`AccessLine`] is made only for a request that is traced.
-pub(super) fn is_on() -> bool {
-    enabled!(target: ACCESS_LOG, Level::INFO)
-}
-
 impl AccessLine {
+    /// `None` if the request is neither logged nor traced.
     pub(super) fn begin(
-        (method, uri, headers): (Method, Uri, &HeaderMap),
+        (method, uri, headers): (&Method, &Uri, &HeaderMap),
         id: RequestId,
         client: IpAddr,
-        tasks: Tasks,
+        tasks: &Tasks,
         trace: Option<Arc<RequestTrace>>,
-    ) -> Self {
+    ) -> Option<Box<Self>> {
+        if trace.is_none() && !enabled!(target: ACCESS_LOG, Level::INFO) {
+            return None;
+        }
         let context = match &trace {
             Some(trace) => Some(trace.context()),
             None => TraceContext::of_headers(headers),
         };
-        Self {
+        Some(Box::new(Self {
             began: observe::now(),
-            method,
-            uri,
+            method: method.clone(),
+            uri: uri.clone(),
             client,
             id,
             client_request_id: None,
@@ -78,9 +77,9 @@ impl AccessLine {
             error_code: None,
             bytes: 0,
             is_sent: false,
-            tasks,
+            tasks: tasks.clone(),
             summary: SummaryCell::traced(trace),
-        }
+        }))
     }
 
     fn end_trace(&self, trace: &RequestTrace, ended: Instant, outcome: &'static str) {

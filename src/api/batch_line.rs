@@ -13,7 +13,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use tracing::debug;
 
-use super::access_log::{self, AccessLine, LoggedBody};
+use super::access_log::{AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
 use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
@@ -128,12 +128,11 @@ impl ApiServer {
         let shape = ErrorShape::of_path(line.endpoint.path());
         let head = head_of(line.endpoint);
         let trace = self.relay.tracer().begin(&head.headers);
-        let mut access = (trace.is_some() || access_log::is_on()).then(|| {
+        let mut access = {
             let method = Method::from_bytes(METHOD).unwrap_or(Method::POST);
-            let request = (method, head.uri.clone(), &head.headers);
-            let tasks = self.tasks.clone();
-            Box::new(AccessLine::begin(request, id, NO_ADDRESS, tasks, trace))
-        });
+            let request = (&method, &head.uri, &head.headers);
+            AccessLine::begin(request, id, NO_ADDRESS, &self.tasks, trace)
+        };
         let held = line.held.clone();
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
@@ -163,15 +162,7 @@ impl ApiServer {
                     body,
                 };
             }
-            Err(NotCollected::Broken) => {
-                let message = "the engine's answer ended early";
-                (ApiError::invalid_engine_response(message), true)
-            }
-            // The next one would be as long.
-            Err(NotCollected::TooLong) => {
-                let error = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
-                (error, false)
-            }
+            Err(failed) => failed,
         };
         let status = error.status.as_u16();
         let text = error.shaped(shape).into_body().collect().await;
@@ -266,22 +257,19 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     millis.or_else(|| number(&RETRY_AFTER).map(Duration::from_secs))
 }
 
-/// Why an answer was not collected.
-enum NotCollected {
-    Broken,
-    TooLong,
-}
-
-/// Goes on reading as there is room for what comes.
-async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, NotCollected> {
+/// Goes on reading as there is room for what comes. An error comes with whether another answer may be better.
+async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, (ApiError, bool)> {
+    let broken = || ApiError::invalid_engine_response("the engine's answer ended early");
     let mut first = Bytes::new();
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| NotCollected::Broken)?;
+        let frame = frame.map_err(|_| (broken(), true))?;
         let data = frame.into_data().unwrap_or_default();
         let bytes = first.len() + whole.len() + data.len();
         if bytes > MAX_ANSWER_BYTES {
-            return Err(NotCollected::TooLong);
+            // The next one would be as long.
+            let error = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
+            return Err((error, false));
         }
         held.grow_to(bytes).await;
         // An answer in one piece, as most are, is not copied.
@@ -329,7 +317,9 @@ mod tests {
         let whole = collect(body(MAX_ANSWER_BYTES), &held()).await;
         assert_eq!(whole.ok().map(|whole| whole.len()), Some(MAX_ANSWER_BYTES));
         let long = collect(body(MAX_ANSWER_BYTES + 1), &held()).await;
-        assert!(matches!(long, Err(NotCollected::TooLong)));
+        let expected = ApiError::too_long_line_answer(MAX_ANSWER_BYTES as u64);
+        let (error, may_retry) = long.unwrap_err();
+        assert_eq!((error.code, may_retry), (expected.code, false));
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl ApiServer {
         }
         let (body, _reserved) = {
             let claim = self.claim(context, &head.headers);
-            body::read(body, self.body_limits(), &self.bodies, claim).await?
+            body::read(body, &self.settings, &self.bodies, claim).await?
         };
         prompt::check_nesting(&body)?;
         let query = head.uri.query().unwrap_or_default();

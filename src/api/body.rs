@@ -8,6 +8,7 @@ use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
 use super::body_budget::{BodyBudget, Claim, Reservation};
+use super::settings::Settings;
 use crate::http::server::RequestBody;
 use crate::observe;
 use crate::openai::error::ApiError;
@@ -20,26 +21,14 @@ const TOTAL_TIMEOUTS: u32 = 10;
 /// memory. Slower than any connection that a prompt is typed over.
 const LEAST_RATE: u64 = 1 << 10;
 
-/// The limits of one body.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Its size in bytes.
-    pub(super) max: u64,
-    /// The time within which some of it must come, at [`LEAST_RATE`].
-    pub(super) timeout: Duration,
-}
-
 /// Reads the whole body: a decision needs the prompt, and a retry all of it.
 pub(super) async fn read<'a>(
     mut body: RequestBody,
-    limits: Limits,
+    settings: &Settings,
     budget: &'a BodyBudget,
     claim: Claim<'a>,
 ) -> Result<(Bytes, Reservation<'a>), ApiError> {
-    let Limits {
-        max,
-        timeout: limit,
-    } = limits;
+    let (max, limit) = (settings.max_body, settings.body_timeout);
     let announced = body.size_hint().lower();
     if announced > max {
         return Err(ApiError::too_large(max));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 
-use super::access_log::{self, AccessLine, LoggedBody};
+use super::access_log::{AccessLine, LoggedBody};
 use super::cors::{Cors, Grant};
 use super::health::without_body;
 use super::request_id;
@@ -55,10 +55,8 @@ impl Envelope {
         let headers = request.headers();
         let path = request.uri().path();
         let client = settings.trusted_proxies.client_of(peer, headers);
-        let mut line = (trace.is_some() || access_log::is_on()).then(|| {
-            let head = (request.method().clone(), request.uri().clone(), headers);
-            Box::new(AccessLine::begin(head, id, client, tasks.clone(), trace))
-        });
+        let head = (request.method(), request.uri(), headers);
+        let mut line = AccessLine::begin(head, id, client, tasks, trace);
         let (client_id, checked) = match request_id::of_client(headers) {
             Ok(client_id) => (client_id, Ok(())),
             Err(error) => (None, Err(error)),

@@ -28,7 +28,7 @@ impl ApiServer {
         let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&caller.context, &head.headers);
-            body::read(body, self.body_limits(), &self.bodies, claim).await?
+            body::read(body, &self.settings, &self.bodies, claim).await?
         };
         self.forward_body(api, &head, body, caller).await
     }

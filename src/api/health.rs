@@ -1,9 +1,9 @@
 //! Pages that need no key: `/health`, which load balancers ask for, and `/`.
 
 use hyper::body::Body as _;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use hyper::header::CONTENT_LENGTH;
 use hyper::{Response, StatusCode};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::http;
 
@@ -15,7 +15,7 @@ pub(super) const ROOT_PATH: &str = "/";
 pub(super) fn root() -> Response<http::Body> {
     let body =
         json!({"name": "warmroute", "api": "/v1", "models": "/v1/models", "health": HEALTH_PATH});
-    json_page(StatusCode::OK, &body)
+    http::json(body.to_string())
 }
 
 /// The answer to a load balancer's health check.
@@ -27,14 +27,8 @@ pub(super) fn health(readiness: Result<(), &'static str>) -> Response<http::Body
             json!({"status": "not_ready", "reason": missing}),
         ),
     };
-    json_page(status, &body)
-}
-
-fn json_page(status: StatusCode, body: &Value) -> Response<http::Body> {
-    let mut response = Response::new(http::full(body.to_string()));
+    let mut response = http::json(body.to_string());
     *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
     response
 }
 

@@ -1,6 +1,5 @@
 //! `POST /v1/messages/count_tokens`: counted with the model's tokenizer if the router has it, else by a worker.
 
-use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tracing::debug;
 
@@ -20,7 +19,7 @@ impl ApiServer {
         let (head, body) = (*request).into_parts();
         let (body, _reserved) = {
             let claim = self.claim(&caller.context, &head.headers);
-            body::read(body, self.body_limits(), &self.bodies, claim).await?
+            body::read(body, &self.settings, &self.bodies, claim).await?
         };
         prompt::check_nesting(&body)?;
         debug!(id = %caller.context.id, tenant = %caller.context.tenant, bytes = body.len(), "request");
@@ -35,10 +34,7 @@ impl ApiServer {
             .count_tokens(tenant, Api::Messages, &head.headers, &body, model, None)
             .await?;
         if let Some(tokens) = counted {
-            let mut response = Response::new(http::full(format!(r#"{{"input_tokens":{tokens}}}"#)));
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(CONTENT_TYPE, json);
-            return Ok(response);
+            return Ok(http::json(format!(r#"{{"input_tokens":{tokens}}}"#)));
         }
         let name = model.unwrap_or_default().to_owned();
         let job = job(api, &head, body.clone(), &original, caller);

@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use hyper::Response;
-use hyper::header::{self, HeaderValue};
 
 use crate::fleet::Snapshot;
 use crate::limits::TenantLimits;
@@ -34,7 +33,7 @@ pub(super) fn list(
         }
     }
     let cards: Vec<&str> = cards.values().map(|card| &**card).collect();
-    json(format!(
+    http::json(format!(
         "{{\"object\":\"list\",\"data\":[{}]}}",
         cards.join(",")
     ))
@@ -66,7 +65,7 @@ pub(super) fn one(
         let model = observe::shortened(&name).to_owned();
         return Err(relay::Error::UnknownModel { model, known }.into());
     };
-    Ok(json(card.into_owned()))
+    Ok(http::json(card.into_owned()))
 }
 
 /// The entry of a configured name; `None` while none of its models is served.
@@ -74,13 +73,4 @@ fn card<'f>(fleet: &'f Snapshot, name: &Name) -> Option<Cow<'f, str>> {
     let mut groups = name.models().filter_map(|model| fleet.models.get(model));
     let card = groups.next()?.card.get();
     Some(splice::with_text(card, "id", &name.requested))
-}
-
-fn json(text: String) -> Response<http::Body> {
-    let mut response = Response::new(http::full(text));
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    response
 }

@@ -1,30 +1,18 @@
 //! The route of a path, for traces: names of parameters stand for what a client writes. Pure.
 
-/// Paths without parameters.
-const FIXED: [&str; 18] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
+use super::endpoints::OWN;
+
+/// Paths without parameters below those that the router serves.
+const BELOW: [&str; 3] = [
     "/v1/responses/input_tokens",
-    "/v1/conversations",
-    "/v1/embeddings",
-    "/v1/messages",
     "/v1/messages/count_tokens",
-    "/v1/models",
-    "/v1/files",
-    "/v1/batches",
     "/v1/messages/batches",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-    "/tokenize",
-    "/detokenize",
-    "/health",
 ];
 
 /// `None` for a path that is no route.
 pub(super) fn of(path: &str) -> Option<&'static str> {
-    if let Some(fixed) = FIXED.iter().find(|fixed| **fixed == path) {
+    let mut fixed = OWN.into_iter().chain(BELOW);
+    if let Some(fixed) = fixed.find(|fixed| *fixed == path) {
         return Some(fixed);
     }
     let (collection, rest) = path.strip_prefix("/v1/")?.split_once('/')?;
@@ -67,6 +55,7 @@ mod tests {
             "/v1/responses/input_tokens",
             Some("/v1/responses/input_tokens"),
         );
+        check("/inference/v1/generate", Some("/inference/v1/generate"));
         check("/v1/responses/resp_1", Some("/v1/responses/{response_id}"));
         check(
             "/v1/responses/resp_1/cancel",

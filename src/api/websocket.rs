@@ -1,7 +1,6 @@
 //! WebSocket mode of the Responses API: the handshake (RFC 6455, section 4), and who may open one.
 
 mod connection;
-mod metrics;
 pub(super) mod open;
 mod opener;
 mod outgoing;
@@ -15,9 +14,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http_body::Body as _;
 use hyper::header::{
-    CONNECTION, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT,
-    SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
-    UPGRADE,
+    CONNECTION, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
 };
 use hyper::{HeaderMap, Request, Response, StatusCode, Version};
 use sha1_smol::Sha1;
@@ -35,18 +33,6 @@ const VERSION: HeaderValue = HeaderValue::from_static("13");
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 /// What the key of a handshake is hashed with.
 const MAGIC: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Headers of the handshake that are no headers of its turns.
-const NOT_OF_TURNS: [HeaderName; 9] = [
-    CONNECTION,
-    UPGRADE,
-    HOST,
-    ORIGIN,
-    SEC_WEBSOCKET_EXTENSIONS,
-    SEC_WEBSOCKET_KEY,
-    SEC_WEBSOCKET_PROTOCOL,
-    SEC_WEBSOCKET_VERSION,
-    HeaderName::from_static("content-length"),
-];
 
 impl ApiServer {
     /// Answers a handshake. The connection is the WebSocket's after a response of 101.
@@ -83,10 +69,7 @@ impl ApiServer {
         let accept = accept(headers)?;
         let tenant = self.tenants.require_keys().then_some(admitted.tenant);
         let slot = self.open.enter(settings, tenant)?;
-        let mut opener = Opener::new(headers, &NOT_OF_TURNS, address, client_id);
-        if let Some(key) = key {
-            opener.set_key(&key);
-        }
+        let opener = Opener::new(headers, key, address, client_id);
         let connection = Connection::new(self.clone(), opener, admitted.tenant, slot);
         upgrade.hand_over(|upgraded| connection.run(upgraded));
         let mut response = Response::new(http::full(""));

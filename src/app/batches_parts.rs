@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tracing::info;
 
-use crate::admin::BatchesPanel;
 use crate::batches::{Batches, Files, Settings, Storage};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
@@ -53,11 +52,4 @@ pub(super) fn open(
         metrics,
     );
     Ok(Some(Arc::new(batches.with_lease(LEASES * lease))))
-}
-
-/// What the dashboard shows of them.
-pub(super) fn panel(batches: &Arc<Batches>) -> BatchesPanel {
-    let batches = batches.clone();
-    // Numbers and names always serialize.
-    BatchesPanel::new(move || serde_json::to_value(batches.running()).unwrap_or_default())
 }

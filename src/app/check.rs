@@ -1,8 +1,5 @@
 //! `check --live`: probes every worker and the store of responses, and with `--transfer` tries KV transfers between them.
 
-#[cfg(feature = "jwt")]
-mod jwt_check;
-mod store_check;
 mod transfer_check;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +10,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::discoveries::Discoveries;
-use crate::config::Config;
+use super::discoveries;
+use crate::config::{Config, DiscoveryEntry};
 use crate::fleet::discovery::Discovery;
 #[cfg(feature = "kubernetes")]
 use crate::fleet::discovery::kubernetes;
@@ -23,9 +20,14 @@ use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::fleet::kv_transfer::{Connector, mismatch};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Role, Snapshot, Status, Worker, probe};
+#[cfg(feature = "jwt")]
+use crate::http::tls::Clients;
 use crate::ids::WorkerId;
-#[cfg(feature = "kubernetes")]
-use crate::observe;
+#[cfg(feature = "jwt")]
+use crate::jwt;
+use crate::observe::metrics;
+use crate::responses::Mode;
+use crate::store;
 
 /// Workers that are probed at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
@@ -43,10 +45,10 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     let kv_events = kv_events(&snapshot, config.fleet.health.timeout).await;
     table(&snapshot, &wrong, &kv_events, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
-    is_good &= store_check::run(config, out).await?;
+    is_good &= check_store(config, out).await?;
     #[cfg(feature = "jwt")]
     {
-        is_good &= jwt_check::run(config, fleet.tls(), out).await?;
+        is_good &= check_token_keys(config, fleet.tls(), out).await?;
     }
     is_good &= kv_events.values().all(Result::is_ok);
     let Some(connector) = settings.connector else {
@@ -88,15 +90,54 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     Ok(is_good)
 }
 
+/// Whether Redis answers, and keeps what is stored. Returns true if there is nothing to check, or nothing is wrong.
+async fn check_store(config: &Config, out: &mut impl Write) -> io::Result<bool> {
+    let settings = &config.responses.store;
+    if config.responses.mode != Mode::Stateful || settings.redis.is_none() {
+        return Ok(true);
+    }
+    let store = store::open(settings, 0, &metrics::Registry::default())?.responses;
+    if let Err(error) = store.admit().await {
+        writeln!(out, "\nresponse store: FAILED: {error}")?;
+        return Ok(false);
+    }
+    let warning = store.health().warning;
+    if warning.is_empty() {
+        writeln!(out, "\nresponse store: Redis answers")?;
+    } else {
+        writeln!(out, "\nresponse store: WRONG: {warning}")?;
+    }
+    Ok(warning.is_empty())
+}
+
+/// Whether the public keys of the tokens' issuers can be read. Returns true if there is nothing to check, or nothing is
+/// wrong.
+#[cfg(feature = "jwt")]
+async fn check_token_keys(
+    config: &Config,
+    clients: &Clients,
+    out: &mut impl Write,
+) -> io::Result<bool> {
+    let mut is_good = true;
+    let Some(settings) = &config.jwt else {
+        return Ok(is_good);
+    };
+    for (issuer, found) in jwt::look_once(settings, clients).await {
+        match found {
+            Ok(keys) => writeln!(out, "\nkeys of {issuer}: {keys} can verify tokens")?,
+            Err(error) => {
+                is_good = false;
+                writeln!(out, "\nkeys of {issuer}: FAILED: {error}")?;
+            }
+        }
+    }
+    Ok(is_good)
+}
+
 /// Asks each discovery once. Returns false if one failed.
 async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Result<bool> {
-    let Discoveries {
-        members,
-        files,
-        names,
-        kubernetes,
-    } = Discoveries::of(config);
-    fleet.set_members("static", members);
+    fleet.set_members("static", config.members());
+    let has_roles = config.prefill_decode.connector.is_some();
     let mut is_good = true;
     let mut take = |name: &str, listed| match listed {
         Ok(members) => fleet.set_members(name, members),
@@ -106,29 +147,37 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
             let _ = writeln!(out, "cannot list workers: {error}");
         }
     };
-    for mut file in files {
-        let listed = file.next().await;
-        take(file.name(), listed);
-    }
-    for mut dns in names {
-        let listed = dns.next().await;
-        take(dns.name(), listed);
-    }
-    #[cfg(feature = "kubernetes")]
-    for entry in kubernetes {
-        let metrics = kubernetes::Metrics::new(&observe::metrics::Registry::default());
-        let mut discovery = super::discoveries::kubernetes(entry, config, &metrics)?;
-        let failures = discovery.try_requests().await;
-        if failures.is_empty() {
-            let listed = discovery.next().await;
-            take(discovery.name(), listed);
+    for entry in &config.discovery {
+        match entry {
+            DiscoveryEntry::Static(_) => {}
+            DiscoveryEntry::File(listed) => {
+                let mut file = discoveries::file(listed, has_roles);
+                let listed = file.next().await;
+                take(file.name(), listed);
+            }
+            DiscoveryEntry::Dns(listed) => {
+                let mut dns = discoveries::dns(listed);
+                let listed = dns.next().await;
+                take(dns.name(), listed);
+            }
+            #[cfg(feature = "kubernetes")]
+            DiscoveryEntry::Kubernetes(listed) => {
+                let metrics = kubernetes::Metrics::new(&metrics::Registry::default());
+                let listed = listed.as_ref().clone();
+                let mut discovery = discoveries::kubernetes(listed, config, &metrics)?;
+                let failures = discovery.try_requests().await;
+                if failures.is_empty() {
+                    let listed = discovery.next().await;
+                    take(discovery.name(), listed);
+                }
+                for failure in failures {
+                    take(discovery.name(), Err(failure));
+                }
+            }
+            #[cfg(not(feature = "kubernetes"))]
+            DiscoveryEntry::Kubernetes(_) => {}
         }
-        for failure in failures {
-            take(discovery.name(), Err(failure));
-        }
     }
-    #[cfg(not(feature = "kubernetes"))]
-    drop(kubernetes);
     Ok(is_good)
 }
 

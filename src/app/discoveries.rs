@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use tracing::error;
 
 use crate::config::{Config, DiscoveryEntry, DnsWorkers, WorkersFile, parse_workers};
-use crate::fleet::Member;
 use crate::fleet::discovery::dns::Dns;
 use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::kubernetes;
@@ -23,43 +22,12 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::observe;
 
-/// The workers that the configuration lists itself, and the files and names that list others, for a check.
-pub(super) struct Discoveries {
-    pub(super) members: Vec<Member>,
-    pub(super) files: Vec<File>,
-    pub(super) names: Vec<Dns>,
-    pub(super) kubernetes: Vec<kubernetes::Settings>,
-}
-
-impl Discoveries {
-    pub(super) fn of(config: &Config) -> Self {
-        let mut discoveries = Self {
-            members: config.members(),
-            files: Vec::new(),
-            names: Vec::new(),
-            kubernetes: Vec::new(),
-        };
-        let has_roles = config.prefill_decode.connector.is_some();
-        for entry in &config.discovery {
-            match entry {
-                DiscoveryEntry::Static(_) => {}
-                DiscoveryEntry::File(listed) => discoveries.files.push(file(listed, has_roles)),
-                DiscoveryEntry::Dns(listed) => discoveries.names.push(dns(listed)),
-                DiscoveryEntry::Kubernetes(entry) => {
-                    discoveries.kubernetes.push(entry.as_ref().clone());
-                }
-            }
-        }
-        discoveries
-    }
-}
-
-fn dns(listed: &DnsWorkers) -> Dns {
+pub(super) fn dns(listed: &DnsWorkers) -> Dns {
     let workers = listed.defaults.clone();
     Dns::new(&listed.name, listed.port, workers)
 }
 
-fn file(listed: &WorkersFile, has_roles: bool) -> File {
+pub(super) fn file(listed: &WorkersFile, has_roles: bool) -> File {
     let WorkersFile {
         path,
         interval,

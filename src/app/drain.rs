@@ -20,7 +20,7 @@ impl App {
     pub async fn announce_drain(&self, is_interrupt: bool, hurry: impl Future<Output = ()>) {
         self.readiness.begin_drain();
         self.queues.begin_drain();
-        let delay = self.reload.status().running().api.drain_delay;
+        let delay = self.reload.status.running().api.drain_delay;
         if delay.is_zero() || is_interrupt && !self.readiness.was_asked() {
             return;
         }
@@ -36,7 +36,7 @@ impl App {
 
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
     pub async fn drain(&self) {
-        let timeout = self.reload.status().running().api.drain_timeout;
+        let timeout = self.reload.status.running().api.drain_timeout;
         info!(
             ?timeout,
             "draining: no new connections, running requests finish"

@@ -18,11 +18,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-pub(super) use self::parts::{Parts, access};
+pub(super) use self::parts::Parts;
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use super::warnings;
-use crate::admin::{ConfigPage, ReloadAnswer};
 use crate::config::diff::Change;
 use crate::config::{Config, Refused, WatchedFiles, unreadable};
 use crate::http::io_threads::OffloadThread;
@@ -46,7 +45,7 @@ const RETRY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     requests: mpsc::Sender<Request>,
-    status: Arc<Status>,
+    pub(super) status: Arc<Status>,
 }
 
 /// The other end of a [`Handle`].
@@ -68,20 +67,8 @@ pub(super) fn channel(config: &Config) -> (Handle, Requests) {
 }
 
 impl Handle {
-    pub(super) fn status(&self) -> &Arc<Status> {
-        &self.status
-    }
-
-    pub(super) fn page(&self) -> ConfigPage {
-        let (status, handle) = (self.status.clone(), self.clone());
-        let reload = move || -> ReloadAnswer {
-            let handle = handle.clone();
-            Box::pin(async move { handle.answer().await })
-        };
-        ConfigPage::new(move || status.page(), reload)
-    }
-
-    async fn answer(&self) -> (StatusCode, Value) {
+    /// Asks for a reload. The status and the body of the answer to an operator.
+    pub(super) async fn answer(&self) -> (StatusCode, Value) {
         let (sender, outcome) = oneshot::channel();
         let refused = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, json!({"error": why}));
         let request = Request {
@@ -134,7 +121,7 @@ impl Reloader {
         registry: &Registry,
     ) -> io::Result<Self> {
         let metrics = Metrics::new(registry);
-        metrics.on_start(config.source.hash());
+        metrics.on_start(config.source.hash);
         Ok(Self {
             files: config.source.files(),
             running: Arc::new(config.clone()),
@@ -176,7 +163,7 @@ impl Reloader {
                 _ = hung_up => {
                     self.reload(Trigger::Signal).await;
                 }
-                () = next_look(interval) => {
+                () = tokio::time::sleep(interval.unwrap_or_default()), if interval.is_some() => {
                     if self.has_changed().await {
                         self.reload(Trigger::FileChange).await;
                     } else if self.status.is_retry_due(RETRY) {
@@ -227,11 +214,14 @@ impl Reloader {
             None => Outcome::NoFile,
             Some(path) => self.reload_file(path).await,
         };
-        self.log(trigger, &outcome);
-        self.metrics
-            .on_outcome(&outcome, self.running.source.hash());
-        self.status.set(&outcome, &self.running);
+        self.note(trigger, &outcome);
         outcome
+    }
+
+    fn note(&mut self, trigger: Trigger, outcome: &Outcome) {
+        self.log(trigger, outcome);
+        self.metrics.on_outcome(outcome, self.running.source.hash);
+        self.status.set(outcome, &self.running);
     }
 
     async fn reload_file(&mut self, path: PathBuf) -> Outcome {
@@ -275,7 +265,7 @@ impl Reloader {
                 }
                 info!(
                     ?trigger,
-                    hash = self.running.source.hash().hex(),
+                    hash = self.running.source.hash.hex(),
                     changes = changes.len(),
                     what = %summary(changes),
                     "configuration changed; requests that start now use it"
@@ -310,13 +300,6 @@ impl Reloader {
             }
         }
         self.logged = None;
-    }
-}
-
-async fn next_look(interval: Option<Duration>) {
-    match interval {
-        Some(interval) => tokio::time::sleep(interval).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -8,7 +8,7 @@ impl App {
     /// Where other replicas connect, if there may be any.
     pub fn peers_address(&self) -> Option<SocketAddr> {
         let sharing = self.sharing.as_ref();
-        sharing.map(|sharing| sharing.address())
+        sharing.map(|sharing| sharing.address)
     }
 
     /// How many other replicas are connected.

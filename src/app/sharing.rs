@@ -36,7 +36,7 @@ pub(super) struct Prepared {
 #[derive(Debug)]
 pub(super) struct Sharing {
     peers: Peers,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
     /// Stopped after all others.
     tasks: Tasks,
     _thread: OffloadThread,
@@ -115,10 +115,6 @@ impl Sharing {
             let is_connected = |peer: &&PeerRow| peer.state == "connected";
             status.peers.iter().filter(is_connected).count()
         })
-    }
-
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Announces to the other replicas that this one drains. It goes on reporting.

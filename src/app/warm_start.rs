@@ -51,7 +51,7 @@ pub(super) struct Start {
     predicted: Arc<PredictedIndex>,
     peers: Peers,
     taker: TreeTaker,
-    status: Arc<WarmStartStatus>,
+    pub(super) status: Arc<WarmStartStatus>,
     metrics: Metrics,
     timeout: Duration,
 }
@@ -97,10 +97,6 @@ impl Start {
     pub(super) fn trees(&self) -> Option<Arc<dyn TreeSource>> {
         let taker = || Arc::new(self.taker.clone()) as Arc<dyn TreeSource>;
         self.peers.is_on().then(taker)
-    }
-
-    pub(super) fn status(&self) -> Arc<WarmStartStatus> {
-        self.status.clone()
     }
 
     fn set(&self, warmth: Warmth) {

@@ -5,7 +5,7 @@ use crate::config::Config;
 
 /// One line each: keys that are not used, tenants that share caches, environment variables that cannot be used.
 pub fn of(config: &Config) -> Vec<String> {
-    let mut warnings = config.source.warnings().to_vec();
+    let mut warnings = config.source.warnings.clone();
     warnings.extend(shared_caches(config));
     warnings.extend(traces::warnings(config));
     warnings

@@ -35,19 +35,20 @@ pub(super) struct ConfigDiff {
 
 impl ConfigDiff {
     pub(super) async fn run(self) -> ExitCode {
-        let found = match self.compare().await {
-            Ok(found) => found,
+        let (text, differs) = match self.compare().await {
+            Ok(compared) => compared,
             Err(problem) => {
                 eprintln!("{}", problem.trim_end());
                 return ExitCode::from(TROUBLE);
             }
         };
         // The reader of the output may want no more of it.
-        let _ = io::stdout().write_all(found.text.as_bytes());
-        ExitCode::from(if found.differs { DIFFERS } else { SAME })
+        let _ = io::stdout().write_all(text.as_bytes());
+        ExitCode::from(if differs { DIFFERS } else { SAME })
     }
 
-    async fn compare(&self) -> Result<Found, String> {
+    /// What is printed, and whether there is a difference.
+    async fn compare(&self) -> Result<(String, bool), String> {
         let new = Config::load(&self.file).map_err(|problems| problems.to_string())?;
         let comparable = Comparable::of(&new);
         let changes = match &self.with {
@@ -78,10 +79,7 @@ impl ConfigDiff {
             Some(_) => "\n",
             None => " (secrets of the running router are not compared)\n",
         };
-        Ok(Found {
-            text,
-            differs: !changes.is_empty(),
-        })
+        Ok((text, !changes.is_empty()))
     }
 
     /// The configuration of the running router.
@@ -92,9 +90,4 @@ impl ConfigDiff {
         let page = page.map_err(|error| format!("{error}; {hint}"))?;
         Ok(Comparable::from_shown(page.config))
     }
-}
-
-struct Found {
-    text: String,
-    differs: bool,
 }

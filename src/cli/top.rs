@@ -6,7 +6,6 @@ mod admin;
 mod decisions;
 mod figures;
 mod plain;
-mod rows;
 #[cfg(feature = "top")]
 mod screen;
 mod state;

@@ -13,7 +13,6 @@ use super::tls;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
 use super::watched::is_missing;
-use super::webhooks;
 use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
@@ -24,6 +23,7 @@ use crate::openai::tenant;
 use crate::relay::KeySource;
 use crate::responses::Mode;
 use crate::traces;
+use crate::webhooks::KnownTenants;
 
 /// Adds everything that is wrong with a configuration whose values have the right types.
 pub(super) fn check(config: &mut Config, reader: &mut Reader) {
@@ -81,7 +81,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     }
     check_traces(config, reader);
     check_jwt(config, reader);
-    webhooks::check(config, reader);
+    check_webhooks(config, reader);
     tls::check(config, reader);
     token_sources::check(config, reader);
 }
@@ -471,5 +471,29 @@ fn check_batches(config: &Config, reader: &mut Reader) {
     }
     for (key, error) in config.batches.check() {
         reader.problem(&format!("batches.{key}"), error);
+    }
+}
+
+fn check_webhooks(config: &Config, reader: &mut Reader) {
+    if config.webhooks.endpoints.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = config.tenants.iter().map(|tenant| &*tenant.name).collect();
+    let takes_other_tenants = |jwt: &jwt::Settings| !jwt.default_tenant.is_empty();
+    let tenants = KnownTenants {
+        names: &names,
+        are_open: config.jwt.as_ref().is_some_and(takes_other_tenants),
+    };
+    for (key, error) in config.webhooks.check(tenants) {
+        let path = format!("webhooks.{key}");
+        if key.ends_with(".tenant") {
+            reader.conflict(&path, &["tenants"], error);
+        } else {
+            reader.problem(&path, error);
+        }
+    }
+    if config.responses.mode == Mode::PassThrough {
+        let message = "would never get an event: there are no background responses with `responses.mode: pass_through`";
+        reader.problem("webhooks.endpoints", message);
     }
 }

@@ -1,9 +1,8 @@
 //! What one model has of its own: names, tokenizer, and settings that differ from those in `routing`.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::one_or_list::{OneOrList, one_or_list};
 use super::tokenizer::{self, Tokenizer};
 use crate::relay::StreamContinuation;
 use crate::relay::request::target::{Sticky, Target};
@@ -59,4 +58,20 @@ pub struct ModelOverride {
     /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_on: Option<Vec<String>>,
+}
+
+/// The forms in which a list of names is written: one name, or a list.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum OneOrList {
+    One(String),
+    List(Vec<String>),
+}
+
+/// Reads names from any of their forms.
+fn one_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(match OneOrList::deserialize(deserializer)? {
+        OneOrList::One(name) => vec![name],
+        OneOrList::List(names) => names,
+    })
 }

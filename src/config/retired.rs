@@ -193,8 +193,8 @@ mod tests {
     fn a_file_with_a_key_of_before_is_read_and_told_of_it() {
         let text = "workers: ['http://a:1']\nrouting: {prefill_weight: 4}\nmodels:\n- {name: m, decode_weight: much}\n";
         let config = Config::parse("c.yaml", text).unwrap();
-        let [first, second] = config.source.warnings() else {
-            panic!("{:?}", config.source.warnings());
+        let [first, second] = &config.source.warnings[..] else {
+            panic!("{:?}", config.source.warnings);
         };
         assert!(
             first.starts_with(
@@ -215,8 +215,8 @@ mod tests {
         let text = "workers: ['http://a:1']\nkv_events: {max_index_memory: 1GiB, advanced: {stream: {verify_interval: never}}}\n\
                     api: {tls: {self_signed: true, advanced: {handshake_timeout: 1s}}}\n";
         let config = Config::parse("c.yaml", text).unwrap();
-        let [first, second] = config.source.warnings() else {
-            panic!("{:?}", config.source.warnings());
+        let [first, second] = &config.source.warnings[..] else {
+            panic!("{:?}", config.source.warnings);
         };
         assert_eq!(
             first,

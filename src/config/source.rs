@@ -10,13 +10,13 @@ use super::watched::{FileHash, WatchedFiles};
 pub struct Source {
     pub(super) path: Option<PathBuf>,
     pub(super) flags: Flags,
-    pub(super) hash: FileHash,
+    pub hash: FileHash,
     /// The files that secrets were read from.
     pub(super) secret_files: Vec<(PathBuf, FileHash)>,
-    /// Keys that it has and that are not used any more.
-    pub(super) warnings: Vec<String>,
-    /// Files that it names and that are missing, where that is allowed.
-    pub(super) missing_files: Vec<String>,
+    /// Keys that the file has and that are not used any more: one line each, with file, line and path.
+    pub warnings: Vec<String>,
+    /// Files that the file names and that are missing, where that is allowed: one line each, with file, line and path.
+    pub missing_files: Vec<String>,
 }
 
 impl PartialEq for Source {
@@ -29,20 +29,6 @@ impl Source {
     /// `None` if there is no file, so that nothing can be read again.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
-    }
-
-    /// Keys that the file has and that are not used any more: one line each, with file, line and path.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// Files that the file names and that are missing, where that is allowed: one line each, with file, line and path.
-    pub fn missing_files(&self) -> &[String] {
-        &self.missing_files
-    }
-
-    pub fn hash(&self) -> FileHash {
-        self.hash
     }
 
     /// The file and those that its secrets name.

@@ -11,7 +11,7 @@ impl Config {
             Some(path) => path.display().to_string(),
             None => "the configuration".to_owned(),
         };
-        let missing = match self.source.missing_files().len() {
+        let missing = match self.source.missing_files.len() {
             0 => String::new(),
             files => format!(" but for missing files ({files})"),
         };

@@ -19,7 +19,8 @@ pub struct Acceptor {
     listener: TcpListener,
     /// Whose connections these are, for logs.
     of: &'static str,
-    slots: Arc<Semaphore>,
+    /// Free ones are connections that may still be accepted.
+    pub(super) slots: Arc<Semaphore>,
     tasks: Tasks,
     pause: Duration,
 }
@@ -41,11 +42,6 @@ impl Acceptor {
             tasks,
             pause: PAUSE,
         }
-    }
-
-    /// Free ones are connections that may still be accepted.
-    pub fn slots(&self) -> &Arc<Semaphore> {
-        &self.slots
     }
 
     /// The next connection; `None` once the drain begins. `on_error` counts accepts that failed.
@@ -96,7 +92,7 @@ mod tests {
             TcpStream::connect(address).await.unwrap(),
         ];
         let first = acceptor.next(|| {}).await.unwrap();
-        assert_eq!(acceptor.slots().available_permits(), 0);
+        assert_eq!(acceptor.slots.available_permits(), 0);
         let second = tokio::time::timeout(Duration::from_millis(50), acceptor.next(|| {}));
         assert!(second.await.is_err());
         drop(first);

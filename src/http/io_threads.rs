@@ -54,7 +54,7 @@ pub struct IoThreads(Arc<Vec<IoThread>>);
 
 #[derive(Debug)]
 struct IoThread {
-    thread: RuntimeThread,
+    thread: OffloadThread,
     connections: Arc<AtomicUsize>,
 }
 
@@ -76,7 +76,7 @@ impl IoThreads {
         };
         let start = |number| {
             Ok(IoThread {
-                thread: RuntimeThread::start(format!("io-{number}"), number)?,
+                thread: OffloadThread::build(format!("io-{number}"), number, |_| {})?,
                 connections: Arc::default(),
             })
         };
@@ -87,7 +87,7 @@ impl IoThreads {
     /// One thread for connections that must not delay those on the I/O threads. It counts as none of these.
     pub fn single(name: &str) -> io::Result<Self> {
         let thread = IoThread {
-            thread: RuntimeThread::start(name.to_owned(), 0)?,
+            thread: OffloadThread::start(name)?,
             connections: Arc::default(),
         };
         Ok(Self(Arc::new(vec![thread])))
@@ -140,49 +140,34 @@ impl IoThreads {
     }
 }
 
-/// One more thread with a runtime, for CPU-heavy or background work that must not delay the I/O
-/// threads. It ends when this is dropped.
+/// A thread that runs a single-threaded runtime until this is dropped: an I/O thread, or one more for CPU-heavy or
+/// background work that must not delay those.
 #[derive(Debug)]
-pub struct OffloadThread(RuntimeThread);
-
-impl OffloadThread {
-    pub fn start(name: &str) -> io::Result<Self> {
-        RuntimeThread::start(name.to_owned(), 0).map(Self)
-    }
-
-    /// As [`OffloadThread::start`]. The thread calls `before_park` each time before it waits for something to do.
-    pub fn start_with(name: &str, before_park: fn()) -> io::Result<Self> {
-        let mut builder = runtime::Builder::new_current_thread();
-        builder.on_thread_park(before_park);
-        RuntimeThread::start_with(name.to_owned(), 0, builder).map(Self)
-    }
-
-    pub fn runtime(&self) -> &runtime::Handle {
-        &self.0.runtime
-    }
-
-    /// Runs `work` on this thread; calls run one after the other. `None` if the thread has ended.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
-        self.0.runtime.spawn(async move { work() }).await.ok()
-    }
-}
-
-/// A thread that runs a single-threaded runtime until this is dropped.
-#[derive(Debug)]
-struct RuntimeThread {
+pub struct OffloadThread {
     runtime: runtime::Handle,
     _stop: DropGuard,
 }
 
-impl RuntimeThread {
-    fn start(name: String, number: usize) -> io::Result<Self> {
-        Self::start_with(name, number, runtime::Builder::new_current_thread())
+impl OffloadThread {
+    pub fn start(name: &str) -> io::Result<Self> {
+        Self::build(name.to_owned(), 0, |_| {})
     }
 
-    fn start_with(name: String, number: usize, mut builder: runtime::Builder) -> io::Result<Self> {
+    /// As [`OffloadThread::start`]. The thread calls `before_park` each time before it waits for something to do.
+    pub fn start_with(name: &str, before_park: fn()) -> io::Result<Self> {
+        Self::build(name.to_owned(), 0, |builder| {
+            builder.on_thread_park(before_park);
+        })
+    }
+
+    /// `number`: that of an I/O thread, else 0.
+    fn build(
+        name: String,
+        number: usize,
+        set: impl FnOnce(&mut runtime::Builder),
+    ) -> io::Result<Self> {
+        let mut builder = runtime::Builder::new_current_thread();
+        set(&mut builder);
         let runtime = builder.enable_all().build()?;
         let handle = runtime.handle().clone();
         let stop = CancellationToken::new();
@@ -197,6 +182,18 @@ impl RuntimeThread {
             runtime: handle,
             _stop: stop.drop_guard(),
         })
+    }
+
+    pub fn runtime(&self) -> &runtime::Handle {
+        &self.runtime
+    }
+
+    /// Runs `work` on this thread; calls run one after the other. `None` if the thread has ended.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        self.runtime.spawn(async move { work() }).await.ok()
     }
 }
 

@@ -5,7 +5,6 @@
 mod activity;
 mod body;
 mod connection;
-mod discard;
 mod executor;
 mod malformed;
 mod metrics;
@@ -27,7 +26,6 @@ use tracing::debug;
 pub use self::body::RequestBody;
 use self::connection::Listener;
 pub use self::malformed::OnMalformed;
-use self::metrics::Counted;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 pub use self::upgrade::{Upgrade, Upgraded};
@@ -36,6 +34,7 @@ use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;
 use super::io_threads::IoThreads;
 use super::tls;
+use crate::observe::metrics::Counted;
 
 /// What answers the requests of a listener.
 #[derive(Clone, Debug)]
@@ -86,7 +85,7 @@ pub async fn serve<H, F, B>(
 {
     let max = settings.max_connections as usize;
     let mut acceptor = Acceptor::new(listener, "clients", max, tasks.clone());
-    let slots = acceptor.slots().clone();
+    let slots = acceptor.slots.clone();
     let shared = Arc::new(Listener {
         settings,
         metrics: metrics.clone(),

@@ -11,7 +11,6 @@ mod handshakes;
 mod metrics;
 mod names;
 mod peer_config;
-mod provider;
 mod self_signed;
 mod server;
 mod server_config;

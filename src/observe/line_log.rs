@@ -66,10 +66,10 @@ fn writer(
     max_queued: usize,
 ) -> io::Result<LogWriter> {
     if place == STDOUT {
-        return LogWriter::with_limit(Warning::new(io::stdout(), place, what), max_queued);
+        return LogWriter::start(Warning::new(io::stdout(), place, what), max_queued);
     }
     let file = RotatedFile::open(Path::new(place), bytes_max)?;
-    LogWriter::with_limit(Warning::new(file, place, what), max_queued)
+    LogWriter::start(Warning::new(file, place, what), max_queued)
 }
 
 /// Describes what is wrong with the place of such a log, if anything. `example`: a name for a file.

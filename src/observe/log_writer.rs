@@ -48,16 +48,9 @@ struct State {
 }
 
 impl LogWriter {
-    /// Starts the thread that writes to `out`.
-    pub(super) fn start(out: impl Write + Send + 'static) -> io::Result<Self> {
-        Self::with_limit(out, MAX_QUEUED_BYTES)
-    }
-
-    /// As [`LogWriter::start`], with a queue of another size.
-    pub(super) fn with_limit(
-        out: impl Write + Send + 'static,
-        max_bytes: usize,
-    ) -> io::Result<Self> {
+    /// Starts the thread that writes to `out`. With more than `max_bytes` of lines that wait to be written, further
+    /// ones are dropped.
+    pub(super) fn start(out: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             has_lines: Condvar::new(),
@@ -220,7 +213,7 @@ mod tests {
     fn a_blocked_output_blocks_no_logger_and_drops_are_counted() {
         let (allow, leave) = mpsc::channel();
         let (written, lines) = mpsc::channel();
-        let writer = LogWriter::with_limit(Blocked { leave, written }, 100).unwrap();
+        let writer = LogWriter::start(Blocked { leave, written }, 100).unwrap();
         let line = [b'x'; 10];
         writer.push(&line);
         while !writer.0.state.lock().is_writing {

@@ -25,9 +25,8 @@ pub struct Registry {
 
 #[derive(Default)]
 struct Shared {
-    families: Mutex<Vec<Family>>,
-    /// The registered metrics by name, to read some of them without all others.
-    collectors: Mutex<BTreeMap<String, Box<dyn Collector>>>,
+    /// The registered metrics by name, each with its type for the reference.
+    collectors: Mutex<BTreeMap<String, (&'static str, Box<dyn Collector>)>>,
     on_scrape: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
 
@@ -35,15 +34,6 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
     }
-}
-
-/// What the reference says of one metric.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Family {
-    name: String,
-    kind: &'static str,
-    labels: Vec<String>,
-    help: String,
 }
 
 impl Registry {
@@ -113,39 +103,21 @@ impl Registry {
     /// One family as it is now, without the updates of [`Registry::on_scrape`]. `None` if there is no such metric.
     pub fn family(&self, name: &str) -> Option<MetricFamily> {
         let collectors = self.shared.collectors.lock();
-        let families = collectors.get(name)?.collect();
+        let (_, collector) = collectors.get(name)?;
+        let families = collector.collect();
         families.into_iter().find(|family| family.name() == name)
-    }
-
-    /// The names of the metrics that begin so.
-    pub fn names(&self, prefix: &str) -> Vec<String> {
-        let collectors = self.shared.collectors.lock();
-        let from = collectors.range(prefix.to_owned()..);
-        from.map(|(name, _)| name)
-            .take_while(|name| name.starts_with(prefix))
-            .cloned()
-            .collect()
     }
 
     /// A Markdown table of every registered metric, whether or not it has a value yet.
     pub fn reference(&self) -> String {
-        let mut families = self.shared.families.lock().clone();
-        families.sort();
         let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-        for family in families {
-            let labels: Vec<String> = family
-                .labels
-                .iter()
-                .map(|label| format!("`{label}`"))
-                .collect();
-            let _ = writeln!(
-                table,
-                "| `{}` | {} | {} | {} |",
-                family.name,
-                family.kind,
-                labels.join(", "),
-                family.help.replace('|', "\\|"),
-            );
+        for (name, (kind, collector)) in &*self.shared.collectors.lock() {
+            for desc in collector.desc() {
+                let labels = desc.variable_labels.iter();
+                let labels: Vec<String> = labels.map(|label| format!("`{label}`")).collect();
+                let (labels, help) = (labels.join(", "), desc.help.replace('|', "\\|"));
+                let _ = writeln!(table, "| `{name}` | {kind} | {labels} | {help} |");
+            }
         }
         table
     }
@@ -156,22 +128,32 @@ impl Registry {
         metric: prometheus::Result<C>,
     ) -> C {
         let metric = metric.expect("metric names and labels are literals");
-        let family = metric.desc().into_iter().map(|desc| Family {
-            name: desc.fq_name.clone(),
-            kind,
-            labels: desc.variable_labels.clone(),
-            help: desc.help.clone(),
-        });
-        let mut collectors = self.shared.collectors.lock();
         for desc in metric.desc() {
-            collectors.insert(desc.fq_name.clone(), Box::new(metric.clone()));
+            let collector: Box<dyn Collector> = Box::new(metric.clone());
+            let mut collectors = self.shared.collectors.lock();
+            collectors.insert(desc.fq_name.clone(), (kind, collector));
         }
-        drop(collectors);
-        self.shared.families.lock().extend(family);
         self.metrics
             .register(Box::new(metric.clone()))
             .expect("each metric is registered once");
         metric
+    }
+}
+
+/// Counts something in a gauge for as long as it lives.
+#[derive(Debug)]
+pub struct Counted(IntGauge);
+
+impl Counted {
+    pub fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 
@@ -309,7 +291,6 @@ mod tests {
         let family = registry.family("things_total").unwrap();
         assert_eq!(family.get_metric().len(), 1);
         assert!(registry.family("thing").is_none());
-        assert_eq!(registry.names("thing"), ["thing_size", "things_total"]);
     }
 
     #[test]

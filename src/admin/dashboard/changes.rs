@@ -79,7 +79,8 @@ pub(super) struct Change {
 pub(super) struct Changes {
     workers: Option<FxHashMap<String, Condition>>,
     policy: Option<&'static str>,
-    last: u64,
+    /// The number of the latest one.
+    pub(super) last: u64,
     changes: VecDeque<Change>,
 }
 
@@ -119,10 +120,6 @@ impl Changes {
     pub(super) fn after(&self, number: u64) -> Vec<&Change> {
         let changes = self.changes.iter();
         changes.filter(|change| change.number > number).collect()
-    }
-
-    pub(super) fn last(&self) -> u64 {
-        self.last
     }
 
     fn add_workers(&mut self, at_unix_ms: u64, kind: Kind, mut names: Vec<&str>) {
@@ -272,7 +269,7 @@ mod tests {
             changes.observe(0, std::iter::empty(), policy);
         }
         assert_eq!(changes.after(0).len(), MAX_CHANGES);
-        assert_eq!(changes.last(), 150);
+        assert_eq!(changes.last, 150);
         assert_eq!(changes.after(149)[0].number, 150);
     }
 }

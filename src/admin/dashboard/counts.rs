@@ -117,12 +117,10 @@ pub(super) fn read(registry: &Registry) -> Vec<u64> {
 pub(super) fn gauges(relay: &Relay, registry: &Registry) -> Vec<u64> {
     let snapshot = relay.fleet().snapshot();
     let workers = || snapshot.workers.iter();
-    let in_flight = series(registry, "warmroute_requests_in_flight").into_iter();
-    let in_flight: f64 = in_flight.map(|metric| metric.get_gauge().get_value()).sum();
     let queued = workers().map(|status| status.worker.load.queued_tokens());
     let context = workers().map(|status| status.worker.load.context_tokens());
     vec![
-        in_flight.max(0.0) as u64,
+        gauge(registry, "warmroute_requests_in_flight"),
         queued.sum(),
         context.sum(),
         snapshot.workers.len() as u64,
@@ -139,6 +137,13 @@ fn is_usable(status: &Status) -> bool {
 pub(super) fn series(registry: &Registry, name: &str) -> Vec<Metric> {
     let family = registry.family(name);
     family.map_or_else(Vec::new, |mut family| family.take_metric())
+}
+
+/// The sum of a gauge's series.
+pub(super) fn gauge(registry: &Registry, name: &str) -> u64 {
+    let values = series(registry, name).into_iter();
+    let sum: f64 = values.map(|metric| metric.get_gauge().get_value()).sum();
+    sum.max(0.0) as u64
 }
 
 pub(super) fn label<'a>(metric: &'a Metric, name: &str) -> &'a str {

@@ -39,7 +39,7 @@ impl Monotone {
 }
 
 /// The samples that are kept, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct History(VecDeque<Sample>);
 
 impl History {
@@ -48,11 +48,6 @@ impl History {
             self.0.pop_front();
         }
         self.0.push_back(sample);
-    }
-
-    pub(super) fn json(&self) -> String {
-        // Numbers always serialize.
-        serde_json::to_string(&self.0).unwrap_or_default()
     }
 }
 
@@ -79,6 +74,7 @@ mod tests {
         }
         assert_eq!(history.0.len(), MAX_SAMPLES);
         assert_eq!(history.0[0].at_unix_ms, 20);
-        assert!(history.json().starts_with(r#"[{"at_unix_ms":20,"#));
+        let json = serde_json::to_string(&history).unwrap();
+        assert!(json.starts_with(r#"[{"at_unix_ms":20,"#));
     }
 }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::counts::{label, series};
+use super::counts::{gauge, label, series};
 use crate::limits::Report;
 use crate::observe::metrics::Registry;
 use crate::relay::TenantTable;
@@ -71,16 +71,11 @@ pub(super) fn read(table: &TenantTable, registry: &Registry) -> Value {
             .map(|metric| metric.get_counter().get_value() as u64)
             .sum()
     };
-    let alone = series(registry, "warmroute_limits_without_store").into_iter();
-    let is_alone = alone
-        .map(|metric| metric.get_gauge().get_value())
-        .sum::<f64>()
-        > 0.0;
     json!({
         "tenants": rows.collect::<Vec<_>>(),
         "all": all,
         "has_limits": !reports.is_empty(),
-        "without_store": is_alone,
+        "without_store": gauge(registry, "warmroute_limits_without_store") > 0,
         "store_failures": sum("warmroute_limit_store_failures_total"),
         "dropped": sum("warmroute_limit_settlements_dropped_total"),
     })

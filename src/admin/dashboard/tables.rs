@@ -3,17 +3,18 @@
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::changes::Condition;
 use super::counts::{ITL, REQUESTS, TTFT, label, series};
-use super::rows::Rows;
-use crate::fleet::health::Health;
-use crate::fleet::{Role, Status};
+use crate::fleet::Status;
 use crate::ids::Model;
 use crate::kv::subscriber::{self, StatusBoard};
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
+
+/// A table's rows: each is a list of the columns' values, which begins with the row's key.
+pub(super) type Rows = Vec<Value>;
 
 /// Ranks of one worker that are sent with its row. A click on it shows all.
 const MAX_RANKS: usize = 64;
@@ -98,35 +99,6 @@ pub(super) fn condition(status: &Status) -> Condition {
     }
 }
 
-/// [`WORKER_COLUMNS`]; a tuple of so many values does not serialize.
-#[derive(Serialize)]
-struct WorkerRow<'a>(
-    &'a str,
-    Role,
-    Health,
-    &'static str,
-    bool,
-    u32,
-    u64,
-    u64,
-    u32,
-    u64,
-    Option<u32>,
-    Option<u32>,
-    Option<u32>,
-    u64,
-    u64,
-    u64,
-    Option<&'a str>,
-    usize,
-    u64,
-    u64,
-    u64,
-    u64,
-    Option<u64>,
-    Option<Vec<[u64; 3]>>,
-);
-
 /// The latency of one worker or one model since the router's start: the number of streamed answers and the sum of their times
 /// to the first token; the number of gaps between tokens and their sum. Sums are in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,19 +142,18 @@ impl Latencies {
 }
 
 pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
-    let mut rows = Rows::default();
-    for status in &relay.fleet().snapshot().workers {
+    let snapshot = relay.fleet().snapshot();
+    let mut workers: Vec<&Status> = snapshot.workers.iter().collect();
+    workers.sort_by(|a, b| a.worker.name.cmp(&b.worker.name));
+    let rows = workers.into_iter().map(|status| {
         let worker = &status.worker;
         let load = &worker.load;
         let reported = load.reported();
-        // In thousandths, so that a row does not change with each block.
-        let kv_usage = reported.map(|reported| (reported.kv_usage * 1e3).round() as u32);
         let models = &status.facts.models;
-        let model = models.keys().next().map(|model| &**model);
         let latency = latencies.by_worker.get(&*worker.name);
         let latency = latency.copied().unwrap_or_default();
-        let row = WorkerRow(
-            &worker.name,
+        json!([
+            *worker.name,
             worker.role,
             status.health,
             worker.breaker.state().as_str(),
@@ -194,11 +165,12 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
             load.peers_queued_tokens(),
             reported.map(|reported| reported.running),
             reported.map(|reported| reported.waiting),
-            kv_usage,
+            // In thousandths.
+            reported.map(|reported| (reported.kv_usage * 1e3).round() as u32),
             worker.usage.prompt_tokens(),
             worker.usage.cached_tokens(),
             load.total(),
-            model,
+            models.keys().next().map(|model| &**model),
             models.len(),
             latency.first.0,
             latency.first.1.round() as u64,
@@ -206,13 +178,12 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
             latency.gaps.1.round() as u64,
             worker.prefill_rate().map(|(rate, _)| rounded(rate)),
             rank_load(status),
-        );
-        rows.add(&worker.name, &row);
-    }
-    rows
+        ])
+    });
+    rows.collect()
 }
 
-/// To two digits: a learnt rate changes a little with each prompt, and a row that changes is sent.
+/// To two digits: a learnt rate changes a little with each prompt.
 fn rounded(rate: f64) -> u64 {
     let unit = 10_f64.powi((rate.max(1.0).log10() as i32 - 1).max(0));
     ((rate / unit).round() * unit) as u64
@@ -267,8 +238,8 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
         }
     }
     let in_gpu = adapters_in_gpu(relay);
-    let mut rows = Rows::default();
-    for (name, group) in &relay.fleet().snapshot().models {
+    let snapshot = relay.fleet().snapshot();
+    let rows = snapshot.models.iter().map(|(name, group)| {
         let of_model = counts.get(&**name).copied().unwrap_or_default();
         let latency = latencies.by_model.get(&**name);
         let latency = latency.copied().unwrap_or_default();
@@ -278,8 +249,9 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
         } else {
             0
         };
-        let row = (
-            &**name,
+        let in_gpu = || in_gpu.get(name).copied().unwrap_or(0);
+        json!([
+            **name,
             group.decode_workers().len(),
             prefill,
             in_flight,
@@ -291,19 +263,15 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
             requests.get(&**name).copied().unwrap_or(0),
             latency.first.0,
             latency.first.1.round() as u64,
-            group
-                .is_adapter
-                .then(|| in_gpu.get(name).copied().unwrap_or(0)),
-        );
-        rows.add(name, &row);
-    }
-    rows
+            group.is_adapter.then(in_gpu),
+        ])
+    });
+    rows.collect()
 }
 
 /// The KV events of each rank.
 pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
-    let mut rows = Rows::default();
-    for status in board.statuses(now) {
+    let rows = board.statuses(now).into_iter().map(|status| {
         let subscriber::Status {
             worker,
             rank,
@@ -321,12 +289,10 @@ pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
             replay_error,
             decode_error,
             ..
-        } = &status;
-        let key = format!("{worker}#{rank}");
-        let error = disconnect_reason.as_ref().filter(|_| !connected);
-        let error = error.or(replay_error.as_ref()).or(decode_error.as_ref());
-        let row = (
-            &key,
+        } = status;
+        let error = disconnect_reason.filter(|_| !connected);
+        json!([
+            format!("{worker}#{rank}"),
             worker,
             rank,
             model,
@@ -339,11 +305,10 @@ pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
             events,
             blocks.values().sum::<u64>(),
             ignored_events.values().sum::<u64>(),
-            error,
-        );
-        rows.add(&key, &row);
-    }
-    rows
+            error.or(replay_error).or(decode_error),
+        ])
+    });
+    rows.collect()
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
-//! From what the router is now to what viewers are sent: everything to one that has nothing, else what has changed.
+//! What viewers are sent each second: every row as it is now, and what has happened since the second before. One that
+//! has nothing also gets what happened before.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::changes::Changes;
+use super::changes::{Change, Changes};
 use super::counts::Columns;
 use super::history::{History, Sample};
-use super::rows::Rows;
-use super::tables::{MODEL_COLUMNS, RANK_COLUMNS, WORKER_COLUMNS};
+use super::tables::{MODEL_COLUMNS, RANK_COLUMNS, Rows, WORKER_COLUMNS};
 use crate::relay::account::decision_log::RecordedDecision;
 
 /// Columns of a decision's row.
@@ -39,44 +38,54 @@ const DECISION_COLUMNS: [&str; 15] = [
 pub(super) struct View {
     pub(super) sample: Sample,
     pub(super) workers: Rows,
-    /// Models, ranks and panels take longer to read and may be those of the view before.
-    pub(super) models: Arc<Rows>,
-    pub(super) ranks: Arc<Rows>,
-    pub(super) panels: Arc<BTreeMap<&'static str, Value>>,
+    pub(super) slow: Slow,
 }
 
-/// What is new since the view before: JSON, as one event.
+/// What takes longer to read, and may have been read with an earlier sample.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Slow {
+    pub(super) models: Rows,
+    pub(super) ranks: Rows,
+    pub(super) panels: BTreeMap<&'static str, Value>,
+}
+
+/// One event's data.
+#[derive(Serialize)]
+struct Message<'v> {
+    sample: &'v Sample,
+    workers: &'v Rows,
+    #[serde(flatten)]
+    slow: Option<&'v Slow>,
+    changes: Vec<&'v Change>,
+    decisions: Vec<Value>,
+    #[serde(flatten)]
+    first: Option<First<'v>>,
+}
+
+/// What a viewer gets once.
+#[derive(Serialize)]
+struct First<'v> {
+    columns: Value,
+    version: &'static str,
+    history: &'v History,
+}
+
+/// What is new, as one event. `has_slow`: what takes longer to read was read again.
 pub(super) fn update(
-    before: &View,
     view: &View,
-    changes: &Changes,
-    last_change: u64,
+    has_slow: bool,
+    changes: Vec<&Change>,
     decisions: &[Arc<RecordedDecision>],
 ) -> Bytes {
-    let mut message = Message::new(&view.sample);
-    let tables = [
-        ("workers", &before.workers, &view.workers),
-        ("models", &before.models, &view.models),
-        ("ranks", &before.ranks, &view.ranks),
-    ];
-    for (name, before, now) in tables {
-        if let Some(change) = now.change_since(before) {
-            message.add(name, &change);
-        }
-    }
-    let has_changed = |(name, value): &(&&str, &Value)| before.panels.get(**name) != Some(*value);
-    let panels: BTreeMap<&&str, &Value> = view.panels.iter().filter(has_changed).collect();
-    if !panels.is_empty() {
-        message.add_value("panels", &panels);
-    }
-    let changes = changes.after(last_change);
-    if !changes.is_empty() {
-        message.add_value("changes", &changes);
-    }
-    if !decisions.is_empty() {
-        message.add_value("decisions", &rows(decisions));
-    }
-    message.event("update")
+    let message = Message {
+        sample: &view.sample,
+        workers: &view.workers,
+        slow: has_slow.then_some(&view.slow),
+        changes,
+        decisions: decisions.iter().map(|decision| row(decision)).collect(),
+        first: None,
+    };
+    event("update", &message)
 }
 
 /// Everything, for a viewer that has nothing.
@@ -86,30 +95,32 @@ pub(super) fn everything(
     changes: &Changes,
     decisions: &[Arc<RecordedDecision>],
 ) -> Bytes {
-    let mut message = Message::new(&view.sample);
-    message.add_value(
-        "columns",
-        &json!({
-            "counts": Columns::new(),
-            "workers": WORKER_COLUMNS,
-            "models": MODEL_COLUMNS,
-            "ranks": RANK_COLUMNS,
-            "decisions": DECISION_COLUMNS,
+    let columns = json!({
+        "counts": Columns::new(),
+        "workers": WORKER_COLUMNS,
+        "models": MODEL_COLUMNS,
+        "ranks": RANK_COLUMNS,
+        "decisions": DECISION_COLUMNS,
+    });
+    let message = Message {
+        sample: &view.sample,
+        workers: &view.workers,
+        slow: Some(&view.slow),
+        changes: changes.after(0),
+        decisions: decisions.iter().map(|decision| row(decision)).collect(),
+        first: Some(First {
+            columns,
+            version: env!("CARGO_PKG_VERSION"),
+            history,
         }),
-    );
-    message.add_value("version", &env!("CARGO_PKG_VERSION"));
-    message.add("history", &history.json());
-    message.add("workers", &view.workers.all());
-    message.add("models", &view.models.all());
-    message.add("ranks", &view.ranks.all());
-    message.add_value("panels", &*view.panels);
-    message.add_value("changes", &changes.after(0));
-    message.add_value("decisions", &rows(decisions));
-    message.event("all")
+    };
+    event("all", &message)
 }
 
-fn rows(decisions: &[Arc<RecordedDecision>]) -> Vec<Value> {
-    decisions.iter().map(|decision| row(decision)).collect()
+fn event(name: &str, message: &Message<'_>) -> Bytes {
+    // Numbers, texts and maps of them always serialize, and compact JSON has no line break.
+    let json = serde_json::to_string(message).unwrap_or_default();
+    Bytes::from(format!("event: {name}\ndata: {json}\n\n"))
 }
 
 fn row(decision: &RecordedDecision) -> Value {
@@ -151,44 +162,15 @@ fn row(decision: &RecordedDecision) -> Value {
     ])
 }
 
-/// A JSON object under construction.
-struct Message(String);
-
-impl Message {
-    fn new(sample: &Sample) -> Self {
-        let mut message = Self("{".to_owned());
-        message.add_value("sample", sample);
-        message
-    }
-
-    fn add(&mut self, name: &str, json: &str) {
-        let comma = if self.0.len() > 1 { "," } else { "" };
-        // Writing to a String cannot fail.
-        let _ = write!(self.0, "{comma}\"{name}\":{json}");
-    }
-
-    fn add_value(&mut self, name: &str, value: &impl Serialize) {
-        // Numbers, texts and maps of them always serialize.
-        let json = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());
-        self.add(name, &json);
-    }
-
-    fn event(self, name: &str) -> Bytes {
-        // Compact JSON has no line break.
-        Bytes::from(format!("event: {name}\ndata: {}}}\n\n", self.0))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn view(rows: &[(&str, u32)]) -> View {
-        let mut view = View::default();
-        for (name, requests) in rows {
-            view.workers.add(name, &(name, requests));
+        View {
+            workers: rows.iter().map(|row| json!(row)).collect(),
+            ..View::default()
         }
-        view
     }
 
     fn data(event: &Bytes) -> Value {
@@ -199,36 +181,36 @@ mod tests {
     }
 
     #[test]
-    fn an_update_has_what_changed_and_nothing_else() {
-        let changes = Changes::default();
-        let mut before = view(&[("a", 1), ("</script>", 2)]);
-        let mut after = view(&[("a", 1), ("</script>", 3)]);
-        let round_robin = BTreeMap::from([("policy", json!("round_robin"))]);
-        before.panels = Arc::new(round_robin);
-        let cache_aware = [("policy", json!("cache_aware")), ("peers", json!(null))];
-        after.panels = Arc::new(BTreeMap::from(cache_aware));
-        let found = data(&update(&before, &after, &changes, 0, &[]));
-        let keys: Vec<&String> = found.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["sample", "workers", "panels"]);
-        assert_eq!(found["workers"], json!({"set": [["</script>", 3]]}));
-        let panels = json!({"peers": null, "policy": "cache_aware"});
-        assert_eq!(found["panels"], panels);
-        let same = data(&update(&after, &after, &changes, 0, &[]));
-        assert_eq!(same.as_object().unwrap().len(), 1);
+    fn an_update_has_every_worker_and_what_takes_longer_only_when_it_was_read() {
+        let mut view = view(&[("a", 1), ("</script>", 3)]);
+        view.slow.panels = BTreeMap::from([("policy", json!("cache_aware"))]);
+        let keys = |has_slow| -> Vec<String> {
+            let found = data(&update(&view, has_slow, Vec::new(), &[]));
+            assert_eq!(found["workers"], json!([["a", 1], ["</script>", 3]]));
+            found.as_object().unwrap().keys().cloned().collect()
+        };
+        assert_eq!(keys(false), ["sample", "workers", "changes", "decisions"]);
+        let all = [
+            "sample",
+            "workers",
+            "models",
+            "ranks",
+            "panels",
+            "changes",
+            "decisions",
+        ];
+        assert_eq!(keys(true), all);
     }
 
     #[test]
     fn a_new_viewer_gets_the_columns_and_every_row() {
-        let event = everything(
-            &view(&[("a", 1)]),
-            &History::default(),
-            &Changes::default(),
-            &[],
-        );
+        let view = view(&[("a", 1)]);
+        let event = everything(&view, &History::default(), &Changes::default(), &[]);
         assert!(event.starts_with(b"event: all\n"));
         let found = data(&event);
-        assert_eq!(found["workers"], json!({"all": [["a", 1]]}));
+        assert_eq!(found["workers"], json!([["a", 1]]));
         assert_eq!(found["columns"]["workers"][0], "name");
         assert_eq!(found["history"], json!([]));
+        assert_eq!(found["panels"], json!({}));
     }
 }

@@ -27,8 +27,8 @@ use super::wire::{BodySendMode, ProcessingRequest, ProcessingResponse};
 use crate::api::ApiServer;
 use crate::api::access_log::LoggedBody;
 use crate::http::client::EngineBody;
+use crate::http::grpc;
 use crate::http::server::RequestBody;
-use crate::http::{self, grpc};
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::relay::{CarriedAnswer, CarriedBy, ServedBy};
@@ -141,22 +141,22 @@ impl Exchange<'_> {
                     "a gateway sends bodies in a mode that the endpoint picker cannot serve"
                 );
                 let error = ApiError::wrong_body_mode();
-                self.refuse(error.into_response()).await?;
-                return Ok(Outcome::Refused);
+                return self.refuse(error.into_response()).await;
             }
         }
         let metadata = first.metadata_context;
         let Some(Part::RequestHeaders(head)) = first.request else {
-            return Err(out_of_order("the first message is not a request's headers").into());
+            return Err(
+                Status::invalid_argument("the first message is not a request's headers").into(),
+            );
         };
         let has_body = !head.end_of_stream;
         let request = match messages::request_head(head) {
             Ok(request) => request,
             Err(bad) => {
                 let message = format!("`{}` cannot be read", bad.0);
-                self.refuse(ApiError::bad_header(bad.0, &message).into_response())
-                    .await?;
-                return Ok(Outcome::Refused);
+                let error = ApiError::bad_header(bad.0, &message);
+                return self.refuse(error.into_response()).await;
             }
         };
         let client = request.headers().clone();
@@ -190,14 +190,7 @@ impl Exchange<'_> {
                 self.pass_on(&head, answer).await?;
                 Ok(Outcome::Picked)
             }
-            _ => {
-                let (head, body) = answer.into_parts();
-                let body = body.collect().await.map_err(|_| Failure::Left)?.to_bytes();
-                self.write(&messages::immediate(&head, body, "warmroute"))
-                    .await?;
-                self.flush().await?;
-                Ok(Outcome::Refused)
-            }
+            _ => self.refuse(answer).await,
         }
     }
 
@@ -245,11 +238,15 @@ impl Exchange<'_> {
             }
             Some(Part::ResponseHeaders(head)) => {
                 let Some(waiting) = self.handed_over.take() else {
-                    return Err(out_of_order("a response before the request was sent").into());
+                    return Err(
+                        Status::invalid_argument("a response before the request was sent").into(),
+                    );
                 };
                 let is_over = head.end_of_stream || !self.is_response_seen;
                 let Ok(head) = messages::response_head(head) else {
-                    return Err(out_of_order("a response whose head cannot be read").into());
+                    return Err(
+                        Status::invalid_argument("a response whose head cannot be read").into(),
+                    );
                 };
                 self.served = messages::served(&message.metadata_context);
                 let body = self.response.open();
@@ -276,7 +273,7 @@ impl Exchange<'_> {
             }
             // What later gateways send besides.
             None => {}
-            Some(_) => return Err(out_of_order("a message out of order").into()),
+            Some(_) => return Err(Status::invalid_argument("a message out of order").into()),
         }
         Ok(())
     }
@@ -333,13 +330,16 @@ impl Exchange<'_> {
         }
     }
 
-    /// Answers the request with an error.
-    async fn refuse(&mut self, response: Response<http::Body>) -> Result<(), Failure> {
+    /// Answers the request with a response of the router's own.
+    async fn refuse<B>(&mut self, response: Response<B>) -> Result<Outcome, Failure>
+    where
+        B: http_body::Body<Data = Bytes>,
+    {
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(|_| Failure::Left)?.to_bytes();
-        self.write(&messages::immediate(&head, body, "warmroute"))
-            .await?;
-        self.flush().await
+        self.write(&messages::immediate(&head, body)).await?;
+        self.flush().await?;
+        Ok(Outcome::Refused)
     }
 
     /// Sends a message with the next ones.
@@ -385,10 +385,6 @@ async fn read(
         // A cancelled stream is a client that has left.
         Ok(None) | Err(_) => Err(Failure::Left),
     }
-}
-
-fn out_of_order(what: &str) -> Status {
-    Status::invalid_argument(what)
 }
 
 /// Decodes the gateway's messages.

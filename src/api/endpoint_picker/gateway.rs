@@ -94,7 +94,7 @@ impl Gateway for ExtProcGateway {
 
     /// Gateways take addresses, never names, and know no paths.
     fn may_reach(&self, worker: &Worker) -> bool {
-        let Some((host, _)) = host_and_port(worker) else {
+        let Some(host) = ip_address(worker) else {
             return false;
         };
         let Some(subset) = &self.subset else {
@@ -117,13 +117,13 @@ fn address(worker: &Worker) -> &str {
     worker.pool.authority()
 }
 
-/// The IP address and the port of a worker that a gateway can send requests to.
-fn host_and_port(worker: &Worker) -> Option<(&str, &str)> {
+/// The IP address of a worker that a gateway can send requests to.
+fn ip_address(worker: &Worker) -> Option<&str> {
     let address = address(worker);
     if address != worker.pool.address() {
         return None;
     }
-    let (host, port) = address.rsplit_once(':')?;
+    let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_matches(['[', ']']);
-    host.parse::<IpAddr>().is_ok().then_some((host, port))
+    host.parse::<IpAddr>().is_ok().then_some(host)
 }

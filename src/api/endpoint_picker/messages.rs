@@ -298,7 +298,7 @@ pub(super) fn response_trailers() -> ProcessingResponse {
 }
 
 /// A response of the router's own, instead of a worker's.
-pub(super) fn immediate(head: &response::Parts, body: Bytes, details: &str) -> ProcessingResponse {
+pub(super) fn immediate(head: &response::Parts, body: Bytes) -> ProcessingResponse {
     let headers = head.headers.iter();
     let headers = headers.filter(|(name, _)| **name != header::CONTENT_LENGTH);
     let set = headers.map(|(name, value)| overwrite(bytes_of(name), value.as_bytes()));
@@ -311,7 +311,7 @@ pub(super) fn immediate(head: &response::Parts, body: Bytes, details: &str) -> P
             remove_headers: Vec::new(),
         }),
         body,
-        details: details.to_owned(),
+        details: "warmroute".to_owned(),
     }))
 }
 

@@ -3,32 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::observe::metrics::metric_table;
+use crate::observe::metrics::{metric_table, words};
 
-/// How an exchange ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// A worker was chosen, and its answer passed through.
-    Picked,
-    /// The router itself answered: with an error, or with what needs no worker.
-    Refused,
-    /// The gateway ended the stream before: its client has left, or the worker's connection broke.
-    GatewayLeft,
-    /// The gateway sent what makes no sense.
-    Malformed,
-    /// The gateway sent nothing.
-    Silent,
-}
-
-impl Outcome {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Picked => "picked",
-            Self::Refused => "refused",
-            Self::GatewayLeft => "gateway_left",
-            Self::Malformed => "malformed",
-            Self::Silent => "silent",
-        }
+words! {
+    /// How an exchange ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Outcome {
+        /// A worker was chosen, and its answer passed through.
+        Picked = "picked",
+        /// The router itself answered: with an error, or with what needs no worker.
+        Refused = "refused",
+        /// The gateway ended the stream before: its client has left, or the worker's connection broke.
+        GatewayLeft = "gateway_left",
+        /// The gateway sent what makes no sense.
+        Malformed = "malformed",
+        /// The gateway sent nothing.
+        Silent = "silent",
     }
 }
 

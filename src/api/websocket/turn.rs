@@ -9,7 +9,7 @@ use tracing::debug;
 
 use super::opener::Opener;
 use crate::api::ApiServer;
-use crate::api::access_log::{self, AccessLine, LoggedBody};
+use crate::api::access_log::{AccessLine, LoggedBody};
 use crate::http;
 use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::observe;
@@ -40,14 +40,14 @@ impl ApiServer {
     ) -> Response<LoggedBody> {
         let id = RequestId::new(fastrand::u128(..));
         let trace = self.relay.tracer().begin(&opener.headers);
-        let mut line = (trace.is_some() || access_log::is_on()).then(|| {
-            let tasks = self.tasks.clone();
+        let mut line = {
             let method = Method::from_bytes(METHOD).unwrap_or(Method::GET);
-            let request = (method, Uri::from_static(PATH), &opener.headers);
-            let mut line = AccessLine::begin(request, id, opener.address, tasks, trace);
+            let request = (&method, &Uri::from_static(PATH), &opener.headers);
+            AccessLine::begin(request, id, opener.address, &self.tasks, trace)
+        };
+        if let Some(line) = &mut line {
             line.client_request_id = Some(opener.client_id.clone());
-            Box::new(line)
-        });
+        }
         let answer = self
             .answer_turn(&opener, tenant, body, turn, id, line.as_deref_mut())
             .await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::admin::{Access, AdminServer};
+use crate::admin::AdminServer;
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::app::discoveries::FollowedDiscoveries;
@@ -19,14 +19,6 @@ use crate::limits::Limiter;
 use crate::observe;
 use crate::relay::prompt::tokens::Tokens;
 use crate::webhooks::Webhooks;
-
-/// Who may use the operators' pages.
-pub(crate) fn access(config: &Config) -> Access<'_> {
-    Access {
-        settings: &config.admin,
-        body_bytes_max: config.api.requests.max_body,
-    }
-}
 
 /// What requests read hangs on one pointer, `api`: a request loads it once, when it starts.
 #[derive(Debug)]
@@ -58,9 +50,9 @@ impl Parts {
         let tokens = Arc::new(self.tokens.load().successor(sources)?);
         let running = self.api.load_full();
         let tenants = config.salted_tenants();
-        let callers = running.tenants().successor(&tenants, config.jwt.as_ref());
+        let callers = running.tenants.successor(&tenants, config.jwt.as_ref());
         let callers = callers.map_err(io::Error::other)?;
-        let relay = running.relay().successor(
+        let relay = running.relay.successor(
             config.requests.clone(),
             config.model_settings(),
             &config.prefill_decode,
@@ -68,10 +60,10 @@ impl Parts {
             tenants::table(config, &self.limiter),
             config.queue.settings().cloned(),
         );
-        let tracer = traces::successor(running.relay().tracer(), config);
+        let tracer = traces::successor(running.relay.tracer(), config);
         let relay = Arc::new(relay.with_tracer(tracer));
         let responses = running
-            .responses()
+            .responses
             .successor(config.responses_settings(), relay.clone());
         let settings = config.api.requests.clone();
         let api = running.successor(settings, callers, responses.clone(), relay.clone());
@@ -81,7 +73,8 @@ impl Parts {
         self.tokens.store(tokens);
         self.dry_run
             .store(Arc::new(DryRun::new(responses, &tenants)));
-        self.admin.set(relay, access(config));
+        let max_body = config.api.requests.max_body;
+        self.admin.set(relay, &config.admin, max_body);
         self.webhooks.replace(&config.webhooks);
         observe::set_log_level(&config.log);
         Ok(())

@@ -41,10 +41,7 @@ impl Reloader {
             Some(change) => Outcome::Failed(format!("`{}` needs a restart: {change}", change.path)),
             None => self.apply(Arc::new(config), changes).await,
         };
-        self.log(Trigger::Request, &outcome);
-        let hash = self.running.source.hash();
-        self.metrics.on_outcome(&outcome, hash);
-        self.status.set(&outcome, &self.running);
+        self.note(Trigger::Request, &outcome);
         outcome
     }
 }

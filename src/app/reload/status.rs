@@ -117,7 +117,8 @@ pub(crate) struct Status {
     /// What `GET /config` shows of the last reload.
     last: Mutex<Value>,
     refused_at: Mutex<Option<Instant>>,
-    ready: ConfigStatus,
+    /// For `/readyz`.
+    pub(crate) ready: ConfigStatus,
 }
 
 impl Status {
@@ -128,11 +129,6 @@ impl Status {
             refused_at: Mutex::new(None),
             ready: ConfigStatus::default(),
         }
-    }
-
-    /// The state of the configuration, for `/readyz`.
-    pub(crate) fn ready(&self) -> ConfigStatus {
-        self.ready.clone()
     }
 
     /// What runs.
@@ -168,12 +164,12 @@ impl Status {
         refused_at.is_some_and(|at| observe::now().saturating_duration_since(at) >= after)
     }
 
-    pub(super) fn page(&self) -> RunningConfig {
+    pub(crate) fn page(&self) -> RunningConfig {
         let running = self.running();
         let source = &running.source;
         RunningConfig {
             file: source.path().map(|path| path.display().to_string()),
-            hash: source.path().map(|_| source.hash().hex()),
+            hash: source.path().map(|_| source.hash.hex()),
             last_reload: self.last.lock().clone(),
             config: Comparable::of(&running).shown(),
         }

@@ -57,24 +57,22 @@ impl ApiAccess {
         let key = given_secret("--api-key", self.api_key.as_deref())?;
         let key = key.filter(|key| !key.is_empty());
         let authorization = key.as_ref().map(bearer).transpose();
-        let url = self.url.clone();
         Ok(ApiClient {
-            base: url.base,
-            host: url.host,
-            port: url.port,
-            path: url.path,
+            url: self.url.clone(),
             authorization: authorization.map_err(|error| format!("--api-key: the key {error}"))?,
-            tls: url.is_tls.then(|| self.tls.client()),
+            tls: self.url.is_tls.then(|| self.tls.client()),
         })
     }
 }
 
 /// A router's API, as `--url` names it.
 #[derive(Clone, Debug)]
-struct ApiUrl {
-    base: String,
+pub(super) struct ApiUrl {
+    /// The URL without `/v1`, for messages and for `--url`.
+    pub(super) base: String,
     host: String,
     port: u16,
+    /// What stands before `/v1`.
     path: String,
     is_tls: bool,
 }
@@ -221,12 +219,7 @@ fn reason(body: &[u8]) -> String {
 
 /// A router's API.
 pub(super) struct ApiClient {
-    /// The API's URL without `/v1`, for messages and for `--url`.
-    pub(super) base: String,
-    host: String,
-    port: u16,
-    /// What stands before `/v1`.
-    path: String,
+    pub(super) url: ApiUrl,
     authorization: Option<HeaderValue>,
     tls: Option<Arc<tls::Client>>,
 }
@@ -260,12 +253,19 @@ impl ApiClient {
         bar: &ProgressBar,
         read: impl AsyncFnOnce(Incoming) -> Result<T, AskError>,
     ) -> Result<T, AskError> {
-        let name = format!("{method} {}{path}", self.base);
+        let ApiUrl {
+            base,
+            host,
+            port,
+            path: before,
+            ..
+        } = &self.url;
+        let name = format!("{method} {base}{path}");
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.path))
-            .header(HOST, format!("{}:{}", self.host, self.port))
-            .header(CONTENT_TYPE, body.content_type());
+            .uri(format!("{before}{path}"))
+            .header(HOST, format!("{host}:{port}"))
+            .header(CONTENT_TYPE, &*body.content_type);
         if let Some(value) = &self.authorization {
             request = request.header(AUTHORIZATION, value);
         }
@@ -306,11 +306,12 @@ impl ApiClient {
     }
 
     async fn connect(&self) -> io::Result<Socket> {
-        let stream = TcpStream::connect(format!("{}:{}", self.host, self.port)).await?;
+        let ApiUrl { host, port, .. } = &self.url;
+        let stream = TcpStream::connect(format!("{host}:{port}")).await?;
         let _ = stream.set_nodelay(true);
         match &self.tls {
             None => Ok(Socket::Clear(stream)),
-            Some(tls) => tls.connect(&self.host, stream, Protocol::Http1).await,
+            Some(tls) => tls.connect(host, stream, Protocol::Http1).await,
         }
     }
 }
@@ -353,8 +354,8 @@ mod tests {
             ("https://r/llm/v1", "https://r/llm", "r", 443, "/llm"),
             ("http://[::1]:8080", "http://[::1]:8080", "[::1]", 8080, ""),
         ] {
-            let client = of_url(url).unwrap();
-            let found = (&*client.base, &*client.host, client.port, &*client.path);
+            let api = of_url(url).unwrap().url;
+            let found = (&*api.base, &*api.host, api.port, &*api.path);
             assert_eq!(found, (base, host, port, path), "{url}");
         }
         let with_more = ["http://x?y=1", "http://x#y", "http://me:secret@x"];

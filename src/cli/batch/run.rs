@@ -87,7 +87,7 @@ impl RunBatch {
     async fn finish(&self, places: &RunPlaces) -> Result<EndedRun, String> {
         let client = self.access.client()?;
         let checked = input::check(&self.input)?;
-        let mut saved = SavedRun::of(&places.state, &client.base, &checked.identity)?;
+        let mut saved = SavedRun::of(&places.state, &client.url.base, &checked.identity)?;
         if saved.steps.file_id.is_none() {
             self.check_free(places)?;
         }
@@ -159,7 +159,7 @@ impl RunBatch {
                 batch_id
             }
         };
-        write_line(&format!("batch: {batch_id} at {}", client.base));
+        write_line(&format!("batch: {batch_id} at {}", client.url.base));
         let batch = wait(client, &batch_id).await?;
         if let Some(refusal) = batch.refusal() {
             saved.forget();

@@ -15,7 +15,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 
 /// A body of a known length. It reads without leaving the thread: the command has nothing else to do.
 pub(super) struct SentBody {
-    content_type: String,
+    pub(super) content_type: String,
     content: Box<dyn Read + Send>,
     /// Bytes that are not read yet.
     left: u64,
@@ -65,10 +65,6 @@ impl SentBody {
             content: Box::new(content),
             left: around + length,
         }
-    }
-
-    pub(super) fn content_type(&self) -> &str {
-        &self.content_type
     }
 }
 

@@ -1,8 +1,9 @@
-//! What the keys do: sort, filter, scroll, quit. Pure.
+//! What is shown, and what the keys do: sort, filter, scroll, quit. Pure.
 
 use super::figures::Samples;
-use super::rows::state_of;
 use crate::admin::WorkerRow;
+use crate::fleet::health::Health;
+use crate::http::circuit_breaker;
 use crate::observe::metrics_text::Series;
 
 const TTFT: &str = "warmroute_time_to_first_token_seconds";
@@ -160,6 +161,16 @@ pub(super) fn rows(samples: &Samples, state: &State) -> Vec<Row> {
         order.then_with(|| a.worker.name.cmp(&b.worker.name))
     });
     lines.iter().map(Line::row).collect()
+}
+
+/// The state of a worker in one word: the worst of what is so.
+fn state_of(worker: &WorkerRow) -> &'static str {
+    match (worker.health, worker.circuit_breaker) {
+        (Health::Up, _) if worker.is_draining => "draining",
+        (Health::Up, circuit_breaker::State::Closed) => "up",
+        (Health::Up, breaker) => breaker.as_str(),
+        (health, _) => health.as_str(),
+    }
 }
 
 fn matches(worker: &WorkerRow, filter: &str) -> bool {
@@ -368,6 +379,8 @@ fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::cli::top::figures::tests::samples;
 
@@ -398,6 +411,21 @@ pub(super) mod tests {
         rows.into_iter()
             .map(|mut row| row.cells.swap_remove(0))
             .collect()
+    }
+
+    #[test]
+    fn the_worst_of_a_worker_is_its_state() {
+        let check = |health: &str, breaker: &str, is_draining: bool, expected| {
+            let worker =
+                json!({"health": health, "circuit_breaker": breaker, "is_draining": is_draining});
+            let worker: WorkerRow = serde_json::from_value(worker).unwrap();
+            assert_eq!(state_of(&worker), expected);
+        };
+        check("up", "closed", false, "up");
+        check("up", "open", false, "open");
+        check("up", "half-open", false, "half-open");
+        check("up", "closed", true, "draining");
+        check("down", "open", true, "down");
     }
 
     #[test]

@@ -18,13 +18,8 @@ const PATH: &str = "/dashboard/events";
 /// The stream, if it is open.
 #[derive(Default)]
 pub(super) struct Tail {
-    stream: Option<Stream>,
+    stream: Option<(EngineBody, Decoder)>,
     has_failed: bool,
-}
-
-struct Stream {
-    body: EngineBody,
-    decoder: Decoder,
 }
 
 impl Tail {
@@ -40,7 +35,7 @@ impl Tail {
 
     async fn read(&mut self, client: &AdminClient) -> Result<Vec<Event>, String> {
         let failed = |why: &dyn std::fmt::Display| format!("{}{PATH}: {why}", client.base);
-        let stream = match &mut self.stream {
+        let (body, decoder) = match &mut self.stream {
             Some(stream) => stream,
             None => {
                 if self.has_failed {
@@ -48,20 +43,20 @@ impl Tail {
                 }
                 let body = client.open(PATH).await?;
                 let decoder = Decoder::bounded(MAX_EVENT_BYTES);
-                self.stream.insert(Stream { body, decoder })
+                self.stream.insert((body, decoder))
             }
         };
         let mut events = Vec::new();
         while events.is_empty() {
-            match stream.body.frame().await {
+            match body.frame().await {
                 Some(Ok(frame)) => {
                     let data = frame.data_ref().map_or(&[][..], |data| &data[..]);
-                    stream.decoder.push(data, &mut events);
+                    decoder.push(data, &mut events);
                 }
                 Some(Err(error)) => return Err(failed(&error)),
                 None => return Err(failed(&"the router has ended the stream")),
             }
-            if stream.decoder.overflowed() {
+            if decoder.overflowed() {
                 return Err(failed(&"an event is larger than 64 MiB"));
             }
         }

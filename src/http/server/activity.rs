@@ -5,19 +5,24 @@
 //! would cost more.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use http_body::Body;
 use hyper::Version;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
-use super::discard::discard;
 use crate::observe;
+
+/// A body that nobody wants is read up to this size. For a longer one the connection is closed.
+const DISCARDED_BYTES: u64 = 64 << 10;
+/// hyper hands a body that it has read already over within so many turns of the task. Nobody waits for one that has not come.
+const DISCARD_TURNS: u32 = 4;
 
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
 #[derive(Clone, Copy, Debug)]
@@ -371,6 +376,25 @@ impl Drop for Busy {
                 .store(activity.ms(observe::now()), Relaxed);
         }
     }
+}
+
+/// Reads what is left of a body that nobody wants. True if that was all there at once.
+async fn discard(mut body: Incoming) -> bool {
+    let longest = body.size_hint().upper();
+    if longest.is_none_or(|bytes| bytes > DISCARDED_BYTES) {
+        return false;
+    }
+    for _ in 0..DISCARD_TURNS {
+        let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await;
+        match polled {
+            Poll::Ready(None) => return true,
+            Poll::Ready(Some(Err(_))) => return false,
+            Poll::Ready(Some(Ok(_))) if body.is_end_stream() => return true,
+            Poll::Ready(Some(Ok(_))) => {}
+            Poll::Pending => tokio::task::yield_now().await,
+        }
+    }
+    false
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
 use super::executor::Executor;
 use super::malformed::OnMalformed;
-use super::metrics::{Counted, Metrics};
+use super::metrics::Metrics;
 use super::protocol::{Protocol, protocol_of};
 use super::settings::Settings;
 use super::upgrade::{Upgrade, Upgraded};
@@ -40,6 +40,7 @@ use crate::http::drain::Tasks;
 use crate::http::tls::{self, ClientNames, Socket};
 use crate::http::{BodyError, proxy_protocol};
 use crate::observe;
+use crate::observe::metrics::Counted;
 
 /// While the maximum of connections is open, one without a request is closed after this time, so that others get a
 /// turn.

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use prometheus::IntGauge;
-
 use crate::observe::metrics::metric_table;
 
 metric_table! {
@@ -50,22 +48,5 @@ impl Metrics {
     /// Open client connections that have buffers.
     pub fn buffered(&self) -> i64 {
         self.connections.get() - self.parked.get()
-    }
-}
-
-/// Counts something in a gauge for as long as it lives.
-#[derive(Debug)]
-pub(super) struct Counted(IntGauge);
-
-impl Counted {
-    pub(super) fn new(gauge: &IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }

@@ -1,8 +1,9 @@
-//! Certificates and keys from the contents of files.
+//! Certificates and keys from the contents of files, and the cryptography that reads them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::sign::CertifiedKey;
@@ -10,7 +11,14 @@ use rustls::{InconsistentKeys, RootCertStore};
 use webpki::{EndEntityCert, KeyUsage};
 
 use super::contents::{Contents, Problem};
-use super::provider::provider;
+
+/// What all of TLS uses.
+static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+    LazyLock::new(|| Arc::new(ring::default_provider()));
+
+pub(super) fn provider() -> Arc<CryptoProvider> {
+    PROVIDER.clone()
+}
 
 /// A certificate with its chain and key.
 #[derive(Debug)]

@@ -8,9 +8,8 @@ use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore};
 
-use super::certificate;
+use super::certificate::{self, provider};
 use super::contents::{self, Contents, Named, Problem};
-use super::provider::provider;
 use super::server_config::TLS12_AND_13;
 use super::settings::ClientSettings;
 

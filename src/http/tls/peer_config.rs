@@ -15,9 +15,8 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use super::certificate::Pair;
+use super::certificate::{Pair, provider};
 use super::names::ClientNames;
-use super::provider::provider;
 use super::server_config::TLS12_AND_13;
 
 pub(super) fn build(

@@ -7,9 +7,8 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 
-use super::certificate::Pair;
+use super::certificate::{Pair, provider};
 use super::contents::Problem;
-use super::provider::provider;
 
 /// Whoever does verify looks for the name first.
 const NAME: &str = "localhost";

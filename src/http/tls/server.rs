@@ -24,6 +24,7 @@ use super::server_config::Built;
 use super::settings::ServerSettings;
 use super::socket::{Early, Socket};
 use crate::observe;
+use crate::observe::metrics::Counted;
 
 /// What a listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,30 +167,29 @@ impl Server {
         early: Bytes,
     ) -> io::Result<(Socket, Option<ClientNames>)> {
         let current = self.current.load_full();
-        let in_progress = InProgress::begin(&self.running);
+        let in_progress = Counted::new(&self.running);
         let limit = current.settings.advanced.handshake_timeout;
         let handshake = self.shake_hands(&current, stream, early);
         let ended = tokio::time::timeout(limit, handshake).await;
         drop(in_progress);
-        let (outcome, ended) = match ended {
-            Ok(Ok(stream)) => ("ok", Ok(stream)),
-            Ok(Err(Failure::Limit)) => ("limit", Err(io::ErrorKind::TimedOut.into())),
-            Ok(Err(Failure::Handshake(error))) => (outcome_of(&error), Err(error)),
-            Err(_) => ("timeout", Err(io::ErrorKind::TimedOut.into())),
-        };
+        let ended = ended.unwrap_or_else(|_| Err(("timeout", io::ErrorKind::TimedOut.into())));
+        let outcome = ended
+            .as_ref()
+            .map_or_else(|(outcome, _)| *outcome, |_| "ok");
         self.metrics.handshake_ended(self.name(), outcome);
-        let stream = ended?;
+        let stream = ended.map_err(|(_, error)| error)?;
         let names = stream.get_ref().1.peer_certificates();
         let names = names.and_then(|chain| chain.first()).map(ClientNames::of);
         Ok((Socket::Accepted(Box::new(stream)), names))
     }
 
+    /// An error comes with the outcome, as metrics name it.
     async fn shake_hands(
         &self,
         current: &Current,
         stream: TcpStream,
         early: Bytes,
-    ) -> Result<server::TlsStream<Early>, Failure> {
+    ) -> Result<server::TlsStream<Early>, (&'static str, io::Error)> {
         let advanced = &current.settings.advanced;
         // Handshakes that stall must leave connections for others.
         let max = advanced.max_concurrent_handshakes as usize;
@@ -202,8 +202,9 @@ impl Server {
         };
         let shaking = TlsAcceptor::from(current.config.clone()).accept(stream);
         tokio::select! {
-            shaken = shaking => shaken.map_err(Failure::Handshake),
-            () = handshake.must_end() => Err(Failure::Limit),
+            shaken = shaking => shaken.map_err(|error| (outcome_of(&error), error)),
+            // It took long while others waited.
+            () = handshake.must_end() => Err(("limit", io::ErrorKind::TimedOut.into())),
         }
     }
 
@@ -244,29 +245,6 @@ impl Current {
         };
         Ok((current, pair.not_after))
     }
-}
-
-/// Counts a handshake for as long as it lives.
-struct InProgress(IntGauge);
-
-impl InProgress {
-    fn begin(gauge: &IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
-    }
-}
-
-impl Drop for InProgress {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
-}
-
-/// Why a handshake has failed.
-enum Failure {
-    /// It took long while others waited.
-    Limit,
-    Handshake(io::Error),
 }
 
 /// As metrics name it.

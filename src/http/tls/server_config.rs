@@ -13,10 +13,9 @@ use rustls::{
     SignatureScheme, SupportedProtocolVersion, version,
 };
 
-use super::certificate::{self, Pair};
+use super::certificate::{self, Pair, provider};
 use super::contents::{self, Contents, Named, Problem};
 use super::names::ClientNames;
-use super::provider::provider;
 use super::self_signed;
 use super::settings::{ClientAuth, MinVersion, ServerSettings};
 

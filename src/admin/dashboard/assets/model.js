@@ -31,16 +31,15 @@ export class Model {
       this.samples = data.history;
       this.changes = [];
       this.decisions = [];
-      this.panels = {};
       this.#earlier = [];
     }
     if (!this.columns) return;
     this.#table(this.workers, data.workers, "workers");
     this.#table(this.models, data.models, "models");
     this.#table(this.ranks, data.ranks, "ranks");
-    Object.assign(this.panels, data.panels);
-    this.changes = [...this.changes, ...(data.changes ?? [])].slice(-MAX_CHANGES);
-    const decisions = (data.decisions ?? []).map((row) => this.#row("decisions", row));
+    this.panels = data.panels ?? this.panels;
+    this.changes = [...this.changes, ...data.changes].slice(-MAX_CHANGES);
+    const decisions = data.decisions.map((row) => this.#row("decisions", row));
     this.decisions = [...this.decisions, ...decisions].slice(-MAX_DECISIONS);
     const last = this.samples.at(-1);
     if (!last || data.sample.at_unix_ms > last.at_unix_ms) this.samples.push(data.sample);
@@ -58,11 +57,10 @@ export class Model {
     return row;
   }
 
-  #table(table, change, name) {
-    if (!change) return;
-    if (change.all) table.clear();
-    for (const values of change.all ?? change.set ?? []) table.set(values[0], this.#row(name, values));
-    for (const key of change.gone ?? []) table.delete(key);
+  #table(table, rows, name) {
+    if (!rows) return;
+    table.clear();
+    for (const values of rows) table.set(values[0], this.#row(name, values));
   }
 
   #remember(at) {
