@@ -12,7 +12,7 @@ pub(super) struct FleetView<'a> {
     pub(super) loads: &'a [LoadShare],
     pub(super) engines: &'a [fleet::load::Load],
     pub(super) speeds: &'a Speeds,
-    pub(super) cached: &'a CachedTokens<'a>,
+    pub(super) cached: &'a CachedTokens,
 }
 
 impl View for FleetView<'_> {
