@@ -98,7 +98,7 @@ impl Ranks {
     pub(crate) fn driver(&self, pinned: Option<usize>) -> &Arc<Driver> {
         let size = self.ranks.len();
         let load = |rank: &usize| {
-            let gauges = self.ranks[*rank].driver.gauges();
+            let gauges = self.ranks[*rank].driver.engine().gauges();
             // Weights of vLLM's load balancer.
             gauges.waiting * 4 + gauges.running
         };
@@ -111,7 +111,10 @@ impl Ranks {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Gauges, Counters)> {
-        let state = |rank: &Rank| (rank.driver.gauges(), rank.driver.counters());
+        let state = |rank: &Rank| {
+            let engine = rank.driver.engine();
+            (engine.gauges(), engine.counters())
+        };
         self.ranks.iter().map(state)
     }
 
@@ -132,7 +135,7 @@ impl Ranks {
     pub(crate) fn adapters(&self) -> (Vec<String>, Vec<String>) {
         let mut found = (Vec::new(), Vec::new());
         for rank in &self.ranks {
-            let (running, waiting) = rank.driver.adapters();
+            let (running, waiting) = rank.driver.engine().adapters();
             found.0.extend(running);
             found.1.extend(waiting);
         }
@@ -149,7 +152,8 @@ impl Ranks {
 
     /// Clears all caches. False if any rank could not clear its cache.
     pub(crate) fn reset(&self) -> bool {
-        let reset = self.ranks.iter().filter(|rank| rank.driver.reset());
+        let ranks = self.ranks.iter();
+        let reset = ranks.filter(|rank| rank.driver.engine().reset());
         reset.count() == self.ranks.len()
     }
 
@@ -160,7 +164,7 @@ impl Ranks {
 
     /// Prompt tokens that are cached on no rank.
     pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
-        let missing = |rank: &Rank| rank.driver.missing_tokens(prompt, salt);
+        let missing = |rank: &Rank| rank.driver.engine().missing_tokens(prompt, salt);
         self.ranks.iter().map(missing).min().unwrap_or(prompt.len())
     }
 

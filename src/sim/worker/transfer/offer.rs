@@ -22,7 +22,7 @@ impl BlockOffer {
     /// Makes the offer, if the engine has kept the blocks. Returns the `kv_transfer_params` of the answer.
     pub(crate) fn make(&self, ticket: &Ticket, generation: &Generation) -> Option<PrefillResult> {
         let (driver, key) = ticket.first()?;
-        let blocks = driver.kept_blocks(key)?;
+        let blocks = driver.engine().kept_blocks(key)?;
         let request = &generation.request;
         let prompt = request.prompts.first()?;
         let offer = Offer {
