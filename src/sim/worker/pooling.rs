@@ -14,8 +14,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::error::ApiError;
 use super::fault_injection::before_the_engine;
 use super::http_answer::{self, Answer};
+use super::in_flight::InFlight;
 use super::request::{self, Prompt};
 use super::shared::Shared;
+use super::transfer::params::Leg;
 use super::{clock, tokenizer};
 use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
@@ -69,7 +71,7 @@ async fn run(
     faults: Faults,
     read: impl FnOnce() -> Result<Work, ApiError>,
 ) -> io::Result<Answer> {
-    let in_flight = shared.recorder.begin();
+    let in_flight = InFlight::begin(shared, Leg::Whole);
     if let Some(rejection) = before_the_engine(&faults).await {
         in_flight.refuse();
         return Ok(rejection);
