@@ -107,6 +107,11 @@ impl Driver {
         &self.id
     }
 
+    /// What publishes the KV events, unless they are off.
+    pub(crate) fn outlet(&self) -> Option<&Outlet> {
+        self.outlet.as_deref()
+    }
+
     /// The engine core dies: no submitted request gets another event.
     pub(crate) fn kill(&self) {
         let mut state = self.state.lock();
