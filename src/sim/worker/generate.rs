@@ -138,10 +138,8 @@ pub(crate) async fn rendered(
     if !shared.settings.enable_scale_out {
         return http_answer::error(&ApiError::scale_out_disabled());
     }
-    match read(shared, api, parts, body) {
-        Ok(request) => http_answer::ok_json(&lists::rendered(api, &request)),
-        Err(error) => http_answer::error(&error),
-    }
+    let request = read(shared, api, parts, body);
+    http_answer::json_or_error(request.map(|request| lists::rendered(api, &request)))
 }
 
 async fn whole(
