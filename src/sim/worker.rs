@@ -121,10 +121,6 @@ impl Worker {
         self.handle.shared.addr
     }
 
-    pub fn stats(&self) -> RequestStats {
-        self.handle.stats()
-    }
-
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -168,10 +164,6 @@ impl Worker {
 impl Handle {
     pub fn stats(&self) -> RequestStats {
         self.shared.recorder.stats()
-    }
-
-    pub fn faults(&self) -> Faults {
-        self.shared.faults()
     }
 
     pub fn set_faults(&self, faults: Faults) {

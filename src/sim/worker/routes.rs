@@ -138,8 +138,14 @@ pub(crate) async fn dispatch(
             return generate::answer(shared, Api::Completions, parts, &body, faults).await;
         }
         Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
-        Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
-        Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
+        Route::Embeddings => {
+            let read = || pooling::embed(shared, body);
+            return pooling::answer(shared, parts, faults, read).await;
+        }
+        Route::Rerank => {
+            let read = || pooling::rank(shared, body);
+            return pooling::answer(shared, parts, faults, read).await;
+        }
         Route::Models => ok_json(&lists::models(
             &shared.settings,
             &shared.models.list(),
