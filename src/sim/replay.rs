@@ -99,7 +99,7 @@ fn compare_loads(
         let message = format!("no load has a name with {}", words.join(" or "));
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
-    let compared = loads::compare(settings, config, &loads, trace);
+    let compared = loads::compare(settings, config, &loads);
     write!(io::stdout(), "\n{}", loads::tables(&compared))?;
     let report = json!({
         "settings": { "replay": settings, "routing": config.routing, "seeds": settings.seeds },
