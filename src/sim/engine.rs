@@ -183,10 +183,6 @@ impl Engine {
         self.counters
     }
 
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// Takes the cache changes since the last call, one list for each step that made any. They pile up until this is
     /// called.
     pub fn drain_steps(&mut self) -> Vec<Vec<Change>> {

@@ -18,7 +18,7 @@ use crate::sim::engine::{Engine, Event, Refused, Request, RequestKey};
 
 pub(crate) struct Driver {
     /// The engine id, a new one for each process.
-    id: String,
+    pub(crate) id: String,
     state: Mutex<State>,
     /// Publishes the KV events, unless they are off.
     outlet: Option<Arc<Outlet>>,
@@ -101,10 +101,6 @@ impl Driver {
         drop(state);
         self.wake_before(before);
         Ok(ticket)
-    }
-
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     /// What publishes the KV events, unless they are off.

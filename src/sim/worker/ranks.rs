@@ -43,7 +43,7 @@ pub(crate) async fn bind(settings: &Settings) -> io::Result<(Ranks, Engines)> {
             &settings.faults.kv,
         )
         .await?;
-        let outlet = publisher.as_ref().map(Publisher::outlet);
+        let outlet = publisher.as_ref().map(|publisher| Arc::clone(&publisher.outlet));
         publishers.extend(publisher);
         let engine = Engine::new(settings.engine());
         ranks.push(Arc::new(Driver::new(engine, outlet)));
@@ -150,7 +150,7 @@ impl Ranks {
 
     /// The engine ids of the ranks.
     pub(crate) fn engine_ids(&self) -> impl Iterator<Item = &str> {
-        self.ranks.iter().map(|rank| rank.id())
+        self.ranks.iter().map(|rank| rank.id.as_str())
     }
 
     /// Prompt tokens that are cached on no rank.
@@ -173,7 +173,7 @@ impl Ranks {
 
     pub(crate) fn bound(&self) -> Vec<BoundEndpoints> {
         self.outlets()
-            .map(|outlet| outlet.bound().clone())
+            .map(|outlet| outlet.bound.clone())
             .collect()
     }
 

@@ -8,7 +8,7 @@ pub(super) struct CachedTokens {
     /// By worker.
     tokens: Vec<u32>,
     /// Some of the workers with the longest cached prefixes.
-    owners: Vec<ViewIndex>,
+    pub(super) owners: Vec<ViewIndex>,
 }
 
 impl CachedTokens {
@@ -51,10 +51,6 @@ impl CachedTokens {
         };
         let tokens = max_blocks.iter().enumerate().map(cached).collect();
         Self { tokens, owners }
-    }
-
-    pub(super) fn owners(&self) -> &[ViewIndex] {
-        &self.owners
     }
 
     pub(super) fn tokens(&self, index: ViewIndex) -> u32 {

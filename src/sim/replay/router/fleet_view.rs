@@ -58,7 +58,7 @@ impl View for FleetView<'_> {
     }
 
     fn prefix_owners(&self) -> &[ViewIndex] {
-        self.cached.owners()
+        &self.cached.owners
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

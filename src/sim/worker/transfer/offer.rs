@@ -39,7 +39,7 @@ impl BlockOffer {
                 let tokens = generation.completion_tokens();
                 let params = nixl_params(
                     self.shared.addr,
-                    driver.id(),
+                    &driver.id,
                     &name,
                     &blocks,
                     // The KV of the last token is not computed.
@@ -50,7 +50,7 @@ impl BlockOffer {
             }
             Connector::Moriio => {
                 let name = self.transfer_id.clone()?;
-                let params = moriio_params(self.shared.addr, driver.id(), &name, &blocks);
+                let params = moriio_params(self.shared.addr, &driver.id, &name, &blocks);
                 (name, Some(params))
             }
             Connector::Mooncake => (self.transfer_id.clone()?, None),
