@@ -28,7 +28,7 @@ use std::path::Path;
 use serde_json::json;
 
 use self::policy::ComparedPolicy;
-use self::results::{Measured, PolicyResult, Report, TraceSummary};
+use self::results::{PolicyResult, Report, TraceSummary};
 pub use self::settings::Settings;
 use self::workload::Job;
 use crate::config::Config;
@@ -138,12 +138,7 @@ fn replay(
             progress.show(observe::now(), computed as u64, String::new);
         }
     });
-    let measured = Measured {
-        jobs,
-        times: settings.mean_times(),
-        bounds,
-    };
-    let result = PolicyResult::new(policy, outcome, &measured);
+    let result = PolicyResult::new(policy, outcome, jobs, &settings.mean_times(), bounds);
     let cached = report::percent(result.cached_ratio);
     let mean = results::seconds(result.ttft_mean_seconds);
     progress.finish(

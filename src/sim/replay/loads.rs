@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use self::generate::{Agents, Generated, Pace};
 pub(super) use self::table::{Compared, ComparedLoad, tables};
-use super::results::{Measured, PolicyResult};
+use super::results::PolicyResult;
 use super::run;
 use super::settings::{FleetSize, Settings};
 use super::workload::Job;
@@ -197,18 +197,14 @@ fn play(
     seed: u64,
 ) -> Vec<PolicyResult> {
     let jobs = case.jobs(settings, seed);
-    let measured = Measured {
-        jobs: &jobs,
-        times: settings.mean_times(),
-        bounds: [0.0; 2],
-    };
+    let times = settings.mean_times();
     let policies = settings.compared_policies().into_iter();
     policies
         .map(|policy| {
             let router = settings.router(config, policy, case.size);
             let fleet = settings.fleet(case.size);
             let outcome = run::run(&jobs, fleet, &router, observe::now(), |_| {});
-            PolicyResult::new(policy, outcome, &measured)
+            PolicyResult::new(policy, outcome, &jobs, &times, [0.0; 2])
         })
         .collect()
 }
