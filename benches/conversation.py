@@ -12,95 +12,18 @@ each round, then the medians with their spread.
 import asyncio
 import json
 import os
-import pathlib
 import random
-import socket
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-WARMROUTE = os.environ.get("WARMROUTE", str(ROOT / "target/dist/warmroute"))
+from processes import LARGE_ENGINE, Rig, spread
+
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 TURNS = int(os.environ.get("TURNS", "100"))
 TOKENS = int(os.environ.get("TOKENS", "100000"))
 EARLIER = int(os.environ.get("EARLIER", "19"))
 #: Items that one call may add to a conversation.
 ITEMS_A_CALL = 20
-KEY = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
 WORDS = "the of and to in model cache prefix router turn answer layer token worker fleet replica".split()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Rig:
-    """A simulated engine, maybe a Redis, and a router, as processes. A context manager."""
-
-    def __init__(self, store, engines=1, decode="1ms", responses=None, access_log=True):
-        self.directory = tempfile.TemporaryDirectory(prefix="warmroute-conversation-")
-        self.processes = []
-        self.engines = []
-        for _ in range(engines):
-            _, line = self.start(
-                WARMROUTE, "sim", "--listen", "127.0.0.1:0", "--decode-time", decode, "--prefill-tokens-per-second", "100000000",
-                "--context-tokens-max", "1000000", "--cache-blocks", "2000000", "--running-max", "1000",
-                find=lambda line: "listening on " in line,
-            )
-            self.engines.append(line.split("listening on ")[1].strip())
-        responses = dict(responses or {})
-        if store == "redis":
-            port = free_port()
-            self.start("redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1", find=lambda line: "Ready to accept" in line)
-            responses |= {"store": {"redis": f"redis://127.0.0.1:{port}"}, "state_token": {"keys": [KEY]}}
-        config = pathlib.Path(self.directory.name, "config.yaml")
-        config.write_text(json.dumps({
-            "api": {"listen": "127.0.0.1:0"},
-            "admin": {"listen": "127.0.0.1:0"},
-            "workers": self.engines,
-            "fleet": {"health": {"interval": "2s"}},
-            "responses": responses,
-            "log": {"format": "json", "access": access_log},
-        }))
-        self.router, line = self.start(WARMROUTE, "serve", "--config", str(config), find=lambda line: '"listening"' in line)
-        fields = json.loads(line)["fields"]
-        host, port = fields["api"].rsplit(":", 1)
-        self.api = (host, int(port))
-        admin = f"http://{fields['admin']}"
-        while b'"health":"up"' not in urllib.request.urlopen(admin + "/fleet").read().replace(b" ", b""):
-            time.sleep(0.05)
-
-    def start(self, *command, find):
-        log = pathlib.Path(self.directory.name, f"{len(self.processes)}.log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        self.processes.append(process)
-        for _ in range(600):
-            found = next(filter(find, log.read_text().splitlines()), None)
-            if found:
-                return process, found
-            time.sleep(0.05)
-        raise SystemExit(log.read_text())
-
-    def cpu(self):
-        """Seconds of CPU that the router has used."""
-        tasks = pathlib.Path(f"/proc/{self.router.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.directory.cleanup()
 
 
 class Client:
@@ -174,17 +97,12 @@ async def measure(rig, kind, chance):
     return cpu / TURNS
 
 
-def spread(values, digits=None):
-    median = statistics.median(values)
-    return {name: round(value, digits) for name, value in {"median": median, "min": min(values), "max": max(values)}.items()}
-
-
 async def main():
     found = {}
     for number in range(ROUNDS):
         line = {}
         for store in ["memory", "redis"][:: 1 if number % 2 else -1]:
-            with Rig(store) as rig:
+            with Rig("conversation", ["--decode-time", "1ms", *LARGE_ENGINE], store=store) as rig:
                 chance = random.Random(number)
                 for kind in ["conversation", "chain", "none"]:
                     if kind == "none":

@@ -16,17 +16,14 @@ import json
 import os
 import pathlib
 import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-WARMROUTE = os.environ.get("WARMROUTE", str(ROOT / "target/dist/warmroute"))
+from processes import WARMROUTE, Processes, free_port
+
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 REQUESTS = int(os.environ.get("REQUESTS", "8000"))
 TOKENS = int(os.environ.get("TOKENS", "64"))
@@ -37,12 +34,6 @@ CLIENTS = {
     "HTTP/2, 2 connections": ["-c", "2", "-m", str(AT_A_TIME // 2)],
     "HTTP/2, 1 connection": ["-c", "1", "-m", str(AT_A_TIME)],
 }
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until_up(url):
@@ -65,13 +56,12 @@ def cpu_seconds(pid):
     return total
 
 
-class Fleet:
+class Fleet(Processes):
     """The engine and the two routers. A context manager."""
 
     def __init__(self):
-        self.directory = tempfile.TemporaryDirectory(prefix="warmroute-http2-")
+        super().__init__("http2")
         self.home = pathlib.Path(self.directory.name)
-        self.processes = []
         engine, api, admin, nginx = (free_port() for _ in range(4))
         self.start(WARMROUTE, "sim", "--listen", f"127.0.0.1:{engine}", "--decode-time", "0ms")
         until_up(f"http://127.0.0.1:{engine}/health")
@@ -91,9 +81,9 @@ class Fleet:
             f"server {{ listen 127.0.0.1:{nginx}; location / {{ {self.proxy()} }} }}\n"
             f"server {{ listen 127.0.0.1:{nginx + 1} http2; location / {{ {self.proxy()} }} }} }}\n"
         )
-        router = self.start(WARMROUTE, "serve", "--config", str(self.home / "warmroute.yaml"))
+        router, _ = self.start(WARMROUTE, "serve", "--config", str(self.home / "warmroute.yaml"))
         until_up(f"http://127.0.0.1:{admin}/readyz")
-        proxy = self.start("nginx", "-c", str(self.home / "nginx.conf"), "-p", str(self.home))
+        proxy, _ = self.start("nginx", "-c", str(self.home / "nginx.conf"), "-p", str(self.home))
         until_up(f"http://127.0.0.1:{nginx}/health")
         #: Name: process, port of HTTP/1.1, port of HTTP/2.
         self.routers = {
@@ -108,21 +98,13 @@ class Fleet:
             " proxy_buffering off;"
         )
 
-    def start(self, *command):
-        output = open(self.home / f"{len(self.processes)}.log", "wb")
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        self.processes.append(process)
-        return process
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def __exit__(self, *ended):
+        # nginx ends its own processes.
         for process in self.processes:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         for process in self.processes:
             process.wait(timeout=30)
-        self.directory.cleanup()
+        super().__exit__(*ended)
 
 
 def measure(fleet, router, client, body, requests):

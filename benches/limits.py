@@ -12,17 +12,14 @@ import asyncio
 import json
 import os
 import pathlib
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-WARMROUTE = os.environ.get("WARMROUTE", str(ROOT / "target/dist/warmroute"))
+from processes import ROOT, WARMROUTE, Processes, free_port
+
 RIG = pathlib.Path(os.environ.get("RIG", ROOT / "benches/rig/target/release"))
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECS = float(os.environ.get("SECS", "20"))
@@ -38,18 +35,11 @@ PREFILL_TOKENS_PER_SECOND = 10_000
 ENGINES = 8
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Fleet:
+class Fleet(Processes):
     """Engines, Redis and routers as processes. A context manager."""
 
     def __init__(self, replicas, engine_urls=None):
-        self.directory = tempfile.TemporaryDirectory(prefix="warmroute-limits-")
-        self.processes = []
+        super().__init__("limits")
         self.redis = free_port()
         self.start("redis-server", "--port", str(self.redis), "--save", "", "--appendonly", "no")
         self.workers = engine_urls or [self.engine() for _ in range(ENGINES)]
@@ -57,12 +47,6 @@ class Fleet:
         self.routers = [self.router(number) for number in range(replicas)]
         # For the replicas to find each other.
         time.sleep(3)
-
-    def start(self, *command):
-        output = open(pathlib.Path(self.directory.name) / f"{len(self.processes)}.log", "wb")
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        self.processes.append(process)
-        return process
 
     def engine(self):
         port = free_port()
@@ -101,7 +85,7 @@ class Fleet:
             }
         path = pathlib.Path(self.directory.name) / f"router{number}.yaml"
         path.write_text(json.dumps(config))
-        process = self.start(WARMROUTE, "serve", "--config", str(path))
+        process, _ = self.start(WARMROUTE, "serve", "--config", str(path))
         for _ in range(300):
             try:
                 if urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=1).status == 200:
@@ -111,15 +95,6 @@ class Fleet:
         else:
             raise SystemExit("the router is not ready; see its log: " + (path.parent / f"{len(self.processes) - 1}.log").read_text())
         return api, process.pid
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in reversed(self.processes):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        self.directory.cleanup()
 
 
 def request(key, number):

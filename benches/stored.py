@@ -20,8 +20,9 @@ import sys
 import time
 import urllib.request
 
-import conversation
-from conversation import Client, Rig, spread
+import processes
+from conversation import WORDS, Client
+from processes import LARGE_ENGINE, Rig, spread
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 REQUESTS = int(os.environ.get("REQUESTS", "2000"))
@@ -30,17 +31,18 @@ TOKENS = int(os.environ.get("TOKENS", "100"))
 CALLGRIND = os.environ.get("CALLGRIND") == "1"
 CONNECTIONS = 8
 WHAT = ["pass_through", "store_false", "stored", "unread", "read"]
-PROMPT = " ".join(conversation.WORDS[n * n % 16] for n in range(340))[:2000]
+PROMPT = " ".join(WORDS[n * n % 16] for n in range(340))[:2000]
 
 
 class Measured(Rig):
     """A rig whose router's work can be counted."""
 
     def __init__(self, program, **responses):
-        conversation.WARMROUTE = program
+        processes.WARMROUTE = program
         self.callgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=%s"] if CALLGRIND else None
         decode = "20ms" if "background" in responses else "0ms"
-        super().__init__("redis", engines=4, decode=decode, responses=responses, access_log=False)
+        flags, log = ["--decode-time", decode, *LARGE_ENGINE], {"format": "json", "access": False}
+        super().__init__("stored", flags, engines=4, store="redis", responses=responses, log=log)
 
     def start(self, *command, find):
         if self.callgrind and "serve" in command:
@@ -118,7 +120,7 @@ async def measure(program, what):
 
 
 async def main(whats):
-    programs = [pair.rpartition("=") for pair in conversation.WARMROUTE.split()]
+    programs = [pair.rpartition("=") for pair in processes.WARMROUTE.split()]
     found = {}
     for number in range(ROUNDS):
         line = {}

@@ -15,14 +15,11 @@ import os
 import pathlib
 import statistics
 import struct
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-WARMROUTE = os.environ.get("WARMROUTE", str(ROOT / "target/dist/warmroute"))
+import processes
+from processes import spread
+
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SOCKETS = int(os.environ.get("SOCKETS", "10000"))
 TURNS = int(os.environ.get("TURNS", "400"))
@@ -35,47 +32,18 @@ TICKS = os.sysconf("SC_CLK_TCK")
 ENDS = (b'"type":"response.completed"', b'"type":"response.incomplete"', b'"type":"response.failed"', b'"type":"error"')
 
 
-class Rig:
+class Rig(processes.Rig):
     """A simulated engine and a router, as processes. A context manager."""
 
     def __init__(self):
-        self.directory = tempfile.TemporaryDirectory(prefix="warmroute-websocket-")
-        self.processes = []
-        _, line = self.start("sim", "--listen", "127.0.0.1:0", "--decode-time", "2ms", find=lambda line: "listening on " in line)
-        engine = line.split("listening on ")[1].strip()
-        config = pathlib.Path(self.directory.name, "config.yaml")
-        config.write_text(json.dumps({
-            "api": {"listen": "127.0.0.1:0", "advanced": {"max_connections": SOCKETS + 500, "engine_descriptors": 4096}},
-            "admin": {"listen": "127.0.0.1:0"},
-            "workers": [engine],
-            "fleet": {"health": {"interval": "100ms"}},
+        super().__init__(
+            "websocket",
+            ["--decode-time", "2ms"],
+            api={"listen": "127.0.0.1:0", "advanced": {"max_connections": SOCKETS + 500, "engine_descriptors": 4096}},
+            fleet={"health": {"interval": "100ms"}},
             # The client here answers no pings.
-            "responses": {"websocket": {"max_connections": SOCKETS + 100, "ping_interval": "1h"}},
-            "log": {"format": "json"},
-        }))
-        self.router, line = self.start("serve", "--config", str(config), find=lambda line: '"listening"' in line)
-        fields = json.loads(line)["fields"]
-        host, port = fields["api"].rsplit(":", 1)
-        self.api = (host, int(port))
-        self.admin = f"http://{fields['admin']}"
-        while b'"health":"up"' not in self.page("/fleet").replace(b" ", b""):
-            time.sleep(0.05)
-
-    def start(self, *arguments, find):
-        log = pathlib.Path(self.directory.name, f"{len(self.processes)}.log")
-        with log.open("wb") as output:
-            process = subprocess.Popen([WARMROUTE, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        self.processes.append(process)
-        for _ in range(600):
-            found = next(filter(find, log.read_text().splitlines()), None)
-            if found:
-                return process, found
-            time.sleep(0.05)
-        raise SystemExit(log.read_text())
-
-    def page(self, path):
-        with urllib.request.urlopen(self.admin + path) as answer:
-            return answer.read()
+            responses={"websocket": {"max_connections": SOCKETS + 100, "ping_interval": "1h"}},
+        )
 
     def cpu(self):
         """Seconds of CPU that the router has used."""
@@ -86,15 +54,6 @@ class Rig:
         """Resident bytes of the router that are its own."""
         lines = pathlib.Path(f"/proc/{self.router.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.directory.cleanup()
 
 
 def body(**more):
@@ -174,12 +133,6 @@ async def turns(kind, rig):
     for client in clients:
         client.writer.close()
     return cpu / len(events), statistics.mean(events)
-
-
-def spread(values, digits):
-    values = sorted(values)
-    shown = [round(value, digits) for value in (statistics.median(values), values[0], values[-1])]
-    return {"median": shown[0], "min": shown[1], "max": shown[2]}
 
 
 async def cpu():

@@ -95,18 +95,15 @@ async fn compare_disaggregated(settings: &Settings) -> io::Result<Deployment> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     eprintln!("{}", messages::introduction(settings));
-    let side = |name, topology| Side {
-        name,
-        topology,
-        routers: Routers::One,
-    };
-    let baseline = side("combined", Topology::Combined(Policy::CacheAware));
-    let contender = side("disaggregated", Topology::Disaggregated);
-    // At the same time, so that whatever else keeps this machine busy affects both alike.
     let bars = Bars::default();
+    let start = |name, topology, ports| {
+        start_and_measure(settings, name, topology, Routers::One, ports, &bars)
+    };
+    let combined = Topology::Combined(Policy::CacheAware);
+    // At the same time, so that whatever else keeps this machine busy affects both alike.
     let (before, after) = tokio::join!(
-        start_and_measure(settings, baseline, Ports::Ephemeral, &bars),
-        start_and_measure(settings, contender, Ports::Default, &bars),
+        start("combined", combined, Ports::Ephemeral),
+        start("disaggregated", Topology::Disaggregated, Ports::Default),
     );
     bars.end();
     let ((before, other), (after, deployment)) = (before?, after?);
@@ -126,31 +123,14 @@ async fn compare_disaggregated(settings: &Settings) -> io::Result<Deployment> {
 /// afterwards.
 async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Deployment> {
     eprintln!("{}", messages::introduction(settings));
-    let side = |name, routers| Side {
-        name,
-        topology: Topology::Combined(Policy::CacheAware),
-        routers,
-    };
     let bars = Bars::default();
+    let topology = Topology::Combined(Policy::CacheAware);
+    let start =
+        |name, routers, ports| start_and_measure(settings, name, topology, routers, ports, &bars);
     let (one, apart, sharing) = tokio::join!(
-        start_and_measure(
-            settings,
-            side("one router", Routers::One),
-            Ports::Ephemeral,
-            &bars
-        ),
-        start_and_measure(
-            settings,
-            side("not sharing", Routers::Apart(replicas)),
-            Ports::Ephemeral,
-            &bars
-        ),
-        start_and_measure(
-            settings,
-            side("sharing", Routers::Sharing(replicas)),
-            Ports::Default,
-            &bars
-        ),
+        start("one router", Routers::One, Ports::Ephemeral),
+        start("not sharing", Routers::Apart(replicas), Ports::Ephemeral),
+        start("sharing", Routers::Sharing(replicas), Ports::Default),
     );
     bars.end();
     let ((one, first), (apart, second), (sharing, deployment)) = (one?, apart?, sharing?);
@@ -163,26 +143,15 @@ async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Depl
     Ok(deployment)
 }
 
-/// One side of a comparison.
-#[derive(Clone, Copy, Debug)]
-struct Side {
-    name: &'static str,
-    topology: Topology,
-    routers: Routers,
-}
-
 /// Runs the workload on a fresh deployment, which is still running afterwards.
 async fn start_and_measure(
     settings: &Settings,
-    side: Side,
+    name: &'static str,
+    topology: Topology,
+    routers: Routers,
     ports: Ports,
     bars: &Bars,
 ) -> io::Result<(Outcome, Deployment)> {
-    let Side {
-        name,
-        topology,
-        routers,
-    } = side;
     let deployment = Deployment::start(&settings.deployment, topology, routers, ports).await?;
     let admin = deployment.router().admin_address();
     bars.write_line(&format!("dashboard of {name}: http://{admin}/"));

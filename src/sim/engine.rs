@@ -6,15 +6,13 @@
 //! their contexts are, and when the cache is full the youngest request is preempted.
 
 pub mod cache;
-mod kept;
 mod sequence;
 mod types;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use self::cache::{Cache, CachedBlock, Change};
-use self::kept::KeptBlocks;
+use self::cache::{Cache, CachedBlock, Change, Path};
 use self::sequence::{Running, Sequence};
 pub use self::types::{Counters, Event, Gauges, Output, Refused, Request, RequestKey, Settings};
 use crate::sim::step_time::Batch;
@@ -28,8 +26,8 @@ pub struct Engine {
     left_waiting: usize,
     /// Running requests in the order of admission; the last one is preempted first.
     running: Vec<Running>,
-    /// Blocks of finished requests, for decode engines to fetch.
-    kept: KeptBlocks,
+    /// Blocks of finished prefill legs, pinned until a decode engine has fetched them or this time.
+    kept: BTreeMap<RequestKey, (Path, Instant)>,
     /// Nothing runs, and the kept blocks leave no room for the first waiting request.
     is_blocked: bool,
     /// The end of the current step.
@@ -48,7 +46,7 @@ impl Engine {
             waiting: VecDeque::new(),
             left_waiting: 0,
             running: Vec::new(),
-            kept: KeptBlocks::default(),
+            kept: BTreeMap::new(),
             is_blocked: false,
             step_ends: None,
             next_key: 0,
@@ -102,18 +100,17 @@ impl Engine {
 
     /// The block ids that are kept for a finished request.
     pub fn kept_blocks(&self, key: RequestKey) -> Option<Vec<u32>> {
-        self.kept.block_ids(key)
+        self.kept.get(&key).map(|(path, _)| path.numbers())
     }
 
     /// Frees the blocks kept for a request. False if there are none.
     pub fn release_kept(&mut self, key: RequestKey) -> bool {
-        let path = self.kept.remove(key);
-        let was_kept = path.is_some();
-        if let Some(path) = path {
-            self.cache.release(path);
-            self.is_blocked = false;
-        }
-        was_kept
+        let Some((path, _)) = self.kept.remove(&key) else {
+            return false;
+        };
+        self.cache.release(path);
+        self.is_blocked = false;
+        true
     }
 
     /// The adapters of running requests, and of waiting ones.
@@ -144,7 +141,8 @@ impl Engine {
         let front = self.waiting.front().filter(|_| !self.is_blocked);
         let front_arrived = front.map(|sequence| sequence.arrived);
         let work = self.step_ends.or(front_arrived);
-        [work, self.kept.next_expiry()].into_iter().flatten().min()
+        let next_expiry = self.kept.values().map(|(_, expires)| *expires).min();
+        [work, next_expiry].into_iter().flatten().min()
     }
 
     /// Processes everything due up to `now`. A late call gives the same result as calls on time.
@@ -177,16 +175,12 @@ impl Engine {
             waiting: self.left_waiting.min(self.waiting.len()),
             kv_usage: self.cache.used_blocks() as f64 / self.cache.capacity_blocks() as f64,
             kept: self.kept.len(),
-            kept_blocks: self.kept.total_blocks(),
+            kept_blocks: self.kept_blocks_in_all(),
         }
     }
 
     pub fn counters(&self) -> Counters {
         self.counters
-    }
-
-    pub fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Takes the cache changes since the last call, one list for each step that made any. They pile up until this is
@@ -245,7 +239,8 @@ impl Engine {
     }
 
     fn release_expired(&mut self, at: Instant) {
-        for path in self.kept.remove_expired(at) {
+        let expired = self.kept.extract_if(.., |_, (_, expires)| *expires <= at);
+        for (_, (path, _)) in expired {
             self.cache.release(path);
             self.is_blocked = false;
             self.counters.kept_expired += 1;
@@ -318,9 +313,15 @@ impl Engine {
     }
 
     fn keep(&mut self, running: Running, until: Instant) {
-        self.kept.insert(running.sequence.key, running.path, until);
-        let blocks = self.kept.total_blocks() as u64;
+        self.kept
+            .insert(running.sequence.key, (running.path, until));
+        let blocks = self.kept_blocks_in_all() as u64;
         self.counters.kept_blocks_peak = self.counters.kept_blocks_peak.max(blocks);
+    }
+
+    /// A block that is kept for several requests counts for each.
+    fn kept_blocks_in_all(&self) -> usize {
+        self.kept.values().map(|(path, _)| path.len()).sum()
     }
 
     fn finish_step(&mut self, at: Instant, outputs: &mut Vec<Output>) {

@@ -2,12 +2,10 @@
 //! an answer; the worker carries it out.
 
 pub mod kv;
-pub mod transfer;
 
 use serde::{Deserialize, Serialize};
 
 use self::kv::KvFaults;
-use self::transfer::TransferFaults;
 
 /// In JSON, an absent fault is off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +61,26 @@ pub struct Faults {
 
     /// Faults of KV transfers.
     pub transfer: TransferFaults,
+}
+
+/// Faults of KV transfers between simulated engines. In JSON, an absent fault is off.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TransferFaults {
+    /// Answer prefill legs without kv_transfer_params, and keep no blocks for a decode engine.
+    pub no_params: bool,
+
+    /// Fail the transfer of every decode leg after this long, with an engine error.
+    pub transfer_fails_ms: Option<u64>,
+
+    /// Never finish the transfer of any decode leg.
+    pub transfer_hangs: bool,
+
+    /// Exit when a prefill leg or a decode leg arrives, without answering it.
+    pub die_at_leg: bool,
+
+    /// Exit as soon as the answer to a prefill leg is sent.
+    pub die_after_answer: bool,
 }
 
 /// How a fault ends an answer early.

@@ -28,7 +28,7 @@ use std::path::Path;
 use serde_json::json;
 
 use self::policy::ComparedPolicy;
-use self::results::{Measured, PolicyResult, Report, TraceSummary};
+use self::results::{PolicyResult, Report, TraceSummary};
 pub use self::settings::Settings;
 use self::workload::Job;
 use crate::config::Config;
@@ -99,7 +99,7 @@ fn compare_loads(
         let message = format!("no load has a name with {}", words.join(" or "));
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
-    let compared = loads::compare(settings, config, &loads, trace);
+    let compared = loads::compare(settings, config, &loads);
     write!(io::stdout(), "\n{}", loads::tables(&compared))?;
     let report = json!({
         "settings": { "replay": settings, "routing": config.routing, "seeds": settings.seeds },
@@ -138,12 +138,7 @@ fn replay(
             progress.show(observe::now(), computed as u64, String::new);
         }
     });
-    let measured = Measured {
-        jobs,
-        times: settings.mean_times(),
-        bounds,
-    };
-    let result = PolicyResult::new(policy, outcome, &measured);
+    let result = PolicyResult::new(policy, outcome, jobs, &settings.mean_times(), bounds);
     let cached = report::percent(result.cached_ratio);
     let mean = results::seconds(result.ttft_mean_seconds);
     progress.finish(

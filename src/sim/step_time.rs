@@ -82,8 +82,10 @@ impl StepTimes {
     /// first computes prompt tokens.
     pub fn of_steps(&self, batch: Batch, steps: u64) -> Picoseconds {
         let (answers, steps) = (u128::from(batch.answers), u128::from(steps));
+        let context_tokens = u128::from(batch.context_tokens) * steps
+            + answers * steps * steps.saturating_sub(1) / 2;
         steps * (self.step + self.answer * answers)
-            + self.context_token * batch.context_tokens_of_steps(steps as u64)
+            + self.context_token * context_tokens
             + self.prompt_token * u128::from(batch.prompt_tokens)
     }
 
@@ -96,14 +98,6 @@ impl StepTimes {
             self.prompt_token,
         ]
         .map(|time| time as f64 / PICOSECONDS_PER_SECOND)
-    }
-}
-
-impl Batch {
-    /// The sum over several steps of the context tokens that each reads.
-    pub fn context_tokens_of_steps(&self, steps: u64) -> u128 {
-        let (answers, steps) = (u128::from(self.answers), u128::from(steps));
-        u128::from(self.context_tokens) * steps + answers * steps * steps.saturating_sub(1) / 2
     }
 }
 

@@ -15,6 +15,7 @@ mod fault_injection;
 mod generate;
 mod generation;
 mod http_answer;
+mod in_flight;
 mod json;
 mod life;
 mod lists;
@@ -92,7 +93,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let own_tokens = own_tokens.map(own_tokens::OwnTokens::read).transpose()?;
     let shared = Arc::new(Shared {
         ranks,
-        recorder: Arc::default(),
+        recorder: recorder::Recorder::default(),
         faults: Mutex::new(settings.faults.clone()),
         transfers: transfer::state::State::default(),
         life: life::Life::default(),
@@ -118,10 +119,6 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
 impl Worker {
     pub fn addr(&self) -> SocketAddr {
         self.handle.shared.addr
-    }
-
-    pub fn stats(&self) -> RequestStats {
-        self.handle.stats()
     }
 
     pub fn handle(&self) -> Handle {
@@ -167,10 +164,6 @@ impl Worker {
 impl Handle {
     pub fn stats(&self) -> RequestStats {
         self.shared.recorder.stats()
-    }
-
-    pub fn faults(&self) -> Faults {
-        self.shared.faults()
     }
 
     pub fn set_faults(&self, faults: Faults) {

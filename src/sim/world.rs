@@ -1,7 +1,6 @@
 //! Virtual time: a queue of events ordered by time. A simulation on it is deterministic and never waits.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A clock and its scheduled events. The clock moves only when the next event is taken. Events of the same time are
@@ -10,14 +9,8 @@ use std::time::Duration;
 pub struct World<E> {
     now: Duration,
     scheduled: u64,
-    queue: BinaryHeap<Reverse<Scheduled<E>>>,
-}
-
-#[derive(Debug)]
-struct Scheduled<E> {
-    at: Duration,
-    number: u64,
-    event: E,
+    /// By time, and by the number of events that were scheduled before.
+    queue: BTreeMap<(Duration, u64), E>,
 }
 
 impl<E> Default for World<E> {
@@ -25,7 +18,7 @@ impl<E> Default for World<E> {
         Self {
             now: Duration::ZERO,
             scheduled: 0,
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
         }
     }
 }
@@ -38,44 +31,17 @@ impl<E> World<E> {
 
     /// Schedules an event; one for a past time happens now.
     pub fn set(&mut self, at: Duration, event: E) {
-        let (at, number) = (at.max(self.now), self.scheduled);
+        self.queue.insert((at.max(self.now), self.scheduled), event);
         self.scheduled += 1;
-        self.queue.push(Reverse(Scheduled { at, number, event }));
     }
 
     /// Takes the next event and moves the clock to its time.
     pub fn next_event(&mut self) -> Option<E> {
-        let Reverse(next) = self.queue.pop()?;
-        self.now = next.at;
-        Some(next.event)
+        let ((at, _), event) = self.queue.pop_first()?;
+        self.now = at;
+        Some(event)
     }
 }
-
-impl<E> Scheduled<E> {
-    fn key(&self) -> (Duration, u64) {
-        (self.at, self.number)
-    }
-}
-
-impl<E> Ord for Scheduled<E> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl<E> PartialOrd for Scheduled<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<E> PartialEq for Scheduled<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl<E> Eq for Scheduled<E> {}
 
 #[cfg(test)]
 mod tests {

@@ -13,13 +13,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use self::clients::{Client, chat_line, custom_ids};
-use crate::cluster::{Cluster, eventually, fast, unhurried};
+use crate::cluster::{Cluster, eventually, fast, tenant, unhurried};
 use crate::patience::scaled;
 use crate::reload::Folder;
 
@@ -279,11 +277,6 @@ async fn a_line_is_tried_again_when_its_engine_fails() {
 
 #[tokio::test]
 async fn no_tenant_sees_the_batches_of_another() {
-    let tenant = |name: &str| TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
-        ..TenantSpec::default()
-    };
     let log = Folder::new();
     let (cluster, _folder) = start(fast(), |config| {
         config.tenants = vec![tenant("a"), tenant("b")];

@@ -10,11 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 
 use crate::client;
-use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::cluster::{Cluster, chat, eventually, fast, tenant};
 use crate::patience::too_long;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -144,11 +142,7 @@ const PAGE: (&str, &str) = ("origin", "https://chat.example");
 async fn pages_of_allowed_origins_may_use_the_api() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.api.requests.cors.allowed_origins = vec![PAGE.1.to_owned()];
-        config.tenants = vec![TenantSpec {
-            name: "a".to_owned(),
-            keys: vec![Secret::new("sk-a")],
-            ..TenantSpec::default()
-        }];
+        config.tenants = vec![tenant("a")];
     })
     .await;
     let api = cluster.router.api;

@@ -18,6 +18,8 @@ use warmroute::app::App;
 use warmroute::config::{Config, reader};
 use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::openai::tenant::TenantSpec;
+use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::publisher::{self, BoundEndpoints};
 use warmroute::sim::worker::{self, CacheContents, RequestStats, Settings, TransferStats};
@@ -57,6 +59,23 @@ pub(crate) fn unhurried() -> Settings {
     Settings {
         decode_ms: 20,
         ..fast()
+    }
+}
+
+/// An engine that speaks chat completions only.
+pub(crate) fn chat_only() -> Settings {
+    Settings {
+        no_responses: true,
+        ..fast()
+    }
+}
+
+/// A tenant with a key of its own: its name after `sk-`.
+pub(crate) fn tenant(name: &str) -> TenantSpec {
+    TenantSpec {
+        name: name.to_owned(),
+        keys: vec![Secret::new(format!("sk-{name}"))],
+        ..TenantSpec::default()
     }
 }
 

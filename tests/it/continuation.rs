@@ -10,7 +10,7 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings};
 
 use crate::client;
-use crate::cluster::{Cluster, Engine, eventually, fast, unhurried};
+use crate::cluster::{Cluster, Engine, chat_only, eventually, fast, unhurried};
 use crate::model_names::named;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -28,13 +28,6 @@ pub(crate) fn continued(config: &mut Config, times: u32) {
 
 async fn cluster(engines: Vec<Settings>, times: u32) -> Cluster {
     Cluster::start(engines, |config| continued(config, times)).await
-}
-
-fn chat_only() -> Settings {
-    Settings {
-        no_responses: true,
-        ..fast()
-    }
 }
 
 fn cut_after(tokens: usize) -> Faults {

@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
-use warmroute::openai::tenant::TenantSpec;
 use warmroute::routing::Policy;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
@@ -668,13 +667,7 @@ async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_oth
 async fn a_key_salts_every_tenants_prompts() {
     let fleet = Fleet::start(&["sim"], |config| {
         config.tenant_salt_key = Secret::new("0123456789abcdef");
-        config.tenants = ["a", "b"]
-            .map(|name| TenantSpec {
-                name: name.to_owned(),
-                keys: vec![Secret::new(format!("sk-{name}"))],
-                ..TenantSpec::default()
-            })
-            .into();
+        config.tenants = ["a", "b"].map(cluster::tenant).into();
     })
     .await;
     for key in ["Bearer sk-a", "Bearer sk-b"] {

@@ -20,10 +20,8 @@ use crate::redis_server::Server;
 /// A tenant with these limits, whose key is `sk-` and its name.
 fn tenant(name: &str, limits: &str) -> TenantSpec {
     TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
         limits: (!limits.is_empty()).then(|| spec(limits)),
-        ..TenantSpec::default()
+        ..cluster::tenant(name)
     }
 }
 

@@ -1,13 +1,11 @@
 //! Anthropic's Messages: passed on, metered, and with errors in its shape.
 
 use serde_json::{Value, json};
-use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, fast};
+use crate::cluster::{Cluster, fast, tenant};
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/messages";
@@ -38,11 +36,7 @@ fn kind(answer: &Answer) -> String {
 
 async fn tenants() -> Cluster {
     Cluster::start(vec![fast()], |config| {
-        config.tenants = vec![TenantSpec {
-            name: "a".to_owned(),
-            keys: vec![Secret::new("sk-a")],
-            ..TenantSpec::default()
-        }];
+        config.tenants = vec![tenant("a")];
     })
     .await
 }

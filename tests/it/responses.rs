@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::openai::tenant::TenantSpec;
 use warmroute::responses::{Mode, OnStoreDown, ReasoningEvents};
-use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::store::redis;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, eventually, fast, unhurried};
+use crate::cluster::{Cluster, eventually, fast, tenant, unhurried};
 use crate::redis_server::Server;
 use crate::stub::Stub;
 
@@ -1219,12 +1217,7 @@ async fn an_invalid_engine_answer_is_an_error_without_retry() {
 #[tokio::test]
 async fn other_tenants_responses_are_not_found() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        let tenant = |name: &str, key: &str| TenantSpec {
-            name: name.to_owned(),
-            keys: vec![Secret::new(key)],
-            ..TenantSpec::default()
-        };
-        config.tenants = vec![tenant("a", "sk-a"), tenant("b", "sk-b")];
+        config.tenants = vec![tenant("a"), tenant("b")];
     })
     .await;
     let send = async |key: &str, method: &str, path: &str, body: &Value| {

@@ -2,13 +2,11 @@
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, fast};
+use crate::cluster::{Cluster, fast, tenant};
 
 const PATH: &str = "/v1/responses";
 const COMPACT: &str = "/v1/responses/compact";
@@ -224,11 +222,6 @@ async fn a_summary_that_is_cut_is_an_error_that_is_not_retried() {
 #[tokio::test]
 async fn another_tenants_summary_cannot_be_read() {
     let cluster = Cluster::start(vec![finishing()], |config: &mut Config| {
-        let tenant = |name: &str| TenantSpec {
-            name: name.to_owned(),
-            keys: vec![Secret::new(format!("sk-{name}"))],
-            ..TenantSpec::default()
-        };
         config.tenants = vec![tenant("a"), tenant("b")];
     })
     .await;

@@ -9,17 +9,10 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client;
-use crate::cluster::{Cluster, eventually, fast, unhurried};
+use crate::cluster::{Cluster, chat_only, eventually, fast, unhurried};
 
 const PATH: &str = "/v1/responses";
 const CHAT_PATH: &str = "/v1/chat/completions";
-
-fn chat_only() -> Settings {
-    Settings {
-        no_responses: true,
-        ..fast()
-    }
-}
 
 async fn cluster(engines: Vec<Settings>) -> Cluster {
     Cluster::start(engines, |_| {}).await

@@ -9,12 +9,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::kv_transfer::Connector;
-use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, eventually, fast, unhurried};
+use crate::cluster::{Cluster, eventually, fast, tenant, unhurried};
 use crate::model_names::named;
 use crate::reload::Folder;
 
@@ -26,11 +24,6 @@ const KINDS: [&str; 4] = [
 ];
 
 fn tenants(config: &mut Config) {
-    let tenant = |name: &str| TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
-        ..TenantSpec::default()
-    };
     config.tenants = vec![tenant("a"), tenant("b")];
 }
 

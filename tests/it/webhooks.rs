@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::webhooks::{EndpointSettings, EventType};
 
 use self::receiver::{Received, Receiver, Reply};
 use crate::client;
-use crate::cluster::{Cluster, Engine, Router, config, eventually, fast, unhurried};
+use crate::cluster::{Cluster, Engine, Router, config, eventually, fast, tenant, unhurried};
 use crate::localhost_tls;
 use crate::redis_server::Server;
 use crate::reload::{Folder, text, workers};
@@ -198,11 +197,6 @@ async fn an_endpoint_gets_what_it_asked_for_of_its_tenant() {
             ..endpoint("cancelled", &none.url())
         },
     ];
-    let tenant = |name: &str| TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
-        ..TenantSpec::default()
-    };
     let cluster = cluster(endpoints, |config| {
         config.tenants = vec![tenant("a"), tenant("b")];
     })

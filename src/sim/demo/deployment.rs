@@ -35,7 +35,7 @@ pub(super) struct Settings {
     pub(super) workers: u32,
 
     /// Prefill speed of an engine, in tokens per second.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(16_000))]
+    #[arg(long, value_name = "TOKENS", default_value = "16000")]
     pub(super) prefill_tokens_per_second: NonZeroU32,
 
     /// Duration of a step, which generates one token for every running request and computes prompts: without what its
@@ -53,14 +53,10 @@ pub(super) struct Settings {
     #[arg(
         long,
         value_name = "BLOCKS",
-        default_value_t = number(2_048),
+        default_value = "2048",
         default_value_if("disaggregated", "true", "8192"),
     )]
     pub(super) cache_blocks: NonZeroU32,
-}
-
-const fn number(value: u32) -> NonZeroU32 {
-    NonZeroU32::new(value).expect("the defaults are not zero")
 }
 
 impl Settings {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, StatusCode, header};
-use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::deployment::MODEL;
@@ -41,9 +41,9 @@ pub(super) async fn run(
                 Err(_) => Err(format!("no complete answer within {RESPONSE_TIMEOUT:?}")),
             };
             let has_failed = result.is_err();
-            let result = result.map(|answer| {
-                dialogue.add_answer(&answer.text);
-                answer.sample
+            let result = result.map(|(text, sample)| {
+                dialogue.add_answer(&text);
+                sample
             });
             // The receiver is gone when the demo is being stopped.
             if results.send(result).await.is_err() || has_failed {
@@ -53,12 +53,8 @@ pub(super) async fn run(
     }
 }
 
-struct Answer {
-    text: String,
-    sample: Sample,
-}
-
-async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
+/// The text of the answer, and what was measured.
+async fn ask(router: &Arc<Pool>, body: String) -> Result<(String, Sample), String> {
     let body = Bytes::from(body);
     let sent = observe::now();
     let response = match router.send(request(router, body.clone())?).await {
@@ -97,34 +93,30 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
             }
         }
     }
-    let usage = answer.usage.filter(|_| answer.is_done);
-    let (Some(time_to_first_token), Some(usage)) = (time_to_first_token, usage) else {
+    let usage = &answer.usage;
+    let (true, Some(time_to_first_token), Some(prompt_tokens), Some(cached_tokens)) = (
+        answer.is_done,
+        time_to_first_token,
+        usage["prompt_tokens"].as_u64(),
+        usage["prompt_tokens_details"]["cached_tokens"].as_u64(),
+    ) else {
         return Err("stream ended before the answer did".to_owned());
     };
-    Ok(Answer {
-        text: answer.text,
-        sample: Sample {
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.prompt_tokens_details.cached_tokens,
-            time_to_first_token,
-            inter_token_latencies,
-        },
-    })
+    let sample = Sample {
+        prompt_tokens,
+        cached_tokens,
+        time_to_first_token,
+        inter_token_latencies,
+    };
+    Ok((answer.text, sample))
 }
 
 /// The status and, if the body is an OpenAI error, its message.
 fn error_text(status: StatusCode, body: &[u8]) -> String {
-    #[derive(Deserialize)]
-    struct Body {
-        error: ErrorBody,
-    }
-    #[derive(Deserialize)]
-    struct ErrorBody {
-        message: String,
-    }
-    match serde_json::from_slice::<Body>(body) {
-        Ok(body) => format!("status {}: {}", status.as_u16(), body.error.message),
-        Err(_) => format!("status {}", status.as_u16()),
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    match body["error"]["message"].as_str() {
+        Some(message) => format!("status {}: {message}", status.as_u16()),
+        None => format!("status {}", status.as_u16()),
     }
 }
 
@@ -140,37 +132,8 @@ fn request(router: &Pool, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
 #[derive(Default)]
 struct StreamedAnswer {
     text: String,
-    usage: Option<Usage>,
+    usage: Value,
     is_done: bool,
-}
-
-#[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
-    error: Option<serde_json::Value>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    delta: Delta,
-}
-
-#[derive(Deserialize)]
-struct Delta {
-    content: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    prompt_tokens: u64,
-    prompt_tokens_details: Details,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: u64,
 }
 
 impl StreamedAnswer {
@@ -179,16 +142,17 @@ impl StreamedAnswer {
             self.is_done = true;
             return Ok(());
         }
-        let chunk: Chunk = serde_json::from_str(data)
+        let mut chunk: Value = serde_json::from_str(data)
             .map_err(|error| format!("invalid event in the stream: {error}"))?;
-        if let Some(error) = chunk.error {
-            return Err(format!("error in the stream: {error}"));
+        if !chunk["error"].is_null() {
+            return Err(format!("error in the stream: {}", chunk["error"]));
         }
-        for choice in chunk.choices {
-            self.text
-                .push_str(choice.delta.content.as_deref().unwrap_or_default());
+        // The request asks for one answer.
+        let content = chunk["choices"][0]["delta"]["content"].as_str();
+        self.text.push_str(content.unwrap_or_default());
+        if chunk["usage"].is_object() {
+            self.usage = chunk["usage"].take();
         }
-        self.usage = chunk.usage.or(self.usage.take());
         Ok(())
     }
 }
@@ -210,7 +174,7 @@ mod tests {
             answer.on_event(data).unwrap();
         }
         assert_eq!(answer.text, "so it is");
-        assert_eq!(answer.usage.unwrap().prompt_tokens, 9);
+        assert_eq!(answer.usage["prompt_tokens"], 9);
         assert!(answer.is_done);
     }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::units::parse_nonzero_milliseconds;
 
@@ -173,16 +172,10 @@ fn text(rng: &mut Rng, tokens: u32) -> String {
     text
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Message {
-    role: &'static str,
-    content: String,
-}
-
 /// The messages of a conversation so far.
 #[derive(Clone, Debug)]
 pub(super) struct Dialogue {
-    messages: Vec<Message>,
+    messages: Vec<Value>,
 }
 
 impl Dialogue {
@@ -211,19 +204,15 @@ impl Dialogue {
         self.push("assistant", answer);
     }
 
-    fn push(&mut self, role: &'static str, content: &str) {
-        self.messages.push(Message {
-            role,
-            content: content.to_owned(),
-        });
+    fn push(&mut self, role: &str, content: &str) {
+        self.messages
+            .push(json!({"role": role, "content": content}));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-
-    use serde_json::Value;
 
     use super::*;
 

@@ -18,9 +18,6 @@ use super::workload::{Job, tokens_of};
 use crate::ids::BlockHash;
 use crate::sim::step_time::{Batch, Picoseconds, StepTimes, duration, picoseconds};
 
-/// Busy time of an engine between two samples of its speed.
-const SAMPLE_TIME: Picoseconds = 500_000_000_000;
-
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineSettings {
     pub(super) times: StepTimes,
@@ -47,7 +44,8 @@ pub(super) struct EngineModel {
     step: u64,
     started: u64,
     preemptions: u64,
-    sample: EngineSample,
+    /// What all steps took together.
+    busy: Picoseconds,
     /// Requests of the last step, and those that it had no room for.
     running: u32,
     left_waiting: u32,
@@ -95,12 +93,6 @@ struct Answer {
     started: u64,
 }
 
-/// When planned steps end. A later due time of the same engine replaces it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Due {
-    pub(super) at: Duration,
-}
-
 /// What steps have given.
 #[derive(Debug, Default)]
 pub(super) struct Finished {
@@ -108,8 +100,6 @@ pub(super) struct Finished {
     pub(super) first: Vec<(usize, u32)>,
     pub(super) ended: Vec<usize>,
     pub(super) stored: Vec<StoredBlocks>,
-    /// Each half second of busy time.
-    pub(super) sample: Option<EngineSample>,
 }
 
 /// The prompt's blocks `cached..end` are cached since now.
@@ -118,17 +108,6 @@ pub(super) struct StoredBlocks {
     pub(super) request: usize,
     pub(super) cached: usize,
     pub(super) end: usize,
-}
-
-/// What an engine computed while it was busy for some time: what a router sees of an engine's speed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct EngineSample {
-    pub(super) steps: u64,
-    pub(super) answer_tokens: u64,
-    /// The sum over these tokens of the contexts that they were generated with.
-    pub(super) context_tokens: u128,
-    pub(super) prompt_tokens: u64,
-    pub(super) busy: Picoseconds,
 }
 
 /// What an engine's own metrics say: of the last step, for which they were counted.
@@ -151,14 +130,20 @@ impl EngineModel {
             step: 0,
             started: 0,
             preemptions: 0,
-            sample: EngineSample::default(),
+            busy: 0,
             running: 0,
             left_waiting: 0,
         }
     }
 
-    /// Queues a request. Returns when the engine's steps end, if that changes.
-    pub(super) fn submit(&mut self, now: Duration, jobs: &[Job], request: usize) -> Option<Due> {
+    /// Queues a request. Returns when the engine's steps end, if that changes: the time replaces the one that was returned
+    /// before.
+    pub(super) fn submit(
+        &mut self,
+        now: Duration,
+        jobs: &[Job],
+        request: usize,
+    ) -> Option<Duration> {
         let was_empty = self.waiting.is_empty();
         self.waiting.push_back(Waiting {
             request,
@@ -191,10 +176,8 @@ impl EngineModel {
         let Phase::Running(plan) = std::mem::replace(&mut self.phase, next) else {
             return None;
         };
-        let mut finished = Finished {
-            sample: self.measure(&plan, end),
-            ..Finished::default()
-        };
+        let mut finished = Finished::default();
+        self.busy += end - plan.begin;
         self.step += plan.steps;
         self.context_tokens += plan.batch.answers * plan.steps;
         if plan.steps > 1 {
@@ -212,7 +195,7 @@ impl EngineModel {
     }
 
     /// Plans the next step, after `finish`. Returns its end, or `None` if there is nothing to do.
-    pub(super) fn start(&mut self, jobs: &[Job]) -> Option<Due> {
+    pub(super) fn start(&mut self, jobs: &[Job]) -> Option<Duration> {
         let Phase::BetweenSteps { now } = self.phase else {
             return None;
         };
@@ -242,7 +225,7 @@ impl EngineModel {
         }
         let at = duration(plan.end(&self.settings.times));
         self.phase = Phase::Running(plan);
-        Some(Due { at })
+        Some(at)
     }
 
     pub(super) fn gauges(&self) -> EngineGauges {
@@ -255,6 +238,10 @@ impl EngineModel {
 
     pub(super) fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    pub(super) fn busy_time(&self) -> Duration {
+        duration(self.busy)
     }
 
     /// The blocks that were evicted since the last call. Those stored meanwhile were stored before.
@@ -386,16 +373,6 @@ impl EngineModel {
         let private = private_tokens(job, generated, &self.settings);
         self.memory.unpin(&job.blocks, private);
     }
-
-    fn measure(&mut self, plan: &Plan, end: Picoseconds) -> Option<EngineSample> {
-        let sample = &mut self.sample;
-        sample.steps += plan.steps;
-        sample.answer_tokens += plan.batch.answers * plan.steps;
-        sample.context_tokens += plan.batch.context_tokens_of_steps(plan.steps);
-        sample.prompt_tokens += plan.batch.prompt_tokens;
-        sample.busy += end - plan.begin;
-        (sample.busy >= SAMPLE_TIME).then(|| std::mem::take(sample))
-    }
 }
 
 impl Plan {
@@ -405,7 +382,7 @@ impl Plan {
 
     /// Something came: of the steps that were planned together, the one that runs is the last. Returns its end if that
     /// is earlier than planned.
-    fn interrupt(&mut self, times: &StepTimes, now: Picoseconds) -> Option<Due> {
+    fn interrupt(&mut self, times: &StepTimes, now: Picoseconds) -> Option<Duration> {
         let (mut low, mut high) = (1, self.steps);
         while low < high {
             let middle = low.midpoint(high);
@@ -419,8 +396,7 @@ impl Plan {
             return None;
         }
         self.steps = low;
-        let at = duration(self.end(times));
-        Some(Due { at })
+        Some(duration(self.end(times)))
     }
 }
 

@@ -1,32 +1,32 @@
 //! Models of the published routing formulas of other routers, and of one in seconds, for comparison only. They get the
 //! same knowledge of caches and loads as this router's policies. Pure.
 
-use serde::Serialize;
-
 use super::candidate::{Candidate, Prompt};
 use super::seconds::cost_seconds;
+use crate::observe::metrics::words;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Formula {
-    /// The lowest `prefill blocks + decode blocks`, each with weight 1 and including this request: the default of
-    /// Dynamo's KV router.
-    DynamoDefault,
-    /// The longest cached prefix, whatever the load; then the fewest requests.
-    LongestPrefix,
-    /// The longest cached prefix if it covers enough of the prompt and loads are balanced, otherwise the fewest
-    /// requests: the cache-aware policy of SGLang and SMG.
-    PrefixThreshold,
-    /// Any of the workers with the longest cached prefix if it covers more than half of the prompt and loads are balanced,
-    /// otherwise the fewest requests: the cache-aware policy of vLLM's router.
-    VllmRouter,
-    /// The lowest product of prompt tokens to wait for and to compute, and requests: LMetric (arXiv 2603.15202).
-    Lmetric,
-    /// The highest sum of scores of the cached prefix, the queue and the KV memory, weighed 3 to 2 to 2: llm-d's
-    /// scheduler.
-    LlmD,
-    /// The lowest cost in seconds.
-    Seconds,
+words! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Formula {
+        /// The lowest `prefill blocks + decode blocks`, each with weight 1 and including this request: the default of
+        /// Dynamo's KV router.
+        DynamoDefault = "dynamo_default",
+        /// The longest cached prefix, whatever the load; then the fewest requests.
+        LongestPrefix = "longest_prefix",
+        /// The longest cached prefix if it covers enough of the prompt and loads are balanced, otherwise the fewest
+        /// requests: the cache-aware policy of SGLang and SMG.
+        PrefixThreshold = "prefix_threshold",
+        /// Any of the workers with the longest cached prefix if it covers more than half of the prompt and loads are balanced,
+        /// otherwise the fewest requests: the cache-aware policy of vLLM's router.
+        VllmRouter = "vllm_router",
+        /// The lowest product of prompt tokens to wait for and to compute, and requests: LMetric (arXiv 2603.15202).
+        Lmetric = "lmetric",
+        /// The highest sum of scores of the cached prefix, the queue and the KV memory, weighed 3 to 2 to 2: llm-d's
+        /// scheduler.
+        LlmD = "llm_d",
+        /// The lowest cost in seconds.
+        Seconds = "seconds",
+    }
 }
 
 /// The defaults of SMG.

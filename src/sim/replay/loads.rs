@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use self::generate::{Agents, Pace};
+use self::generate::{Agents, Generated, Pace};
 pub(super) use self::table::{Compared, ComparedLoad, tables};
-use super::results::{Measured, PolicyResult};
+use super::results::PolicyResult;
 use super::run;
 use super::settings::{FleetSize, Settings};
 use super::workload::Job;
@@ -20,53 +20,57 @@ use crate::sim::progress::{Bars, Progress};
 use crate::sim::trace::Entry;
 
 /// A load with its fleet.
-#[derive(Clone, Debug)]
-pub(super) struct LoadCase {
+pub(super) struct LoadCase<'a> {
     name: String,
-    requests: Requests,
     size: FleetSize,
+    /// The speed-up of the arrivals, beside that of the arguments.
+    speed: f64,
+    draw: Draw<'a>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Requests {
-    /// One prefix that all prompts have in common; a fixed number of requests in flight.
-    HotPrefix {
-        in_flight: usize,
-        prefix_tokens: u32,
-    },
-    /// Applications, each with its system prompt and its length of answers.
-    Applications {
-        per_second: f64,
-        answer_tokens: f64,
-        requests: usize,
-    },
-    Agents(Agents),
-    /// A part of the trace.
-    Trace {
-        speed: f64,
-    },
-}
+/// Draws the requests from a seed.
+type Draw<'a> = Box<dyn Fn(u64) -> Generated + Sync + 'a>;
 
 /// Workers of the loads with a hot prefix; the others have as many as the arguments say.
 const HOT_WORKERS: u32 = 4;
 
 /// The loads whose names contain one of the words; all without words. Those of the trace only if there is one.
-pub(super) fn matching(settings: &Settings, words: &[String], trace: &[Entry]) -> Vec<LoadCase> {
-    let mut cases = all(settings, !trace.is_empty());
+pub(super) fn matching<'a>(
+    settings: &Settings,
+    words: &[String],
+    trace: &'a [Entry],
+) -> Vec<LoadCase<'a>> {
+    let mut cases = all(settings, trace);
     cases.retain(|case| words.is_empty() || words.iter().any(|word| case.name.contains(word)));
     cases
 }
 
-fn all(settings: &Settings, has_trace: bool) -> Vec<LoadCase> {
-    let size = settings.size();
-    let mut cases = Vec::new();
-    let mut add = |name: String, size, requests| {
-        cases.push(LoadCase {
-            name,
-            requests,
-            size,
-        });
+fn all<'a>(settings: &Settings, trace: &'a [Entry]) -> Vec<LoadCase<'a>> {
+    let (size, block_tokens) = (settings.size(), settings.block_tokens.get());
+    let hot_prefix = |in_flight: usize, prefix_tokens: u32| -> Draw<'a> {
+        Box::new(move |seed| generate::hot_prefix(in_flight, prefix_tokens, block_tokens, seed))
     };
+    let applications = |per_second: u32, answer_tokens: f64, requests: usize| -> Draw<'a> {
+        let rates = [f64::from(per_second), answer_tokens];
+        Box::new(move |seed| generate::applications(rates, requests, block_tokens, seed))
+    };
+    let agents = |sessions: usize, system_blocks: u32, pace: Pace| -> Draw<'a> {
+        let agents = Agents {
+            sessions,
+            system_blocks,
+            pace,
+        };
+        Box::new(move |seed| agents.generate(block_tokens, seed))
+    };
+    let part_of_trace =
+        || -> Draw<'a> { Box::new(move |seed| generate::part_of_trace(trace, seed)) };
+    let case = |name: String, size: FleetSize, draw: Draw<'a>| LoadCase {
+        name,
+        size,
+        speed: 1.0,
+        draw,
+    };
+    let mut cases = Vec::new();
     for slots in [64, 256] {
         for in_flight in [30, 100, 300] {
             for prefix_tokens in [500, 6_200, 30_000] {
@@ -76,122 +80,65 @@ fn all(settings: &Settings, has_trace: bool) -> Vec<LoadCase> {
                     ..size
                 };
                 let name = format!("hot {prefix_tokens} x{in_flight} /{slots}");
-                let requests = Requests::HotPrefix {
-                    in_flight,
-                    prefix_tokens,
-                };
-                add(name, size, requests);
+                cases.push(case(name, size, hot_prefix(in_flight, prefix_tokens)));
             }
         }
     }
     for per_second in [10, 20, 30, 35] {
-        add(
-            format!("apps {per_second}/s"),
-            size,
-            applications(per_second, 250.0, 3_000),
-        );
+        let draw = applications(per_second, 250.0, 3_000);
+        cases.push(case(format!("apps {per_second}/s"), size, draw));
     }
     for sessions in [75, 150, 250] {
-        let agents = Agents {
-            sessions,
-            system_blocks: 12,
-            pace: Pace::Slow,
-        };
-        add(format!("agents {sessions}"), size, Requests::Agents(agents));
+        let draw = agents(sessions, 12, Pace::Slow);
+        cases.push(case(format!("agents {sessions}"), size, draw));
     }
     for sessions in [12, 24, 40] {
-        let agents = Agents {
-            sessions,
-            system_blocks: 12,
-            pace: Pace::Quick,
-        };
         let size = FleetSize {
             workers: HOT_WORKERS,
             ..size
         };
-        add(
-            format!("quick agents {sessions}"),
-            size,
-            Requests::Agents(agents),
-        );
+        let draw = agents(sessions, 12, Pace::Quick);
+        cases.push(case(format!("quick agents {sessions}"), size, draw));
     }
-    let own_prompts = Agents {
-        sessions: 150,
-        system_blocks: 0,
-        pace: Pace::Slow,
-    };
-    add(
-        "agents 150, own prompts".to_owned(),
-        size,
-        Requests::Agents(own_prompts),
-    );
-    if has_trace {
+    let own_prompts = agents(150, 0, Pace::Slow);
+    cases.push(case("agents 150, own prompts".to_owned(), size, own_prompts));
+    if !trace.is_empty() {
         for speed in [1.0, 1.5, 2.0, 2.5] {
-            add(format!("trace x{speed}"), size, Requests::Trace { speed });
+            cases.push(LoadCase {
+                speed,
+                ..case(format!("trace x{speed}"), size, part_of_trace())
+            });
         }
     }
     for per_second in [4, 6] {
-        let requests = applications(per_second, 2_000.0, 1_500);
-        add(format!("long answers {per_second}/s"), size, requests);
+        let draw = applications(per_second, 2_000.0, 1_500);
+        cases.push(case(format!("long answers {per_second}/s"), size, draw));
     }
     for per_second in [40, 60] {
-        let requests = applications(per_second, 20.0, 3_000);
-        add(format!("short answers {per_second}/s"), size, requests);
+        let draw = applications(per_second, 20.0, 3_000);
+        cases.push(case(format!("short answers {per_second}/s"), size, draw));
     }
     let little = |cache_blocks| FleetSize {
         cache_blocks,
         ..size
     };
-    add(
-        "little memory, apps 20/s".to_owned(),
-        little(192),
-        applications(20, 250.0, 3_000),
-    );
-    add(
-        "little memory, long 4/s".to_owned(),
-        little(256),
-        applications(4, 2_000.0, 1_500),
-    );
-    if has_trace {
+    let draw = applications(20, 250.0, 3_000);
+    cases.push(case("little memory, apps 20/s".to_owned(), little(192), draw));
+    let draw = applications(4, 2_000.0, 1_500);
+    cases.push(case("little memory, long 4/s".to_owned(), little(256), draw));
+    if !trace.is_empty() {
         let name = "little memory, trace x1".to_owned();
-        add(name, little(384), Requests::Trace { speed: 1.0 });
+        cases.push(case(name, little(384), part_of_trace()));
     }
     cases
 }
 
-fn applications(per_second: u32, answer_tokens: f64, requests: usize) -> Requests {
-    Requests::Applications {
-        per_second: per_second.into(),
-        answer_tokens,
-        requests,
-    }
-}
-
-impl LoadCase {
-    fn jobs(&self, settings: &Settings, trace: &[Entry], seed: u64) -> Vec<Job> {
+impl LoadCase<'_> {
+    fn jobs(&self, settings: &Settings, seed: u64) -> Vec<Job> {
         let mut workload = settings.workload();
         workload.seed = seed;
-        let block_tokens = settings.block_tokens.get();
-        let generated = match self.requests {
-            Requests::HotPrefix {
-                in_flight,
-                prefix_tokens,
-            } => generate::hot_prefix(in_flight, prefix_tokens, block_tokens, seed),
-            Requests::Applications {
-                per_second,
-                answer_tokens,
-                requests,
-            } => {
-                let rates = [per_second, answer_tokens];
-                generate::applications(rates, requests, block_tokens, seed)
-            }
-            Requests::Agents(agents) => agents.generate(block_tokens, seed),
-            Requests::Trace { speed } => {
-                workload.speed *= speed;
-                generate::part_of_trace(trace, seed)
-            }
-        };
-        generated.jobs(&workload)
+        workload.speed *= self.speed;
+        (self.draw)(seed).jobs(&workload)
     }
 }
 
@@ -199,8 +146,7 @@ impl LoadCase {
 pub(super) fn compare(
     settings: &Settings,
     config: &Config,
-    cases: &[LoadCase],
-    trace: &[Entry],
+    cases: &[LoadCase<'_>],
 ) -> Compared {
     let policies = settings.compared_policies();
     let runs = cases.len() * settings.seeds.len();
@@ -217,7 +163,7 @@ pub(super) fn compare(
             };
             let case = &cases[run / settings.seeds.len()];
             let seed = settings.seeds[run % settings.seeds.len()];
-            *result.lock() = play(settings, config, case, trace, seed);
+            *result.lock() = play(settings, config, case, seed);
             let (progress, done) = &mut *progress.lock();
             *done += 1;
             progress.show(observe::now(), *done, || case.name.clone());
@@ -247,23 +193,18 @@ pub(super) fn compare(
 fn play(
     settings: &Settings,
     config: &Config,
-    case: &LoadCase,
-    trace: &[Entry],
+    case: &LoadCase<'_>,
     seed: u64,
 ) -> Vec<PolicyResult> {
-    let jobs = case.jobs(settings, trace, seed);
-    let measured = Measured {
-        jobs: &jobs,
-        times: settings.mean_times(),
-        bounds: [0.0; 2],
-    };
+    let jobs = case.jobs(settings, seed);
+    let times = settings.mean_times();
     let policies = settings.compared_policies().into_iter();
     policies
         .map(|policy| {
             let router = settings.router(config, policy, case.size);
             let fleet = settings.fleet(case.size);
             let outcome = run::run(&jobs, fleet, &router, observe::now(), |_| {});
-            PolicyResult::new(policy, outcome, &measured)
+            PolicyResult::new(policy, outcome, &jobs, &times, [0.0; 2])
         })
         .collect()
 }

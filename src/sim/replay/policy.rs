@@ -34,19 +34,8 @@ impl ComparedPolicy {
     pub(super) fn name(self) -> &'static str {
         match self {
             ComparedPolicy::Queued => "cache_aware_queue",
-            ComparedPolicy::Router(Policy::CacheAware) => "cache_aware",
-            ComparedPolicy::Router(Policy::LeastLoad) => "least_load",
-            ComparedPolicy::Router(Policy::PowerOfTwo) => "power_of_two",
-            ComparedPolicy::Router(Policy::ConsistentHash) => "consistent_hash",
-            ComparedPolicy::Router(Policy::RoundRobin) => "round_robin",
-            ComparedPolicy::Router(Policy::Random) => "random",
-            ComparedPolicy::Model(Formula::LongestPrefix) => "longest_prefix",
-            ComparedPolicy::Model(Formula::PrefixThreshold) => "prefix_threshold",
-            ComparedPolicy::Model(Formula::DynamoDefault) => "dynamo_default",
-            ComparedPolicy::Model(Formula::VllmRouter) => "vllm_router",
-            ComparedPolicy::Model(Formula::Lmetric) => "lmetric",
-            ComparedPolicy::Model(Formula::LlmD) => "llm_d",
-            ComparedPolicy::Model(Formula::Seconds) => "seconds",
+            ComparedPolicy::Router(policy) => policy.as_str(),
+            ComparedPolicy::Model(formula) => formula.as_str(),
         }
     }
 
@@ -62,16 +51,14 @@ impl ComparedPolicy {
 
     /// The routing settings, with this policy.
     pub(super) fn routing(self, settings: &routing::Settings) -> routing::Settings {
-        match self {
-            ComparedPolicy::Router(policy) => routing::Settings {
-                policy,
-                ..settings.clone()
-            },
-            ComparedPolicy::Queued => routing::Settings {
-                policy: Policy::CacheAware,
-                ..settings.clone()
-            },
-            ComparedPolicy::Model(_) => settings.clone(),
+        let policy = match self {
+            ComparedPolicy::Router(policy) => policy,
+            ComparedPolicy::Queued => Policy::CacheAware,
+            ComparedPolicy::Model(_) => settings.policy,
+        };
+        routing::Settings {
+            policy,
+            ..settings.clone()
         }
     }
 }

@@ -67,16 +67,6 @@ pub(super) struct PolicyResult {
     pub(super) times_to_first_token: Vec<Duration>,
 }
 
-/// What the measurements of a run are compared with.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Measured<'a> {
-    pub(super) jobs: &'a [Job],
-    /// The step times of the mean engine.
-    pub(super) times: StepTimes,
-    /// Upper bounds of the cached ratio.
-    pub(super) bounds: [f64; 2],
-}
-
 impl TraceSummary {
     pub(super) fn of(jobs: &[Job]) -> Self {
         let sum = |tokens: fn(&Job) -> u32| jobs.iter().map(|job| u64::from(tokens(job))).sum();
@@ -94,16 +84,23 @@ impl TraceSummary {
 }
 
 impl PolicyResult {
-    pub(super) fn new(policy: ComparedPolicy, outcome: Outcome, measured: &Measured<'_>) -> Self {
+    /// `times`: the step times of the mean engine; `bounds`: of the cached ratio.
+    pub(super) fn new(
+        policy: ComparedPolicy,
+        outcome: Outcome,
+        jobs: &[Job],
+        times: &StepTimes,
+        bounds: [f64; 2],
+    ) -> Self {
         let first = sorted(&outcome, |answer| answer.first_token);
         let whole = sorted(&outcome, |answer| answer.whole);
-        let answers = outcome.answers.iter().zip(measured.jobs);
+        let answers = outcome.answers.iter().zip(jobs);
         let mut token_times: Vec<Duration> = answers
             .filter(|(_, job)| job.output_tokens > 1)
             .map(|(answer, job)| (answer.whole - answer.first_token) / (job.output_tokens - 1))
             .collect();
         token_times.sort_unstable();
-        let prompts = measured.jobs.iter().map(|job| u64::from(job.input_tokens));
+        let prompts = jobs.iter().map(|job| u64::from(job.input_tokens));
         let cached_ratio = ratio(outcome.cached_tokens as f64, prompts.sum::<u64>() as f64);
         let requests = &outcome.requests_per_worker;
         let most = requests.iter().max().copied().unwrap_or(0);
@@ -112,13 +109,13 @@ impl PolicyResult {
             policy: policy.name(),
             is_model: policy.is_model(),
             cached_ratio,
-            pooled_bound_ratio: ratio(cached_ratio, measured.bounds[0]),
-            infinite_bound_ratio: ratio(cached_ratio, measured.bounds[1]),
+            pooled_bound_ratio: ratio(cached_ratio, bounds[0]),
+            infinite_bound_ratio: ratio(cached_ratio, bounds[1]),
             ttft_mean_seconds: mean(&first),
             ttft_p50_seconds: report::percentile(&first, 50).as_secs_f64(),
             ttft_p90_seconds: report::percentile(&first, 90).as_secs_f64(),
             ttft_p99_seconds: report::percentile(&first, 99).as_secs_f64(),
-            slowdown_p99: slowdown_p99(&outcome.answers, measured),
+            slowdown_p99: slowdown_p99(&outcome.answers, jobs, times),
             itl_mean_seconds: mean(&token_times),
             itl_p99_seconds: report::percentile(&token_times, 99).as_secs_f64(),
             answer_mean_seconds: mean(&whole),
@@ -146,11 +143,11 @@ fn mean(times: &[Duration]) -> f64 {
     ratio(sum.as_secs_f64(), times.len() as f64)
 }
 
-fn slowdown_p99(answers: &[AnswerTime], measured: &Measured<'_>) -> f64 {
-    let answers = answers.iter().zip(measured.jobs);
+fn slowdown_p99(answers: &[AnswerTime], jobs: &[Job], times: &StepTimes) -> f64 {
+    let answers = answers.iter().zip(jobs);
     let mut slowdowns: Vec<f64> = answers
         .map(|(answer, job)| {
-            let alone = measured.times.of(Batch {
+            let alone = times.of(Batch {
                 prompt_tokens: job.input_tokens.into(),
                 ..Batch::default()
             });
@@ -158,8 +155,7 @@ fn slowdown_p99(answers: &[AnswerTime], measured: &Measured<'_>) -> f64 {
         })
         .collect();
     slowdowns.sort_unstable_by(f64::total_cmp);
-    let rank = (slowdowns.len() * 99).div_ceil(100).max(1);
-    slowdowns.get(rank - 1).copied().unwrap_or(0.0)
+    report::percentile(&slowdowns, 99)
 }
 
 /// The largest count divided by the mean; 1 means balanced.
@@ -263,12 +259,8 @@ pub(super) mod tests {
             preemptions: 2,
             elapsed: Duration::from_secs(9),
         };
-        let measured = Measured {
-            jobs: &jobs,
-            times: StepTimes::new(Duration::ZERO, AnswerTimes::NONE, 1_000.0),
-            bounds: [0.5, 0.9],
-        };
-        PolicyResult::new(policy, outcome, &measured)
+        let times = StepTimes::new(Duration::ZERO, AnswerTimes::NONE, 1_000.0);
+        PolicyResult::new(policy, outcome, &jobs, &times, [0.5, 0.9])
     }
 
     #[test]

@@ -346,7 +346,7 @@ impl Router {
 
     /// What changed since the last report.
     pub(super) fn report(&mut self) -> Report {
-        let waiting = self.line.as_ref().map_or(&[][..], Line::promised);
+        let waiting = self.line.as_ref().map_or(&[][..], |line| line.promised.as_slice());
         Report {
             loads: changed(&self.own, &mut self.reported),
             waiting: changed(waiting, &mut self.reported_waiting),
@@ -436,7 +436,7 @@ impl Router {
     fn candidates(
         &self,
         loads: &[LoadShare],
-        cached: &CachedTokens<'_>,
+        cached: &CachedTokens,
         gauges: &[EngineGauges],
         job: &Job,
     ) -> Vec<Candidate> {
@@ -455,12 +455,7 @@ impl Router {
             .collect()
     }
 
-    fn cached<'a>(
-        &'a self,
-        now: Duration,
-        job: &'a Job,
-        reported: &ReportedIndex,
-    ) -> CachedTokens<'a> {
+    fn cached(&self, now: Duration, job: &Job, reported: &ReportedIndex) -> CachedTokens {
         let max_owners = routing::PREFIX_CANDIDATES;
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
@@ -475,7 +470,9 @@ impl Router {
                 }
                 CachedTokens::exact(tokens, max_owners, job.seed)
             }
-            CacheIndex::Predicted(predicted) => CachedTokens::predicted(predicted, job, max_owners),
+            CacheIndex::Predicted(predicted) => {
+                CachedTokens::predicted(predicted, job, self.own.len(), max_owners)
+            }
         }
     }
 }

@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use super::engine::{Due, EngineGauges, EngineModel, EngineSample, EngineSettings, StoredBlocks};
+use super::engine::{EngineGauges, EngineModel, EngineSettings, StoredBlocks};
 use super::reported::ReportedIndex;
 use super::router::{self, RequestEvent, Router, Sent};
 use super::workload::{self, Arrival, Job};
 use crate::ids::BlockHash;
-use crate::sim::step_time;
 use crate::sim::world::World;
 
 /// How often the routers learn the workers' speeds and expire entries of their indexes, as in production.
@@ -114,7 +113,9 @@ pub(super) fn run(
             show(shown);
         }
     }
-    run.outcome.preemptions = run.engines.iter().map(EngineModel::preemptions).sum();
+    let engines = run.engines.iter();
+    run.outcome.preemptions = engines.clone().map(EngineModel::preemptions).sum();
+    run.outcome.busy_per_worker = engines.map(EngineModel::busy_time).collect();
     run.outcome
 }
 
@@ -136,7 +137,7 @@ impl<'a> Run<'a> {
                 cached_tokens: 0,
                 requests_per_worker: vec![0; workers],
                 computed_per_worker: vec![0; workers],
-                busy_per_worker: vec![Duration::ZERO; workers],
+                busy_per_worker: Vec::new(),
                 preemptions: 0,
                 elapsed: Duration::ZERO,
             },
@@ -250,9 +251,6 @@ impl Run<'_> {
         for request in finished.ended {
             self.on_end(now, worker, request);
         }
-        if let Some(sample) = finished.sample {
-            self.on_sample(worker, &sample);
-        }
         let due = self.engines[worker].start(self.jobs);
         self.schedule(now, worker, due);
         for router in 0..self.routers.len() {
@@ -285,14 +283,9 @@ impl Run<'_> {
         }
     }
 
-    /// An engine was busy for half a second. A router that learns how fast engines are learns from this.
-    fn on_sample(&mut self, worker: usize, sample: &EngineSample) {
-        self.outcome.busy_per_worker[worker] += step_time::duration(sample.busy);
-    }
-
     /// Schedules the end of an engine's steps, and the KV events of what it evicted for them.
-    fn schedule(&mut self, now: Duration, worker: usize, due: Option<Due>) {
-        if let Some(Due { at }) = due {
+    fn schedule(&mut self, now: Duration, worker: usize, due: Option<Duration>) {
+        if let Some(at) = due {
             self.events.set(at, Event::StepEnds { worker });
         }
         self.publish(now, worker, Vec::new());

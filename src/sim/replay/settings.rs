@@ -86,11 +86,11 @@ pub struct Settings {
     pub(super) answer_times: AnswerTimes,
 
     /// Maximum tokens computed in one step; longer prompts are computed in chunks.
-    #[arg(long, value_name = "TOKENS", default_value_t = NonZeroU32::new(8_192).expect("it is not 0"))]
+    #[arg(long, value_name = "TOKENS", default_value = "8192")]
     pub(super) batch_tokens_max: NonZeroU32,
 
     /// Maximum running requests of an engine; further ones wait.
-    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value_t = NonZeroU32::new(256).expect("it is not 0"))]
+    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value = "256")]
     pub(super) running_max: NonZeroU32,
 
     /// Speed-up of the arrivals: with 2, requests arrive twice as fast as recorded.
@@ -102,7 +102,7 @@ pub struct Settings {
     pub(super) requests: Option<usize>,
 
     /// Tokens per block id of the trace.
-    #[arg(long, value_name = "TOKENS", default_value_t = NonZeroU32::new(512).expect("it is not 0"))]
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub(super) block_tokens: NonZeroU32,
 
     /// Delay each arrival by a random time up to this, for traces with rounded timestamps.

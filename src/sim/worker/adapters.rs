@@ -15,14 +15,9 @@ use super::request;
 pub(crate) struct Models(ArcSwap<Vec<String>>);
 
 #[derive(Deserialize)]
-struct Load {
+struct Adapter {
     lora_name: Option<String>,
     lora_path: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Unload {
-    lora_name: Option<String>,
 }
 
 impl Models {
@@ -35,7 +30,7 @@ impl Models {
     }
 
     pub(crate) fn load(&self, body: &[u8]) -> Result<String, ApiError> {
-        let Load {
+        let Adapter {
             lora_name: Some(name),
             lora_path: Some(_),
         } = request::from_json(body)?
@@ -54,8 +49,9 @@ impl Models {
     }
 
     pub(crate) fn unload(&self, body: &[u8]) -> Result<String, ApiError> {
-        let Unload {
+        let Adapter {
             lora_name: Some(name),
+            ..
         } = request::from_json(body)?
         else {
             let message = "Either 'lora_name' or 'lora_int_id' needs to be provided.";

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::driver::Ticket;
 use super::error::ApiError;
 use super::generation::Generation;
-use super::recorder::InFlight;
+use super::in_flight::InFlight;
 use super::shared::Shared;
 use super::start::{Start, Started};
 use super::transfer::offer::BlockOffer;

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc};
 
 use super::publisher::outlet::Outlet;
+use crate::observe::now;
 use crate::sim::engine::cache::CachedBlock;
-use crate::sim::engine::{Counters, Engine, Event, Gauges, Refused, Request, RequestKey};
+use crate::sim::engine::{Engine, Event, Refused, Request, RequestKey};
 
 pub(crate) struct Driver {
     /// The engine id, a new one for each process.
-    id: String,
+    pub(crate) id: String,
     state: Mutex<State>,
     /// Publishes the KV events, unless they are off.
     outlet: Option<Arc<Outlet>>,
@@ -102,8 +103,9 @@ impl Driver {
         Ok(ticket)
     }
 
-    pub(crate) fn id(&self) -> &str {
-        &self.id
+    /// What publishes the KV events, unless they are off.
+    pub(crate) fn outlet(&self) -> Option<&Outlet> {
+        self.outlet.as_deref()
     }
 
     /// The engine core dies: no submitted request gets another event.
@@ -113,8 +115,9 @@ impl Driver {
         state.listeners.clear();
     }
 
-    pub(crate) fn kept_blocks(&self, key: RequestKey) -> Option<Vec<u32>> {
-        self.state.lock().engine.kept_blocks(key)
+    /// The engine stands still while it is looked at.
+    pub(crate) fn engine(&self) -> MappedMutexGuard<'_, Engine> {
+        MutexGuard::map(self.state.lock(), |state| &mut state.engine)
     }
 
     pub(crate) fn release_kept(&self, key: RequestKey) -> bool {
@@ -124,14 +127,6 @@ impl Driver {
         drop(state);
         self.wake_before(before);
         was_kept
-    }
-
-    pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
-        self.state.lock().engine.missing_tokens(prompt, salt)
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.state.lock().engine.is_full()
     }
 
     /// Wakes the driver if the engine has something to do before `before`.
@@ -153,23 +148,6 @@ impl Driver {
                 None => self.wake.notified().await,
             }
         }
-    }
-
-    pub(crate) fn reset(&self) -> bool {
-        self.state.lock().engine.reset()
-    }
-
-    pub(crate) fn gauges(&self) -> Gauges {
-        self.state.lock().engine.gauges()
-    }
-
-    /// The adapters of running requests, and of waiting ones.
-    pub(crate) fn adapters(&self) -> (Vec<String>, Vec<String>) {
-        self.state.lock().engine.adapters()
-    }
-
-    pub(crate) fn counters(&self) -> Counters {
-        self.state.lock().engine.counters()
     }
 
     pub(crate) fn cache_contents(&self) -> CacheContents {
@@ -266,9 +244,4 @@ fn new_id() -> String {
     );
     let (fourth, fifth) = ((bits >> 64) as u16 & 0xfff, (bits >> 80) as u64);
     format!("{first:08x}-{second:04x}-4{third:03x}-8{fourth:03x}-{fifth:012x}")
-}
-
-/// The clock of tokio's timers, so that tests can pause it.
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }

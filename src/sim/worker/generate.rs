@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::fault_injection::{before_the_engine, delay_tokenization};
 use super::generation::Generation;
 use super::http_answer::{self, Answer, LastAnswer, Result};
-use super::recorder::InFlight;
+use super::in_flight::InFlight;
 use super::request::{self, Api, Context, GenerationRequest};
 use super::shared::Shared;
 use super::start::{Start, start};
@@ -33,7 +33,7 @@ pub(crate) async fn answer(
 ) -> Result<Answer> {
     let params = TransferParams::of_body(body);
     let leg = params.leg();
-    let in_flight = begin(shared, leg);
+    let in_flight = InFlight::begin(shared, leg);
     if faults.transfer.die_at_leg && leg != Leg::Whole {
         shared.life.end();
         return std::future::pending().await;
@@ -76,28 +76,6 @@ pub(crate) async fn answer(
         answer.extensions_mut().insert(LastAnswer);
     }
     Ok(answer)
-}
-
-/// Counts a request, and how it ends.
-fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
-    let in_flight = shared.recorder.begin();
-    let is_wrong_role = !leg.is_for(shared.settings.transfer.role());
-    shared.transfers.count(|stats| {
-        stats.wrong_role += u64::from(is_wrong_role);
-        match leg {
-            Leg::Whole => {}
-            Leg::Prefill => stats.prefill_legs += 1,
-            Leg::Decode => stats.decode_legs += 1,
-        }
-    });
-    let shared = Arc::clone(shared);
-    in_flight.on_abort(move || {
-        shared.transfers.count(|stats| match leg {
-            Leg::Whole => {}
-            Leg::Prefill => stats.aborted_prefill_legs += 1,
-            Leg::Decode => stats.aborted_decode_legs += 1,
-        });
-    })
 }
 
 /// What the engine does with the leg that the parameters ask for. Without a connector, vLLM ignores the parameters. With
@@ -160,10 +138,8 @@ pub(crate) async fn rendered(
     if !shared.settings.enable_scale_out {
         return http_answer::error(&ApiError::scale_out_disabled());
     }
-    match read(shared, api, parts, body) {
-        Ok(request) => http_answer::ok_json(&lists::rendered(api, &request)),
-        Err(error) => http_answer::error(&error),
-    }
+    let request = read(shared, api, parts, body);
+    http_answer::json_or_error(request.map(|request| lists::rendered(api, &request)))
 }
 
 async fn whole(

@@ -1,9 +1,10 @@
 //! A request and what is generated for it so far. Pure.
 
+use serde_json::Value;
+
 use super::request::GenerationRequest;
 use super::tokenizer;
 use super::transfer::fetch::Received;
-use super::transfer::params::PrefillResult;
 use crate::sim::engine::Event;
 
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub(crate) struct Generation {
     /// Set if the prompt's blocks came from another engine.
     pub(crate) received: Option<Received>,
     /// The `kv_transfer_params` of a prefill leg's answer.
-    pub(crate) transfer_params: Option<PrefillResult>,
+    pub(crate) transfer_params: Option<Value>,
     /// The finish reason is "stop" instead of "length".
     pub(crate) stops: bool,
     block_tokens: usize,

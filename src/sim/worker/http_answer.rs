@@ -41,6 +41,14 @@ pub(crate) fn ok_json(value: &impl Serialize) -> Answer {
     ok(json(value))
 }
 
+/// Status 200 with a value as JSON, or the error.
+pub(crate) fn json_or_error(result: std::result::Result<impl Serialize, ApiError>) -> Answer {
+    match result {
+        Ok(value) => ok_json(&value),
+        Err(found) => error(&found),
+    }
+}
+
 pub(crate) fn error(error: &ApiError) -> Answer {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     typed(status, "application/json", AnswerBody::whole(error.body()))

@@ -14,8 +14,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::error::ApiError;
 use super::fault_injection::before_the_engine;
 use super::http_answer::{self, Answer};
+use super::in_flight::InFlight;
 use super::request::{self, Prompt};
 use super::shared::Shared;
+use super::transfer::params::Leg;
 use super::{clock, tokenizer};
 use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
@@ -40,36 +42,19 @@ struct RerankBody {
 }
 
 /// The prompts for the engine, and the body to answer once they are computed.
-struct Work {
+pub(crate) struct Work {
     prompts: Vec<Vec<u32>>,
     answer: Value,
 }
 
-pub(crate) async fn embeddings(
-    shared: &Arc<Shared>,
-    parts: &Parts,
-    body: &[u8],
-    faults: Faults,
-) -> io::Result<Answer> {
-    run(shared, parts, faults, || embed(shared, body)).await
-}
-
-pub(crate) async fn rerank(
-    shared: &Arc<Shared>,
-    parts: &Parts,
-    body: &[u8],
-    faults: Faults,
-) -> io::Result<Answer> {
-    run(shared, parts, faults, || rank(shared, body)).await
-}
-
-async fn run(
+/// Answers a request whose work is read by `read`.
+pub(crate) async fn answer(
     shared: &Arc<Shared>,
     parts: &Parts,
     faults: Faults,
     read: impl FnOnce() -> Result<Work, ApiError>,
 ) -> io::Result<Answer> {
-    let in_flight = shared.recorder.begin();
+    let in_flight = InFlight::begin(shared, Leg::Whole);
     if let Some(rejection) = before_the_engine(&faults).await {
         in_flight.refuse();
         return Ok(rejection);
@@ -103,7 +88,7 @@ async fn run(
     Ok(http_answer::ok_json(&answer))
 }
 
-fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
+pub(crate) fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let request: EmbeddingBody = request::from_json(body)?;
     let input = request
         .input
@@ -145,7 +130,7 @@ fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     Ok(Work { prompts, answer })
 }
 
-fn rank(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
+pub(crate) fn rank(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let request: RerankBody = request::from_json(body)?;
     let query = request
         .query

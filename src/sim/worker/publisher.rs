@@ -37,13 +37,14 @@ pub(super) async fn bind(
         Some(endpoint) => Some(Guarded::bind(listen(endpoint, rank).await?).await?),
         None => None,
     };
-    let replay_address = replay.as_ref().map(|replay| replay.gate.address());
+    let replay_gate = replay.as_ref().map(|replay| &replay.gate);
+    let replay_address = replay_gate.map(|gate| gate.listener.local_addr());
     let bound = BoundEndpoints {
-        events: events.gate.address()?,
+        events: events.gate.listener.local_addr()?,
         replay: replay_address.transpose()?,
     };
-    let mut cutters = vec![events.gate.cutter()];
-    cutters.extend(replay.as_ref().map(|replay| replay.gate.cutter()));
+    let mut cutters = vec![events.gate.cutter.clone()];
+    cutters.extend(replay_gate.map(|gate| gate.cutter.clone()));
     let (outlet, commands) = Outlet::new(settings, rank, block_tokens, faults, bound, cutters);
     Ok(Some(Publisher {
         outlet: Arc::new(outlet),

@@ -20,15 +20,9 @@ use crate::sim::fault::kv::KvFaults;
 
 #[derive(Debug)]
 pub(crate) struct Ranks {
-    ranks: Vec<Rank>,
+    ranks: Vec<Arc<Driver>>,
     /// Rotates the choice among equally loaded ranks.
     next_rank: AtomicUsize,
-}
-
-#[derive(Debug)]
-struct Rank {
-    driver: Arc<Driver>,
-    outlet: Option<Arc<Outlet>>,
 }
 
 /// The tasks of the ranks.
@@ -49,14 +43,13 @@ pub(crate) async fn bind(settings: &Settings) -> io::Result<(Ranks, Engines)> {
             &settings.faults.kv,
         )
         .await?;
-        let outlet = publisher.as_ref().map(Publisher::outlet);
+        let outlet = publisher.as_ref().map(|publisher| Arc::clone(&publisher.outlet));
         publishers.extend(publisher);
         let engine = Engine::new(settings.engine());
-        let driver = Arc::new(Driver::new(engine, outlet.clone()));
-        ranks.push(Rank { driver, outlet });
+        ranks.push(Arc::new(Driver::new(engine, outlet)));
     }
     let engines = Engines {
-        drivers: ranks.iter().map(|rank| Arc::clone(&rank.driver)).collect(),
+        drivers: ranks.clone(),
         publishers,
     };
     let next_rank = AtomicUsize::new(0);
@@ -98,7 +91,7 @@ impl Ranks {
     pub(crate) fn driver(&self, pinned: Option<usize>) -> &Arc<Driver> {
         let size = self.ranks.len();
         let load = |rank: &usize| {
-            let gauges = self.ranks[*rank].driver.gauges();
+            let gauges = self.ranks[*rank].engine().gauges();
             // Weights of vLLM's load balancer.
             gauges.waiting * 4 + gauges.running
         };
@@ -107,12 +100,14 @@ impl Ranks {
             let ranks = (0..size).map(|rank| rank.wrapping_add(first) % size);
             ranks.min_by_key(load).expect("there is at least one rank")
         });
-        &self.ranks[rank].driver
+        &self.ranks[rank]
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Gauges, Counters)> {
-        let state = |rank: &Rank| (rank.driver.gauges(), rank.driver.counters());
-        self.ranks.iter().map(state)
+        self.ranks.iter().map(|rank| {
+            let engine = rank.engine();
+            (engine.gauges(), engine.counters())
+        })
     }
 
     /// The sum over all ranks, and the mean KV cache usage.
@@ -132,7 +127,7 @@ impl Ranks {
     pub(crate) fn adapters(&self) -> (Vec<String>, Vec<String>) {
         let mut found = (Vec::new(), Vec::new());
         for rank in &self.ranks {
-            let (running, waiting) = rank.driver.adapters();
+            let (running, waiting) = rank.engine().adapters();
             found.0.extend(running);
             found.1.extend(waiting);
         }
@@ -149,24 +144,25 @@ impl Ranks {
 
     /// Clears all caches. False if any rank could not clear its cache.
     pub(crate) fn reset(&self) -> bool {
-        let reset = self.ranks.iter().filter(|rank| rank.driver.reset());
+        let reset = self.ranks.iter().filter(|rank| rank.engine().reset());
         reset.count() == self.ranks.len()
     }
 
     /// The engine ids of the ranks.
     pub(crate) fn engine_ids(&self) -> impl Iterator<Item = &str> {
-        self.ranks.iter().map(|rank| rank.driver.id())
+        self.ranks.iter().map(|rank| rank.id.as_str())
     }
 
     /// Prompt tokens that are cached on no rank.
     pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
-        let missing = |rank: &Rank| rank.driver.missing_tokens(prompt, salt);
-        self.ranks.iter().map(missing).min().unwrap_or(prompt.len())
+        let ranks = self.ranks.iter();
+        let missing = ranks.map(|rank| rank.engine().missing_tokens(prompt, salt));
+        missing.min().unwrap_or(prompt.len())
     }
 
     /// The engine cores die.
     pub(crate) fn kill(&self) {
-        self.ranks.iter().for_each(|rank| rank.driver.kill());
+        self.ranks.iter().for_each(|rank| rank.kill());
     }
 
     pub(crate) fn set_faults(&self, faults: &KvFaults) {
@@ -177,17 +173,17 @@ impl Ranks {
 
     pub(crate) fn bound(&self) -> Vec<BoundEndpoints> {
         self.outlets()
-            .map(|outlet| outlet.bound().clone())
+            .map(|outlet| outlet.bound.clone())
             .collect()
     }
 
     pub(crate) fn cache_contents(&self, rank: usize) -> CacheContents {
-        self.ranks[rank].driver.cache_contents()
+        self.ranks[rank].cache_contents()
     }
 
     pub(crate) fn all_cache_contents(&self) -> Vec<CacheContents> {
-        let contents = |rank: &Rank| rank.driver.cache_contents();
-        self.ranks.iter().map(contents).collect()
+        let ranks = self.ranks.iter();
+        ranks.map(|rank| rank.cache_contents()).collect()
     }
 
     /// The answer to `GET /kv_event_sources`: by rank, and empty if events are off.
@@ -198,6 +194,6 @@ impl Ranks {
     }
 
     fn outlets(&self) -> impl Iterator<Item = &Outlet> {
-        self.ranks.iter().filter_map(|rank| rank.outlet.as_deref())
+        self.ranks.iter().filter_map(|rank| rank.outlet())
     }
 }

@@ -1,8 +1,6 @@
 //! Records requests and counts their outcomes, for tests.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
@@ -52,26 +50,6 @@ pub(crate) struct Recorder {
     stats: Mutex<RequestStats>,
 }
 
-/// Counts an inference request as running until it is dropped. It counts as aborted unless `finish` or `refuse` was
-/// called.
-#[must_use = "dropping the guard counts the request as aborted"]
-#[derive(Debug)]
-pub(crate) struct InFlight {
-    recorder: Arc<Recorder>,
-    outcome: Outcome,
-    /// Called if the request is aborted.
-    on_abort: Option<OnAbort>,
-}
-
-struct OnAbort(Box<dyn FnOnce() + Send + Sync>);
-
-#[derive(Clone, Copy, Debug)]
-enum Outcome {
-    Finished,
-    Refused,
-    Aborted,
-}
-
 impl Recorder {
     pub(crate) fn stats(&self) -> RequestStats {
         self.stats.lock().clone()
@@ -96,52 +74,8 @@ impl Recorder {
         stats.last.push_back(received);
     }
 
-    pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
-        self.stats.lock().running += 1;
-        InFlight {
-            recorder: Arc::clone(self),
-            outcome: Outcome::Aborted,
-            on_abort: None,
-        }
-    }
-}
-
-impl fmt::Debug for OnAbort {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("OnAbort").finish_non_exhaustive()
-    }
-}
-
-impl InFlight {
-    pub(crate) fn on_abort(mut self, action: impl FnOnce() + Send + Sync + 'static) -> Self {
-        self.on_abort = Some(OnAbort(Box::new(action)));
-        self
-    }
-
-    pub(crate) fn finish(mut self) {
-        self.outcome = Outcome::Finished;
-    }
-
-    pub(crate) fn refuse(mut self) {
-        self.outcome = Outcome::Refused;
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        let mut stats = self.recorder.stats.lock();
-        stats.running -= 1;
-        match self.outcome {
-            Outcome::Finished => stats.finished += 1,
-            Outcome::Refused => stats.refused += 1,
-            Outcome::Aborted => {
-                stats.aborted += 1;
-                drop(stats);
-                if let Some(OnAbort(action)) = self.on_abort.take() {
-                    action();
-                }
-            }
-        }
+    pub(crate) fn count(&self, count: impl FnOnce(&mut RequestStats)) {
+        count(&mut self.stats.lock());
     }
 }
 

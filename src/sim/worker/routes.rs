@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::error::ApiError;
 use super::fault_injection::delay_tokenization;
-use super::http_answer::{Answer, Result, empty, error, ok, ok_json, typed};
+use super::http_answer::{Answer, Result, empty, error, json_or_error, ok, ok_json, typed};
 use super::request::{self, Api};
 use super::shared::Shared;
 use super::transfer::blocks;
@@ -138,8 +138,14 @@ pub(crate) async fn dispatch(
             return generate::answer(shared, Api::Completions, parts, &body, faults).await;
         }
         Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
-        Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
-        Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
+        Route::Embeddings => {
+            let read = || pooling::embed(shared, body);
+            return pooling::answer(shared, parts, faults, read).await;
+        }
+        Route::Rerank => {
+            let read = || pooling::rank(shared, body);
+            return pooling::answer(shared, parts, faults, read).await;
+        }
         Route::Models => ok_json(&lists::models(
             &shared.settings,
             &shared.models.list(),
@@ -158,26 +164,20 @@ pub(crate) async fn dispatch(
                 Some(own) => own.tokenized(body),
                 None => request::read_tokenize(body, &shared.models.list()),
             };
-            match tokens {
-                Ok(tokens) => ok_json(&lists::tokens(&tokens, shared.settings.context_tokens())),
-                Err(found) => error(&found),
-            }
+            let context_tokens = shared.settings.context_tokens();
+            json_or_error(tokens.map(|tokens| lists::tokens(&tokens, context_tokens)))
         }
         Route::CountTokens => {
-            let own = shared.own_tokens.as_ref();
-            let count = match own {
+            let count = match &shared.own_tokens {
                 Some(own) => own.count(body),
                 None => request::count_messages(body, &shared.models.list()),
             };
-            match count {
-                Ok(count) => ok_json(&json!({"input_tokens": count})),
-                Err(found) => error(&found),
-            }
+            json_or_error(count.map(|count| json!({"input_tokens": count})))
         }
-        Route::Detokenize => match lists::read_detokenize(body) {
-            Ok(tokens) => ok_json(&json!({"prompt": tokenizer::decode(&tokens)})),
-            Err(found) => error(&found),
-        },
+        Route::Detokenize => {
+            let tokens = lists::read_detokenize(body);
+            json_or_error(tokens.map(|tokens| json!({"prompt": tokenizer::decode(&tokens)})))
+        }
         Route::ResetPrefixCache => ok_json(&json!({"success": shared.ranks.reset()})),
         Route::LoadAdapter => text(shared.models.load(body)),
         Route::UnloadAdapter => text(shared.models.unload(body)),
@@ -220,13 +220,12 @@ fn text(done: std::result::Result<String, ApiError>) -> Answer {
 }
 
 fn metrics_page(shared: &Shared) -> Answer {
-    let text = metrics::render(
+    let mut text = metrics::render(
         shared.settings.first_model(),
         shared.started.as_secs_f64(),
         &shared.settings.engine(),
         shared.ranks.iter(),
     );
-    let mut text = text;
     if shared.models.list().len() > 1 {
         let (running, waiting) = shared.ranks.adapters();
         let now = super::clock::since_epoch().as_secs_f64();

@@ -25,23 +25,23 @@ pub struct Settings {
     pub models: Vec<String>,
 
     /// LoRA adapters that are in the GPU at the same time.
-    #[arg(long, value_name = "ADAPTERS", default_value_t = number(1))]
+    #[arg(long, value_name = "ADAPTERS", default_value = "1")]
     pub max_loras: NonZeroU32,
 
     /// Tokens per cache block.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(16))]
+    #[arg(long, value_name = "TOKENS", default_value = "16")]
     pub block_tokens: NonZeroU32,
 
     /// Size of the prefix cache, in blocks.
-    #[arg(long, value_name = "BLOCKS", default_value_t = number(4096))]
+    #[arg(long, value_name = "BLOCKS", default_value = "4096")]
     pub cache_blocks: NonZeroU32,
 
     /// Maximum context length (prompt and answer) in tokens; never more than the cache size.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(32_768))]
+    #[arg(long, value_name = "TOKENS", default_value = "32768")]
     pub context_tokens_max: NonZeroU32,
 
     /// Prefill speed, in tokens per second.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(20_000))]
+    #[arg(long, value_name = "TOKENS", default_value = "20000")]
     pub prefill_tokens_per_second: NonZeroU32,
 
     /// Duration of a step, which generates one token for every running request and computes prompts: without what its
@@ -58,11 +58,11 @@ pub struct Settings {
     pub answer_times: AnswerTimes,
 
     /// Maximum tokens computed in one step; longer prompts are computed in chunks.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(2048))]
+    #[arg(long, value_name = "TOKENS", default_value = "2048")]
     pub batch_tokens_max: NonZeroU32,
 
     /// Maximum running requests; further ones wait.
-    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value_t = number(64))]
+    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value = "64")]
     pub running_max: NonZeroU32,
 
     /// Maximum waiting requests; further ones are answered with 503.
@@ -141,10 +141,6 @@ impl Settings {
     pub(crate) fn first_model(&self) -> &str {
         self.models.first().map_or("", String::as_str)
     }
-}
-
-const fn number(value: u32) -> NonZeroU32 {
-    NonZeroU32::new(value).expect("the defaults are not zero")
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The state that all connections of a worker share.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,7 +22,7 @@ pub(crate) struct Shared {
     /// The address of the bootstrap server, for a Mooncake prefill engine.
     pub(super) bootstrap: Option<SocketAddr>,
     pub(super) ranks: Ranks,
-    pub(super) recorder: Arc<Recorder>,
+    pub(super) recorder: Recorder,
     pub(super) faults: Mutex<Faults>,
     pub(super) transfers: State,
     pub(super) life: Life,

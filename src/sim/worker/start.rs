@@ -68,7 +68,7 @@ pub(crate) fn start(
     let settings = &shared.settings.transfer;
     let start: Start = match (leg, settings.connector) {
         (Leg::Decode, Some(connector)) => {
-            if driver.is_full() {
+            if driver.engine().is_full() {
                 return Err(Refused::Busy.into());
             }
             let (shared, request, faults) = (Arc::clone(shared), request.clone(), faults.clone());

@@ -2,12 +2,11 @@
 
 use serde_json::{Value, json};
 use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
 use super::clients::{Client, chat_line, custom_ids};
 use super::start;
-use crate::cluster::{Cluster, chat, eventually, fast, unhurried};
+use crate::cluster::{Cluster, chat, eventually, fast, tenant, unhurried};
 use crate::reload::Folder;
 
 const LINES: &str = "warmroute_batch_lines_total";
@@ -16,10 +15,8 @@ const LINES: &str = "warmroute_batch_lines_total";
 async fn limited(engine: Settings, limits: Value) -> (Cluster, Folder, Client) {
     let (cluster, folder) = start(engine, |config| {
         config.tenants = vec![TenantSpec {
-            name: "a".to_owned(),
-            keys: vec![Secret::new("sk-a")],
             limits: Some(serde_json::from_value(limits).unwrap()),
-            ..TenantSpec::default()
+            ..tenant("a")
         }];
     })
     .await;

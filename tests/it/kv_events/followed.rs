@@ -411,12 +411,17 @@ pub(super) struct Row {
     pub(super) known_by: String,
 }
 
-/// What `explain` says of each worker, by name.
-pub(super) async fn explain(cluster: &Cluster, prompt: &Prompt) -> Vec<Row> {
+/// The answer of `/explain`.
+pub(super) async fn explained(cluster: &Cluster, prompt: &Prompt) -> Value {
     let path = "/explain?path=/v1/completions";
     let answer = cluster.post_admin(path, &prompt.body()).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let page = answer.json();
+    answer.json()
+}
+
+/// What `explain` says of each worker, by name.
+pub(super) async fn explain(cluster: &Cluster, prompt: &Prompt) -> Vec<Row> {
+    let page = explained(cluster, prompt).await;
     let row = |row: &Value| Row {
         worker: row["worker"].as_str().unwrap().to_owned(),
         tokens: row["cached_tokens"].as_u64().unwrap(),

@@ -1,12 +1,12 @@
 //! Blocks below the GPU's memory, and trees that are not whole.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
 use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::followed::{Followed, Prompt, Wire, held, scored};
+use super::followed::{Followed, Prompt, Wire, explained, held, scored};
 use crate::cluster::{Engine, eventually, telling};
 
 fn in_medium(medium: &str) -> Faults {
@@ -17,13 +17,6 @@ fn in_medium(medium: &str) -> Faults {
         },
         ..Faults::default()
     }
-}
-
-async fn explained(followed: &Followed, prompt: &Prompt) -> Value {
-    let path = "/explain?path=/v1/completions";
-    let answer = followed.cluster.post_admin(path, &prompt.body()).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
 }
 
 #[tokio::test]
@@ -42,7 +35,7 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
             .shows(place, 0, &format!("blocks/{tier}"), blocks)
             .await;
     }
-    let page = explained(&followed, &all).await;
+    let page = explained(&followed.cluster, &all).await;
     assert_eq!(page["chosen"], "w2", "{page:#}");
     let rows = page["workers"].as_array().unwrap();
     let cached = |gpu, cpu, disk| json!({"gpu": gpu, "cpu": cpu, "disk": disk});
@@ -57,7 +50,7 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
         assert_eq!(row["cached_tokens"], 192, "{row:#}");
         assert_eq!(row["new_tokens"], new_tokens, "{row:#}");
     }
-    let page = explained(&followed, &lower).await;
+    let page = explained(&followed.cluster, &lower).await;
     assert_eq!(page["chosen"], "w1", "{page:#}");
     let why = page["explanation"].as_str().unwrap();
     let expected =
@@ -73,7 +66,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     let prompt = Prompt::new(1, 200);
     prompt.to(followed.engine(0)).await;
     followed.equals(0, 0).await;
-    let page = explained(&followed, &prompt).await;
+    let page = explained(&followed.cluster, &prompt).await;
     let tree = &page["workers"][0]["trees"][0];
     assert_eq!(
         (&tree["state"], &tree["scores"]),
@@ -92,7 +85,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     };
     followed.engine(0).fault(silent).await;
     followed.shows(0, 0, "state", "stale").await;
-    let page = explained(&followed, &prompt).await;
+    let page = explained(&followed.cluster, &prompt).await;
     let row = &page["workers"][0];
     let tree = &row["trees"][0];
     assert_eq!(
@@ -147,7 +140,7 @@ async fn an_engine_that_is_known_in_part_is_asked_to_tell_again() {
     followed.post(&prompt).await;
     eventually("what it held before is known", async || {
         // Not only what is expected of the request itself.
-        explained(&followed, &prompt).await["workers"][0]["trees"][0]["cached"]["gpu"] == 240
+        explained(&followed.cluster, &prompt).await["workers"][0]["trees"][0]["cached"]["gpu"] == 240
     })
     .await;
     assert!(was_asked(&followed, &prompt).await);

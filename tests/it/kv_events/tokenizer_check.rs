@@ -8,7 +8,7 @@ use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
 
-use super::followed::{Followed, Prompt, Row, Wire, small};
+use super::followed::{Followed, Prompt, Row, Wire, explained, small};
 use crate::cluster::{Engine, eventually, telling};
 use crate::patience::scaled;
 
@@ -127,7 +127,7 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     let held = |row: &Row| row.worker == decided.worker && row.tokens > 0;
     assert!(rows.iter().any(held), "{rows:?} {decided:?}");
     assert_eq!(decided.reason, "longest_prefix");
-    let page = explained(&followed, &wrong).await;
+    let page = explained(&followed.cluster, &wrong).await;
     let why = page["explanation"].as_str().unwrap();
     assert!(why.contains("tokens differ"), "{why}");
     assert_eq!(page["workers"][0]["is_trusted"], false);
@@ -151,13 +151,6 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
         rows.iter().all(|row| row.known_by == "exact")
     })
     .await;
-}
-
-async fn explained(followed: &Followed, prompt: &Prompt) -> Value {
-    let path = "/explain?path=/v1/completions";
-    let answer = followed.cluster.post_admin(path, &prompt.body()).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
 }
 
 #[tokio::test]

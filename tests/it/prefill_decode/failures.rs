@@ -9,8 +9,7 @@ use warmroute::config::Config;
 use warmroute::fleet::kv_transfer;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
-use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::transfer::TransferFaults;
+use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings, TransferStats};
 
 use crate::client::{self, Answer};

@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
-use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::transfer::TransferFaults;
+use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
 use super::failures::transfer_faults;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::transfer::TransferFaults;
+use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::Settings;
 
 use super::failures::{BOTH, Fleet, said, unnoticed};

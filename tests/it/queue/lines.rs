@@ -2,7 +2,6 @@
 
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::responses::Mode;
-use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
 use super::{CHAT, Waiter, block, row, set_hang, wait, waiting, with_queue};
@@ -22,10 +21,8 @@ fn of_adapter(body: String) -> String {
 
 fn tenant(name: &str) -> TenantSpec {
     TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
         max_priority: Some(5),
-        ..TenantSpec::default()
+        ..crate::cluster::tenant(name)
     }
 }
 

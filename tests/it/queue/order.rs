@@ -1,7 +1,6 @@
 //! Who is next.
 
 use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 
 use super::{Blocker, Waiter, block, cluster, wait, with_queue};
 use crate::cluster::{Cluster, chat, eventually, fast};
@@ -64,10 +63,8 @@ async fn a_higher_priority_is_earlier() {
 
 fn tenant(name: &str, priority: i32) -> TenantSpec {
     TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
         priority,
-        ..TenantSpec::default()
+        ..crate::cluster::tenant(name)
     }
 }
 

@@ -6,7 +6,6 @@ use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 use warmroute::config::Config;
 use warmroute::openai::tenant::TenantSpec;
-use warmroute::secret::Secret;
 
 use super::socket::{PATH, Socket, id, kinds};
 use crate::client;
@@ -16,10 +15,8 @@ use crate::stub::Stub;
 
 fn tenant(name: &str, limits: &str) -> TenantSpec {
     TenantSpec {
-        name: name.to_owned(),
-        keys: vec![Secret::new(format!("sk-{name}"))],
         limits: (!limits.is_empty()).then(|| serde_json::from_str(limits).unwrap()),
-        ..TenantSpec::default()
+        ..crate::cluster::tenant(name)
     }
 }
 

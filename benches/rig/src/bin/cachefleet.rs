@@ -2,24 +2,18 @@
 //! ports, each with an LRU over prompt blocks, one prefill queue and free decoding. Simulated time runs
 //! `--speedup` times faster than the clock. A prompt is cut into blocks of `--block-bytes` bytes of its
 //! last user message; each stands for `--block-tokens` tokens. `GET /stats` counts requests, blocks and cached blocks.
-use bytes::Bytes;
 use clap::Parser;
-use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
-use hyper::{
-    Method, Request, Response,
-    body::{Frame, Incoming},
-    service::service_fn,
-};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, Request, body::Incoming};
 use std::{
     collections::{BTreeMap, HashMap},
-    convert::Infallible,
     hash::{Hash, Hasher},
-    net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
 use tokio::time::{Instant, sleep_until};
+use warmroute_rig::{
+    Answer, answer, body_of, events, generates, json, metrics, models, not_found, serve, tokenized,
+};
 
 #[derive(Parser)]
 struct Args {
@@ -82,16 +76,6 @@ struct Engine {
     waiting: u64,
 }
 type Shared = Arc<Mutex<Engine>>;
-type Body = BoxBody<Bytes, Infallible>;
-fn full(s: String) -> Body {
-    Full::new(Bytes::from(s)).boxed()
-}
-fn json(s: String) -> Response<Body> {
-    Response::builder()
-        .header("content-type", "application/json")
-        .body(full(s))
-        .unwrap()
-}
 struct Count(Shared, fn(&mut Engine, i64));
 impl Drop for Count {
     fn drop(&mut self) {
@@ -103,62 +87,30 @@ fn count(e: &Shared, f: fn(&mut Engine, i64)) -> Count {
     Count(e.clone(), f)
 }
 
-async fn handle(
-    req: Request<Incoming>,
-    a: Arc<Args>,
-    e: Shared,
-    port: u16,
-) -> Result<Response<Body>, Infallible> {
+async fn handle(req: Request<Incoming>, a: Arc<Args>, e: Shared, port: u16) -> Answer {
     let path = req.uri().path().to_string();
     if req.method() == Method::GET {
         let g = e.lock().unwrap();
-        return Ok(match path.as_str() {
+        return match path.as_str() {
             "/health" | "/health_generate" | "/ping" => json("{}".into()),
-            "/v1/models" => json(format!(r#"{{"object":"list","data":[{{"id":"{0}","object":"model","created":1,"owned_by":"vllm","root":"{0}","max_model_len":262144}}]}}"#, a.model)),
-            "/metrics" => Response::builder().header("content-type", "text/plain; version=0.0.4").body(full(format!(
-                "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{engine=\"0\",model_name=\"{m}\"}} {r}\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{engine=\"0\",model_name=\"{m}\"}} {w}\n# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"{m}\"}} 0.1\n", m = a.model, r = g.running, w = g.waiting))).unwrap(),
-            "/stats" => json(format!(r#"{{"port":{port},"requests":{},"blocks":{},"cached":{}}}"#, g.requests, g.blocks, g.cached)),
-            _ => Response::builder().status(404).body(full("{}".into())).unwrap(),
-        });
+            "/v1/models" => models(&a.model),
+            "/metrics" => metrics(&a.model, g.running, g.waiting, 0.1),
+            "/stats" => json(format!(
+                r#"{{"port":{port},"requests":{},"blocks":{},"cached":{}}}"#,
+                g.requests, g.blocks, g.cached
+            )),
+            _ => not_found(),
+        };
     }
-    let body = req
-        .into_body()
-        .collect()
-        .await
-        .map(|b| b.to_bytes())
-        .unwrap_or_default();
+    let body = body_of(req).await;
     if path == "/tokenize" {
-        // One token for four bytes of the text, whatever the request's shape.
-        let ids: Vec<String> = body
-            .chunks(4)
-            .map(|c| {
-                (c.iter()
-                    .fold(0u32, |h, b| h.wrapping_mul(31).wrapping_add(*b as u32))
-                    % 150_000)
-                    .to_string()
-            })
-            .collect();
-        return Ok(json(format!(
-            r#"{{"count":{},"max_model_len":262144,"tokens":[{}],"token_strs":null}}"#,
-            ids.len(),
-            ids.join(",")
-        )));
+        return tokenized(&body);
     }
-    if !matches!(
-        path.as_str(),
-        "/v1/chat/completions" | "/v1/completions" | "/v1/responses"
-    ) {
-        return Ok(Response::builder()
-            .status(404)
-            .header("content-type", "application/json")
-            .body(full(r#"{"detail":"Not Found"}"#.into()))
-            .unwrap());
+    if !generates(&path) {
+        return not_found();
     }
     let Ok(v) = serde_json::from_slice::<serde_json::Value>(&body) else {
-        return Ok(Response::builder()
-            .status(400)
-            .body(full("{}".into()))
-            .unwrap());
+        return answer(400, "application/json", "{}".into());
     };
     let text = v["messages"]
         .as_array()
@@ -214,71 +166,26 @@ async fn handle(
         chunk("b", "\"length\"") + "data: [DONE]\n\n",
     );
     let wait = real(out as f64 * a.itl);
-    let frames = futures_util::stream::unfold(
+    events(futures_util::stream::unfold(
         (0, Some(first), Some(last), running),
         move |(i, mut f, mut l, r)| async move {
             match i {
-                0 => Some((
-                    Ok::<_, Infallible>(Frame::data(Bytes::from(f.take().unwrap()))),
-                    (1, f, l, r),
-                )),
+                0 => Some((f.take().unwrap(), (1, f, l, r))),
                 1 => {
                     tokio::time::sleep(wait).await;
-                    Some((
-                        Ok(Frame::data(Bytes::from(l.take().unwrap()))),
-                        (2, f, l, r),
-                    ))
+                    Some((l.take().unwrap(), (2, f, l, r)))
                 }
                 _ => None,
             }
         },
-    );
-    struct Sync<S>(Mutex<std::pin::Pin<Box<S>>>);
-    impl<S: futures_util::Stream> futures_util::Stream for Sync<S> {
-        type Item = S::Item;
-        fn poll_next(
-            self: std::pin::Pin<&mut Self>,
-            cx: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Option<S::Item>> {
-            self.0.lock().unwrap().as_mut().poll_next(cx)
-        }
-    }
-    Ok(Response::builder()
-        .header("content-type", "text/event-stream")
-        .body(BodyExt::boxed(StreamBody::new(Sync(Mutex::new(Box::pin(
-            frames,
-        ))))))
-        .unwrap())
+    ))
 }
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let a = Arc::new(Args::parse());
-    let mut tasks = vec![];
-    for k in 0..a.workers {
-        let (a, port, e) = (a.clone(), a.port + k, Shared::default());
-        let l = tokio::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], port)))
-            .await
-            .expect("bind");
-        tasks.push(tokio::spawn(async move {
-            loop {
-                let Ok((s, _)) = l.accept().await else {
-                    continue;
-                };
-                let _ = s.set_nodelay(true);
-                let (a, e) = (a.clone(), e.clone());
-                tokio::spawn(async move {
-                    let _ = hyper::server::conn::http1::Builder::new()
-                        .serve_connection(
-                            TokioIo::new(s),
-                            service_fn(move |r| handle(r, a.clone(), e.clone(), port)),
-                        )
-                        .await;
-                });
-            }
-        }));
-    }
-    println!("cachefleet: {} workers from port {}", a.workers, a.port);
-    for t in tasks {
-        let _ = t.await;
-    }
+    serve("cachefleet", a.port, a.workers, |port| {
+        let (a, e) = (a.clone(), Shared::default());
+        move |request| handle(request, a.clone(), e.clone(), port)
+    })
+    .await;
 }

@@ -55,17 +55,17 @@ impl Times {
 fn run(jobs: &[Job], settings: EngineSettings) -> (Times, EngineModel) {
     let mut engine = EngineModel::new(settings);
     let mut times = Times::new(jobs.len());
-    let mut due: Option<Due> = None;
+    let mut due: Option<Duration> = None;
     let mut arrivals = 0..jobs.len();
     loop {
         let arrival = arrivals.clone().next();
         let arrives = arrival.map(|request| jobs[request].at);
         match (arrives, due) {
-            (Some(at), _) if due.is_none_or(|due| at <= due.at) => {
+            (Some(at), _) if due.is_none_or(|due| at <= due) => {
                 arrivals.next();
                 due = engine.submit(at, jobs, arrivals.start - 1).or(due);
             }
-            (_, Some(Due { at })) => {
+            (_, Some(at)) => {
                 let finished = engine.finish(at, jobs).expect("it is due");
                 for (request, cached) in finished.first {
                     times.first[request] = at;
@@ -172,26 +172,16 @@ fn requests_wait_for_memory_and_answers_that_outgrow_it_are_computed_again() {
 }
 
 #[test]
-fn samples_say_what_was_computed_and_how_long_it_took() {
+fn an_engine_is_busy_as_long_as_its_steps_take() {
     let jobs = jobs(&[(0, 60, &[1], 3)]);
     let mut engine = EngineModel::new(settings());
     let mut due = engine.submit(Duration::ZERO, &jobs, 0);
-    let mut samples = Vec::new();
-    while let Some(Due { at }) = due {
-        samples.extend(engine.finish(at, &jobs).expect("it is due").sample);
+    while let Some(at) = due {
+        engine.finish(at, &jobs).expect("it is due");
         due = engine.start(&jobs);
     }
-    let first = EngineSample {
-        steps: 1,
-        prompt_tokens: 60,
-        busy: picoseconds(Duration::from_millis(650)),
-        ..EngineSample::default()
-    };
-    assert_eq!(samples, [first]);
-    assert_eq!(
-        (engine.sample.answer_tokens, engine.sample.context_tokens),
-        (2, 61 + 62)
-    );
+    let steps = 650 + (60 + 61) + (60 + 62);
+    assert_eq!(engine.busy_time(), Duration::from_millis(steps));
 }
 
 /// The plainest engine: it computes one step after the other, and looks for everything in lists.

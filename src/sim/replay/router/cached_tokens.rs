@@ -1,29 +1,19 @@
 //! How much of a prompt each worker has cached, as a router of a replay knows it. Pure.
 
-use smallvec::SmallVec;
-
 use crate::ids::{ViewIndex, WorkerId};
 use crate::kv::predicted::PredictedIndex;
 use crate::sim::replay::workload::{Job, tokens_of};
 
-/// The cached tokens of one prompt, by worker.
-pub(super) enum CachedTokens<'a> {
-    Exact {
-        tokens: Vec<u32>,
-        owners: SmallVec<[ViewIndex; 8]>,
-    },
-    /// The workers with the longest cached prefix are known; others are looked up on demand.
-    Predicted {
-        index: &'a PredictedIndex,
-        job: &'a Job,
-        owners: SmallVec<[ViewIndex; 8]>,
-        max_cached_elsewhere: usize,
-    },
+pub(super) struct CachedTokens {
+    /// By worker.
+    tokens: Vec<u32>,
+    /// Some of the workers with the longest cached prefixes.
+    pub(super) owners: Vec<ViewIndex>,
 }
 
-impl<'a> CachedTokens<'a> {
+impl CachedTokens {
     pub(super) fn exact(tokens: Vec<u32>, max_owners: usize, seed: u64) -> Self {
-        let mut owners: SmallVec<[ViewIndex; 8]> = ViewIndex::range(0..tokens.len())
+        let mut owners: Vec<ViewIndex> = ViewIndex::range(0..tokens.len())
             .filter(|index| tokens[index.get()] > 0)
             .collect();
         let order = |index: &ViewIndex| {
@@ -34,50 +24,37 @@ impl<'a> CachedTokens<'a> {
             owners.select_nth_unstable_by_key(max_owners - 1, order);
         }
         owners.truncate(max_owners);
-        CachedTokens::Exact { tokens, owners }
+        Self { tokens, owners }
     }
 
-    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, max_owners: usize) -> Self {
+    pub(super) fn predicted(
+        index: &PredictedIndex,
+        job: &Job,
+        workers: usize,
+        max_owners: usize,
+    ) -> Self {
         let overlap = index.overlap(&job.blocks, max_owners, job.seed);
         let max_cached_elsewhere = match overlap.last() {
             Some(last) if overlap.len() == max_owners => last.blocks as usize,
             _ => 0,
         };
-        CachedTokens::Predicted {
-            index,
-            job,
-            owners: overlap
-                .iter()
-                .map(|owner| ViewIndex::new(owner.worker.0 as usize))
-                .collect(),
-            max_cached_elsewhere,
+        let mut max_blocks = vec![max_cached_elsewhere; workers];
+        let mut owners = Vec::with_capacity(overlap.len());
+        for owner in &overlap {
+            let worker = owner.worker.0 as usize;
+            max_blocks[worker] = job.blocks.len();
+            owners.push(ViewIndex::new(worker));
         }
-    }
-
-    pub(super) fn owners(&self) -> &[ViewIndex] {
-        match self {
-            CachedTokens::Exact { owners, .. } | CachedTokens::Predicted { owners, .. } => owners,
-        }
+        let cached = |(worker, max_blocks): (usize, &usize)| {
+            let depth = index.depth(WorkerId(worker as u32), &job.blocks[..*max_blocks]);
+            tokens_of(&job.blocks, depth as usize)
+        };
+        let tokens = max_blocks.iter().enumerate().map(cached).collect();
+        Self { tokens, owners }
     }
 
     pub(super) fn tokens(&self, index: ViewIndex) -> u32 {
-        match self {
-            CachedTokens::Exact { tokens, .. } => tokens[index.get()],
-            CachedTokens::Predicted {
-                index: predicted,
-                job,
-                owners,
-                max_cached_elsewhere,
-            } => {
-                let blocks = if owners.contains(&index) {
-                    &job.blocks[..]
-                } else {
-                    &job.blocks[..*max_cached_elsewhere]
-                };
-                let depth = predicted.depth(WorkerId(index.get() as u32), blocks);
-                tokens_of(&job.blocks, depth as usize)
-            }
-        }
+        self.tokens[index.get()]
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) struct FleetView<'a> {
     pub(super) loads: &'a [LoadShare],
     pub(super) engines: &'a [fleet::load::Load],
     pub(super) speeds: &'a Speeds,
-    pub(super) cached: &'a CachedTokens<'a>,
+    pub(super) cached: &'a CachedTokens,
 }
 
 impl View for FleetView<'_> {
@@ -58,7 +58,7 @@ impl View for FleetView<'_> {
     }
 
     fn prefix_owners(&self) -> &[ViewIndex] {
-        self.cached.owners()
+        &self.cached.owners
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

@@ -16,7 +16,7 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 pub(super) struct Line {
     queue: Queue<usize>,
     /// What waits for each worker.
-    promised: Vec<LoadShare>,
+    pub(super) promised: Vec<LoadShare>,
     max_worker_queued_tokens: u64,
     epoch: Instant,
 }
@@ -80,10 +80,6 @@ impl Line {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
-    }
-
-    pub(super) fn promised(&self) -> &[LoadShare] {
-        &self.promised
     }
 
     /// `tokens`: to compute where the request costs the least now.

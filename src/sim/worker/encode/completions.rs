@@ -160,23 +160,19 @@ pub(super) fn whole_completion(generation: &Generation) -> Value {
 
 /// The first chunk of each answer of a chat, which has the role and no text.
 pub(super) fn role_chunks(generation: &Generation) -> Vec<String> {
-    let answers = 0..generation.answers.len();
-    answers.map(|index| role_chunk(generation, index)).collect()
-}
-
-fn role_chunk(generation: &Generation, index: usize) -> String {
-    let mut chunk = chunk(
-        generation,
-        &json!({
+    let role_chunk = |index: usize| {
+        let choice = json!({
             "index": index,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": null,
             "finish_reason": null,
-        }),
-    );
-    chunk["prompt_token_ids"] = prompt_token_ids(generation, 0);
-    chunk["prompt_text"] = Value::Null;
-    event(&chunk)
+        });
+        let mut chunk = chunk(generation, &choice);
+        chunk["prompt_token_ids"] = prompt_token_ids(generation, 0);
+        chunk["prompt_text"] = Value::Null;
+        event(&chunk)
+    };
+    (0..generation.answers.len()).map(role_chunk).collect()
 }
 
 pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> String {
@@ -192,7 +188,7 @@ pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> S
         choice["stop_reason"] = Value::Null;
     }
     choice["token_ids"] = last_token_id(generation, index);
-    token_chunk(generation, &choice, is_last_token(generation))
+    token_chunk(generation, &choice)
 }
 
 pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str) -> String {
@@ -212,13 +208,7 @@ pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str
         "prompt_token_ids": prompt_token_ids,
         "token_ids": last_token_id(generation, index),
     });
-    token_chunk(generation, &choice, is_last_token(generation))
-}
-
-/// True if no answer has more to come.
-fn is_last_token(generation: &Generation) -> bool {
-    let tokens = generation.request.answer_tokens * generation.answers.len();
-    generation.completion_tokens() == tokens
+    token_chunk(generation, &choice)
 }
 
 /// The token that was added last.
@@ -261,12 +251,10 @@ fn chat_delta(generation: &Generation, index: usize, (text, is_last): (&str, boo
         return json!({"reasoning": text});
     }
     let is_first = token == reasoning_tokens;
-    let Some(frame) = items::frame(generation) else {
-        return json!({"content": text});
-    };
-    let head = if is_first { frame.head.as_str() } else { "" };
-    let tail = if is_last { frame.tail.as_str() } else { "" };
-    let text = format!("{head}{}{tail}", if frame.has_words { text } else { "" });
+    let mut text = items::piece(generation, text, is_first);
+    if let Some(frame) = items::frame(generation).filter(|_| is_last) {
+        text += &frame.tail;
+    }
     let Some(call) = &output.call else {
         return json!({"content": text});
     };
@@ -298,9 +286,11 @@ pub(super) fn closing(generation: &Generation) -> Vec<String> {
 }
 
 /// A chunk with one token. Without a usage event after it, the last one has the fingerprint.
-fn token_chunk(generation: &Generation, choice: &Value, is_last_token: bool) -> String {
+fn token_chunk(generation: &Generation, choice: &Value) -> String {
     let mut chunk = chunk(generation, choice);
-    if is_last_token && generation.request.usage == UsageReport::Never {
+    let request = &generation.request;
+    let tokens = request.answer_tokens * generation.answers.len();
+    if request.usage == UsageReport::Never && generation.completion_tokens() == tokens {
         chunk["system_fingerprint"] = FINGERPRINT.into();
     }
     event(&chunk)

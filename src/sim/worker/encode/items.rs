@@ -52,13 +52,7 @@ pub(super) fn token(generation: &mut Generation, text: &str) -> Vec<String> {
         events.extend(close_reasoning(generation));
         events.extend(open_last(generation));
     }
-    let delta = match frame(generation) {
-        None => text.to_owned(),
-        Some(frame) => {
-            let head = if is_first { frame.head.as_str() } else { "" };
-            format!("{head}{}", if frame.has_words { text } else { "" })
-        }
-    };
+    let delta = piece(generation, text, is_first);
     events.push(delta_event(generation, &delta));
     events
 }
@@ -114,6 +108,15 @@ pub(super) fn frame(generation: &Generation) -> Option<&JsonFrame> {
     let output = &generation.request.output;
     let arguments = output.call.as_ref().map(|call| &call.arguments);
     arguments.or(output.format.as_ref())
+}
+
+/// What a token adds to the text of the last item: its word, and before the first the start of the JSON.
+pub(super) fn piece(generation: &Generation, text: &str, is_first: bool) -> String {
+    let Some(frame) = frame(generation) else {
+        return text.to_owned();
+    };
+    let head = if is_first { frame.head.as_str() } else { "" };
+    format!("{head}{}", if frame.has_words { text } else { "" })
 }
 
 /// The text of the last item: of the message, or the arguments of the call.

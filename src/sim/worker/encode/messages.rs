@@ -6,19 +6,13 @@ use super::items;
 use crate::sim::worker::error::ApiError;
 use crate::sim::worker::generation::Generation;
 use crate::sim::worker::json::named_event;
-use crate::sim::worker::tokenizer;
 
 pub(super) fn whole(generation: &Generation) -> Value {
     let request = &generation.request;
-    let tokens = &generation.answers[0];
-    let (thought, said) = tokens.split_at(items::reasoning_tokens(generation).min(tokens.len()));
-    let (thought, said) = (tokenizer::decode(thought), tokenizer::decode(said));
-    let said = match items::frame(generation) {
-        Some(frame) => frame.around(&said),
-        None => said,
-    };
+    let said = items::last_text(generation, 0);
     let mut content = Vec::new();
     if request.output.has_reasoning {
+        let (thought, _) = items::words(generation, 0);
         content.push(json!({"type": "thinking", "thinking": thought, "signature": "sim"}));
     }
     content.push(match &request.output.call {
@@ -81,14 +75,7 @@ pub(super) fn token(generation: &Generation, text: &str) -> String {
         events += &delta(0, &signature);
         events += &stop(0);
     }
-    let frame = items::frame(generation);
-    let piece = match frame {
-        None => text.to_owned(),
-        Some(frame) => {
-            let head = if is_first { frame.head.as_str() } else { "" };
-            format!("{head}{}", if frame.has_words { text } else { "" })
-        }
-    };
+    let piece = items::piece(generation, text, is_first);
     if let Some(call) = &request.output.call {
         if is_first {
             let id = items::id(generation, "toolu");

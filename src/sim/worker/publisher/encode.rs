@@ -35,6 +35,14 @@ struct Encoder {
     hashes: Hashes,
 }
 
+/// A field of an event that not all releases write, with its name.
+type OptionalField<'a> = (&'static str, Option<Scalar<'a>>);
+
+enum Scalar<'a> {
+    Uint(u64),
+    Text(&'a str),
+}
+
 impl Encoder {
     /// Begins an event with its type; `fields` other fields follow.
     fn head(&mut self, kind: &str, fields: usize) {
@@ -55,29 +63,54 @@ impl Encoder {
         }
     }
 
-    fn stored(&mut self, stored: &Stored) {
-        let map = self.layout == Layout::Map;
-        let location = &stored.location;
-        // A map leaves out fields without a value. An array has every field up to the last one with a value.
-        let optional = [
-            location.group.is_some(),
-            stored.spec_kind.is_some(),
-            stored.sliding_window.is_some(),
-            location.locality.is_some(),
-            location.ownership.is_some(),
-            stored.session_id.is_some(),
-        ];
-        let written = |at: usize| {
-            if map {
-                optional[at]
-            } else {
-                optional[at..].contains(&true)
+    /// The optional fields that an event has: a map leaves out those without a value, an array has every field up to the last
+    /// one with a value.
+    fn present<'a>(&self, mut fields: Vec<OptionalField<'a>>) -> Vec<OptionalField<'a>> {
+        match self.layout {
+            Layout::Map => fields.retain(|(_, value)| value.is_some()),
+            Layout::Array => {
+                let last = fields.iter().rposition(|(_, value)| value.is_some());
+                fields.truncate(last.map_or(0, |last| last + 1));
             }
-        };
+        }
+        fields
+    }
+
+    fn optional_fields(&mut self, fields: &[OptionalField<'_>]) {
+        for (name, value) in fields {
+            self.key(name);
+            match value {
+                Some(Scalar::Uint(number)) => self.uint(*number),
+                Some(Scalar::Text(text)) => self.text(text),
+                None => self.nil(),
+            }
+        }
+    }
+
+    fn stored(&mut self, stored: &Stored) {
+        let location = &stored.location;
+        let number = |value: Option<u32>| value.map(|value| Scalar::Uint(value.into()));
+        let optional = self.present(vec![
+            ("group_idx", number(location.group)),
+            (
+                "kv_cache_spec_kind",
+                stored.spec_kind.as_deref().map(Scalar::Text),
+            ),
+            (
+                "kv_cache_spec_sliding_window",
+                number(stored.sliding_window),
+            ),
+            ("locality", location.locality.as_deref().map(Scalar::Text)),
+            ("ownership", location.ownership.as_deref().map(Scalar::Text)),
+            ("session_id", stored.session_id.as_deref().map(Scalar::Text)),
+        ]);
         // Releases whose events are arrays have no lookahead.
-        let has_lookahead = map && stored.extra_keys.iter().flatten().any(is_lookahead);
-        let count = (0..optional.len()).filter(|&at| written(at)).count();
-        self.head("BlockStored", 8 + count + usize::from(has_lookahead));
+        let has_lookahead =
+            self.layout == Layout::Map && stored.extra_keys.iter().flatten().any(is_lookahead);
+        self.head(
+            "BlockStored",
+            8 + optional.len() + usize::from(has_lookahead),
+        );
         self.key("block_hashes");
         self.hashes(&stored.hashes);
         self.key("parent_block_hash");
@@ -97,30 +130,7 @@ impl Encoder {
         self.or_nil(stored.lora_name.as_deref(), Self::text);
         self.key("extra_keys");
         self.extra_keys(stored);
-        if written(0) {
-            self.key("group_idx");
-            self.or_nil(location.group.map(u64::from), Self::uint);
-        }
-        if written(1) {
-            self.key("kv_cache_spec_kind");
-            self.or_nil(stored.spec_kind.as_deref(), Self::text);
-        }
-        if written(2) {
-            self.key("kv_cache_spec_sliding_window");
-            self.or_nil(stored.sliding_window.map(u64::from), Self::uint);
-        }
-        if written(3) {
-            self.key("locality");
-            self.or_nil(location.locality.as_deref(), Self::text);
-        }
-        if written(4) {
-            self.key("ownership");
-            self.or_nil(location.ownership.as_deref(), Self::text);
-        }
-        if written(5) {
-            self.key("session_id");
-            self.or_nil(stored.session_id.as_deref(), Self::text);
-        }
+        self.optional_fields(&optional);
         if has_lookahead {
             self.key("lookahead_token_ids");
             self.lookahead(stored);
@@ -145,40 +155,19 @@ impl Encoder {
     }
 
     fn removed(&mut self, removed: &Removed) {
-        let map = self.layout == Layout::Map;
         let location = &removed.location;
-        let optional = [
-            location.group.is_some(),
-            location.locality.is_some(),
-            location.ownership.is_some(),
-        ];
-        let written = |at: usize| {
-            if map {
-                optional[at]
-            } else {
-                optional[at..].contains(&true)
-            }
-        };
-        self.head(
-            "BlockRemoved",
-            2 + (0..optional.len()).filter(|&at| written(at)).count(),
-        );
+        let group = location.group.map(|group| Scalar::Uint(group.into()));
+        let optional = self.present(vec![
+            ("group_idx", group),
+            ("locality", location.locality.as_deref().map(Scalar::Text)),
+            ("ownership", location.ownership.as_deref().map(Scalar::Text)),
+        ]);
+        self.head("BlockRemoved", 2 + optional.len());
         self.key("block_hashes");
         self.hashes(&removed.hashes);
         self.key("medium");
         self.medium(&location.medium);
-        if written(0) {
-            self.key("group_idx");
-            self.or_nil(location.group.map(u64::from), Self::uint);
-        }
-        if written(1) {
-            self.key("locality");
-            self.or_nil(location.locality.as_deref(), Self::text);
-        }
-        if written(2) {
-            self.key("ownership");
-            self.or_nil(location.ownership.as_deref(), Self::text);
-        }
+        self.optional_fields(&optional);
     }
 
     fn cleared(&mut self, ownership: Option<&str>) {

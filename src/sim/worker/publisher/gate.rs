@@ -19,9 +19,10 @@ use crate::sim::worker::net::accept;
 
 #[derive(Debug)]
 pub(super) struct Gate {
-    listener: TcpListener,
-    inner: SocketAddr,
-    cutter: Cutter,
+    pub(super) listener: TcpListener,
+    /// Where the socket listens.
+    pub(super) inner: SocketAddr,
+    pub(super) cutter: Cutter,
 }
 
 /// Closes the connections through one gate.
@@ -39,23 +40,6 @@ impl Cutter {
 }
 
 impl Gate {
-    pub(super) fn new(listener: TcpListener, inner: SocketAddr) -> Self {
-        let cutter = Cutter::default();
-        Self {
-            listener,
-            inner,
-            cutter,
-        }
-    }
-
-    pub(super) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    pub(super) fn cutter(&self) -> Cutter {
-        self.cutter.clone()
-    }
-
     /// Forwards connections while it is polled.
     pub(super) async fn run(self) -> Infallible {
         let mut connections = JoinSet::new();

@@ -35,7 +35,7 @@ pub(crate) struct Outlet {
     pub(super) topic: Bytes,
     rank: u32,
     block_tokens: u32,
-    bound: BoundEndpoints,
+    pub(crate) bound: BoundEndpoints,
     pub(super) log: Mutex<Log>,
     commands: mpsc::Sender<Command>,
     pub(super) faults: watch::Sender<KvFaults>,
@@ -109,10 +109,6 @@ impl Outlet {
         if faults.cut {
             self.cutters.iter().for_each(Cutter::cut);
         }
-    }
-
-    pub(crate) fn bound(&self) -> &BoundEndpoints {
-        &self.bound
     }
 
     pub(crate) fn last_sequence(&self) -> Option<u64> {

@@ -35,21 +35,15 @@ pub struct Settings {
     #[arg(long = "kv-hashes", value_name = "KIND", value_enum, default_value_t = Hashes::Int)]
     pub hashes: Hashes,
 
+    // The default is vLLM's.
     /// Number of batches that can be replayed.
-    #[arg(
-        long = "kv-buffer-steps",
-        value_name = "BATCHES",
-        default_value_t = BUFFER_STEPS
-    )]
+    #[arg(long = "kv-buffer-steps", value_name = "BATCHES", default_value = "10000")]
     pub buffer_steps: NonZeroUsize,
 
     /// Sequence number of the first batch. A real engine starts at 0.
     #[arg(long = "kv-first-sequence", value_name = "NUMBER", default_value_t = 0)]
     pub first_sequence: u64,
 }
-
-/// As in vLLM.
-const BUFFER_STEPS: NonZeroUsize = NonZeroUsize::new(10_000).expect("it is not zero");
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Layout {

@@ -22,7 +22,7 @@ const END_MARKER: [u8; 8] = [0xff; 8];
 
 /// The sockets' side of a publisher.
 pub(crate) struct Publisher {
-    pub(super) outlet: Arc<Outlet>,
+    pub(crate) outlet: Arc<Outlet>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) events: Guarded<PubSocket>,
     pub(super) replay: Option<Guarded<RouterSocket>>,
@@ -37,27 +37,28 @@ pub(super) struct Guarded<S> {
 impl<S: Socket> Guarded<S> {
     pub(super) async fn bind(listener: TcpListener) -> io::Result<Self> {
         let behind = std::net::TcpListener::bind("127.0.0.1:0")?;
-        let address = behind.local_addr()?;
+        let inner = behind.local_addr()?;
         let mut socket = S::new();
         socket
             .bind_listener(behind)
             .await
             .map_err(io::Error::other)?;
-        let gate = Gate::new(listener, address);
+        let cutter = Cutter::default();
+        let gate = Gate {
+            listener,
+            inner,
+            cutter,
+        };
         Ok(Self { gate, socket })
     }
 }
 
 impl Publisher {
-    pub(crate) fn outlet(&self) -> Arc<Outlet> {
-        Arc::clone(&self.outlet)
-    }
-
     /// Serves the sockets while it is polled.
     pub(crate) async fn run(self) -> Infallible {
         let outlet = self.outlet;
         let Guarded { gate, socket } = self.events;
-        let cutter = gate.cutter();
+        let cutter = gate.cutter.clone();
         let events = send(&outlet, self.commands, socket, &cutter);
         let replays = async {
             match self.replay {
@@ -100,7 +101,7 @@ async fn send(
 
 async fn serve_replays(outlet: &Outlet, replay: Guarded<RouterSocket>) -> Infallible {
     let Guarded { gate, mut socket } = replay;
-    let cutter = gate.cutter();
+    let cutter = gate.cutter.clone();
     let answers = async {
         loop {
             match socket.recv().await {

@@ -220,7 +220,7 @@ async fn parameters_show_whole_and_at_the_end_of_a_response_and_in_no_other_stre
 async fn a_chat_begins_with_its_role_and_a_response_with_itself_before_the_transfer() {
     let pair = Pair::start(Connector::Nixl).await;
     pair.decode.handle.set_faults(Faults {
-        transfer: crate::sim::fault::transfer::TransferFaults {
+        transfer: crate::sim::fault::TransferFaults {
             transfer_hangs: true,
             ..Default::default()
         },

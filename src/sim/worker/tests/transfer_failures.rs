@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::transfer::{PATHS, Pair, body, long, settings, text, with};
 use super::*;
-use crate::sim::fault::transfer::TransferFaults;
+use crate::sim::fault::TransferFaults;
 
 const PATH: &str = "/v1/chat/completions";
 

@@ -1,6 +1,6 @@
-//! `kv_transfer_params` of requests, and of the answers of a NIXL prefill engine. Pure.
+//! `kv_transfer_params` of requests. Pure.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::settings::Role;
@@ -70,53 +70,6 @@ impl Leg {
     }
 }
 
-/// The parameters in the answer of a prefill engine, which the router passes on to the decode engine.
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-pub(crate) enum PrefillResult {
-    Nixl(NixlResult),
-    Moriio(MoriioResult),
-}
-
-/// The parameters in the answer of a NIXL prefill engine, which the router passes on to the decode engine.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct NixlResult {
-    pub(crate) do_remote_prefill: bool,
-    pub(crate) do_remote_decode: bool,
-    /// A list for each KV cache group; there is one group.
-    pub(crate) remote_block_ids: [Vec<u32>; 1],
-    pub(crate) remote_engine_id: String,
-    pub(crate) remote_request_id: String,
-    pub(crate) remote_host: String,
-    pub(crate) remote_port: u16,
-    pub(crate) tp_size: u32,
-    pub(crate) dcp_size: u32,
-    pub(crate) pp_size: u32,
-    pub(crate) remote_num_tokens: usize,
-    pub(crate) remote_blocks_expiry_time: (),
-    pub(crate) transfer_mode: &'static str,
-    /// Absent after an answer of several tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) remote_prefill_cached_tokens: Option<usize>,
-}
-
-/// The parameters in the answer of a MoRI-IO prefill engine in read mode, which the router passes on to the decode engine.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct MoriioResult {
-    pub(crate) do_remote_prefill: bool,
-    pub(crate) do_remote_decode: bool,
-    pub(crate) remote_block_ids: Vec<u32>,
-    pub(crate) remote_engine_id: String,
-    pub(crate) remote_host: String,
-    pub(crate) remote_handshake_port: u16,
-    pub(crate) remote_notify_port: u16,
-    pub(crate) remote_dp_rank: u32,
-    pub(crate) remote_dp_rank_override: bool,
-    pub(crate) remote_dp_size: u32,
-    pub(crate) tp_size: u32,
-    pub(crate) transfer_id: String,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,27 +97,5 @@ mod tests {
             assert_eq!(leg(params), expected, "{params}");
         }
         assert_eq!(TransferParams::of_body(b"{").leg(), Leg::Whole);
-    }
-
-    #[test]
-    fn the_parameters_are_those_of_a_real_engine() {
-        let result = NixlResult {
-            do_remote_prefill: true,
-            do_remote_decode: false,
-            remote_block_ids: [vec![256, 257]],
-            remote_engine_id: "07c63c5d-cd36-4b50-815d-339a9bbe6c38".to_owned(),
-            remote_request_id: "chatcmpl-chat-99d0844f".to_owned(),
-            remote_host: "127.0.0.1".to_owned(),
-            remote_port: 5600,
-            tp_size: 1,
-            dcp_size: 1,
-            pp_size: 1,
-            remote_num_tokens: 50,
-            remote_blocks_expiry_time: (),
-            transfer_mode: "pull",
-            remote_prefill_cached_tokens: Some(0),
-        };
-        let expected = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[256,257]],"remote_engine_id":"07c63c5d-cd36-4b50-815d-339a9bbe6c38","remote_request_id":"chatcmpl-chat-99d0844f","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":50,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0}"#;
-        assert_eq!(serde_json::to_string(&result).unwrap(), expected);
     }
 }

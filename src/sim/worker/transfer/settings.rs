@@ -50,17 +50,15 @@ pub struct Settings {
     )]
     pub connect_ms: u64,
 
+    // The default is 200 Gbit/s, with 128 KiB per token as in a model of 8 billion parameters.
     /// Transfer speed, in tokens per second.
     #[arg(
         long = "kv-transfer-tokens-per-second",
         value_name = "TOKENS",
-        default_value_t = TOKENS_PER_SECOND
+        default_value = "190000"
     )]
     pub tokens_per_second: NonZeroU32,
 }
-
-/// 200 Gbit/s, with 128 KiB per token as in a model of 8 billion parameters.
-const TOKENS_PER_SECOND: NonZeroU32 = NonZeroU32::new(190_000).expect("it is not zero");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

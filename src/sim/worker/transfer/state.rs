@@ -110,7 +110,8 @@ impl State {
             return Lookup::Stale;
         }
         offer.is_used = true;
-        if offer.driver.kept_blocks(offer.key).is_none() {
+        let is_kept = offer.driver.engine().kept_blocks(offer.key).is_some();
+        if !is_kept {
             Lookup::Stale
         } else if offer.fingerprint != fingerprint {
             // They are read and freed nevertheless.
