@@ -23,10 +23,12 @@ pub struct Registry {
     shared: Arc<Shared>,
 }
 
+/// A metric's type, and what reads it.
+type Registered = (&'static str, Box<dyn Collector>);
+
 #[derive(Default)]
 struct Shared {
-    /// The registered metrics by name, each with its type for the reference.
-    collectors: Mutex<BTreeMap<String, (&'static str, Box<dyn Collector>)>>,
+    collectors: Mutex<BTreeMap<String, Registered>>,
     on_scrape: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
 
