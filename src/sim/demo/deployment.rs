@@ -54,7 +54,7 @@ pub(super) struct Settings {
         long,
         value_name = "BLOCKS",
         default_value = "2048",
-        default_value_if("disaggregated", "true", "8192"),
+        default_value_if("disaggregated", "true", "8192")
     )]
     pub(super) cache_blocks: NonZeroU32,
 }

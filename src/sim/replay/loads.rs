@@ -101,7 +101,11 @@ fn all<'a>(settings: &Settings, trace: &'a [Entry]) -> Vec<LoadCase<'a>> {
         cases.push(case(format!("quick agents {sessions}"), size, draw));
     }
     let own_prompts = agents(150, 0, Pace::Slow);
-    cases.push(case("agents 150, own prompts".to_owned(), size, own_prompts));
+    cases.push(case(
+        "agents 150, own prompts".to_owned(),
+        size,
+        own_prompts,
+    ));
     if !trace.is_empty() {
         for speed in [1.0, 1.5, 2.0, 2.5] {
             cases.push(LoadCase {
@@ -123,9 +127,17 @@ fn all<'a>(settings: &Settings, trace: &'a [Entry]) -> Vec<LoadCase<'a>> {
         ..size
     };
     let draw = applications(20, 250.0, 3_000);
-    cases.push(case("little memory, apps 20/s".to_owned(), little(192), draw));
+    cases.push(case(
+        "little memory, apps 20/s".to_owned(),
+        little(192),
+        draw,
+    ));
     let draw = applications(4, 2_000.0, 1_500);
-    cases.push(case("little memory, long 4/s".to_owned(), little(256), draw));
+    cases.push(case(
+        "little memory, long 4/s".to_owned(),
+        little(256),
+        draw,
+    ));
     if !trace.is_empty() {
         let name = "little memory, trace x1".to_owned();
         cases.push(case(name, little(384), part_of_trace()));
@@ -143,11 +155,7 @@ impl LoadCase<'_> {
 }
 
 /// Plays all loads with all policies and seeds, on all cores.
-pub(super) fn compare(
-    settings: &Settings,
-    config: &Config,
-    cases: &[LoadCase<'_>],
-) -> Compared {
+pub(super) fn compare(settings: &Settings, config: &Config, cases: &[LoadCase<'_>]) -> Compared {
     let policies = settings.compared_policies();
     let runs = cases.len() * settings.seeds.len();
     let bars = Bars::default();
@@ -190,12 +198,7 @@ pub(super) fn compare(
 }
 
 /// The result of each policy.
-fn play(
-    settings: &Settings,
-    config: &Config,
-    case: &LoadCase<'_>,
-    seed: u64,
-) -> Vec<PolicyResult> {
+fn play(settings: &Settings, config: &Config, case: &LoadCase<'_>, seed: u64) -> Vec<PolicyResult> {
     let jobs = case.jobs(settings, seed);
     let times = settings.mean_times();
     let policies = settings.compared_policies().into_iter();

@@ -346,7 +346,10 @@ impl Router {
 
     /// What changed since the last report.
     pub(super) fn report(&mut self) -> Report {
-        let waiting = self.line.as_ref().map_or(&[][..], |line| line.promised.as_slice());
+        let waiting = self
+            .line
+            .as_ref()
+            .map_or(&[][..], |line| line.promised.as_slice());
         Report {
             loads: changed(&self.own, &mut self.reported),
             waiting: changed(waiting, &mut self.reported_waiting),

@@ -90,7 +90,12 @@ pub struct Settings {
     pub(super) batch_tokens_max: NonZeroU32,
 
     /// Maximum running requests of an engine; further ones wait.
-    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value = "256")]
+    #[arg(
+        long,
+        visible_alias = "max-num-seqs",
+        value_name = "REQUESTS",
+        default_value = "256"
+    )]
     pub(super) running_max: NonZeroU32,
 
     /// Speed-up of the arrivals: with 2, requests arrive twice as fast as recorded.

@@ -43,7 +43,9 @@ pub(crate) async fn bind(settings: &Settings) -> io::Result<(Ranks, Engines)> {
             &settings.faults.kv,
         )
         .await?;
-        let outlet = publisher.as_ref().map(|publisher| Arc::clone(&publisher.outlet));
+        let outlet = publisher
+            .as_ref()
+            .map(|publisher| Arc::clone(&publisher.outlet));
         publishers.extend(publisher);
         let engine = Engine::new(settings.engine());
         ranks.push(Arc::new(Driver::new(engine, outlet)));
@@ -172,9 +174,7 @@ impl Ranks {
     }
 
     pub(crate) fn bound(&self) -> Vec<BoundEndpoints> {
-        self.outlets()
-            .map(|outlet| outlet.bound.clone())
-            .collect()
+        self.outlets().map(|outlet| outlet.bound.clone()).collect()
     }
 
     pub(crate) fn cache_contents(&self, rank: usize) -> CacheContents {

@@ -62,7 +62,12 @@ pub struct Settings {
     pub batch_tokens_max: NonZeroU32,
 
     /// Maximum running requests; further ones wait.
-    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value = "64")]
+    #[arg(
+        long,
+        visible_alias = "max-num-seqs",
+        value_name = "REQUESTS",
+        default_value = "64"
+    )]
     pub running_max: NonZeroU32,
 
     /// Maximum waiting requests; further ones are answered with 503.

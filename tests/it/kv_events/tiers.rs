@@ -140,7 +140,8 @@ async fn an_engine_that_is_known_in_part_is_asked_to_tell_again() {
     followed.post(&prompt).await;
     eventually("what it held before is known", async || {
         // Not only what is expected of the request itself.
-        explained(&followed.cluster, &prompt).await["workers"][0]["trees"][0]["cached"]["gpu"] == 240
+        explained(&followed.cluster, &prompt).await["workers"][0]["trees"][0]["cached"]["gpu"]
+            == 240
     })
     .await;
     assert!(was_asked(&followed, &prompt).await);

@@ -37,7 +37,11 @@ pub struct Settings {
 
     // The default is vLLM's.
     /// Number of batches that can be replayed.
-    #[arg(long = "kv-buffer-steps", value_name = "BATCHES", default_value = "10000")]
+    #[arg(
+        long = "kv-buffer-steps",
+        value_name = "BATCHES",
+        default_value = "10000"
+    )]
     pub buffer_steps: NonZeroUsize,
 
     /// Sequence number of the first batch. A real engine starts at 0.
