@@ -3,6 +3,7 @@
 pub mod engine_answer;
 pub(super) mod first_token_gate;
 pub(super) mod plain_events;
+pub(super) mod splice;
 pub(super) mod token_count;
 pub mod usage_reader;
 pub mod usage_rewriter;

@@ -14,9 +14,9 @@ use super::progress::Progress;
 use super::refusal::Refusal;
 use super::request::Request;
 use super::settings::Settings;
-use super::splice::Splice;
 use super::usage::{self, Earlier};
 use crate::http::sse;
+use crate::relay::answer::splice::Splice;
 
 const NULL: &str = "null";
 /// More than the text of any token.

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::splice::Splice;
+use crate::relay::answer::splice::Splice;
 
 /// What the client's stream has beyond what its last engine counts.
 #[derive(Clone, Copy, Debug, Default)]

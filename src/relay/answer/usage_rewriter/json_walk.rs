@@ -2,7 +2,7 @@
 
 use memchr::{memchr2, memchr3};
 
-use super::edits::Edits;
+use crate::relay::answer::splice::Splice;
 
 /// The meaning of a JSON value, by its path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,8 +87,6 @@ enum State {
         is_key: bool,
         is_escaped: bool,
     },
-    /// The rest of the number that is replaced.
-    RemovedNumber,
     /// The rest of a removed number or literal.
     RemovedWord,
     /// A removed string (`depth` 0), or a string inside a removed object or list.
@@ -139,12 +137,12 @@ impl JsonWalk {
     /// Consumes the bytes at `position`, or only ends a removal there. Returns the next position.
     pub(super) fn step(
         &mut self,
+        data: &[u8],
         position: usize,
-        out: &mut Edits<'_>,
+        out: &mut Splice<'_>,
         counts: &Counts,
         is_events: bool,
     ) -> usize {
-        let data = out.input();
         let byte = data[position];
         match self.state {
             State::Between => {
@@ -170,10 +168,6 @@ impl JsonWalk {
                 };
                 end
             }
-            State::RemovedNumber => match byte {
-                b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E' => position + 1,
-                _ => self.end_removal(position, out),
-            },
             State::RemovedWord => match byte {
                 b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r' => {
                     self.end_removal(position, out)
@@ -207,13 +201,13 @@ impl JsonWalk {
         }
     }
 
-    fn end_removal(&mut self, position: usize, out: &mut Edits<'_>) -> usize {
-        out.keep_from(position);
+    fn end_removal(&mut self, position: usize, out: &mut Splice<'_>) -> usize {
+        out.leave_out(position);
         self.state = State::Between;
         position
     }
 
-    fn on_structure(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
+    fn on_structure(&mut self, byte: u8, position: usize, out: &mut Splice<'_>, counts: &Counts) {
         match byte {
             b' ' | b'\t' | b'\n' | b'\r' => {}
             b':' => self.next = self.current().child(self.key.text()),
@@ -231,10 +225,10 @@ impl JsonWalk {
     }
 
     /// The first byte of a value or a key, or a later byte of a number or a literal.
-    fn on_value(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
+    fn on_value(&mut self, byte: u8, position: usize, out: &mut Splice<'_>, counts: &Counts) {
         let next = std::mem::take(&mut self.next);
         if next == Node::KvTransferParams && byte != b'n' {
-            out.replace(position, "null");
+            out.put(position..position, b"null");
             self.state = match byte {
                 b'"' => State::RemovedString {
                     depth: 0,
@@ -268,8 +262,8 @@ impl JsonWalk {
                 self.is_key_next = is_object;
             }
             b'0'..=b'9' if let Some(count) = counts.of(next) => {
-                out.replace(position, count);
-                self.state = State::RemovedNumber;
+                out.put(position..position, count.as_bytes());
+                self.state = State::RemovedWord;
             }
             _ => {}
         }
