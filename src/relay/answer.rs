@@ -1,5 +1,6 @@
 //! What an engine sends, read without a DOM: its events, its tokens and its usage.
 
+mod cut_json;
 pub mod engine_answer;
 pub(super) mod first_token_gate;
 pub(super) mod plain_events;

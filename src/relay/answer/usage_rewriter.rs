@@ -11,6 +11,7 @@ use memchr::memchr;
 use memchr::memmem::Finder;
 
 use self::json_walk::{Counts, JsonWalk};
+use super::cut_json::Line;
 use super::splice::Splice;
 
 static CACHED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"cached_tokens\""));
@@ -37,7 +38,7 @@ impl UsageRewriter {
             },
             is_events,
             line: if is_events {
-                Line::Prefix(0)
+                Line::Begin(0)
             } else {
                 Line::Json
             },
@@ -57,7 +58,7 @@ impl UsageRewriter {
     pub fn on_data(&mut self, data: Bytes) -> Bytes {
         // Nearly every piece of a stream has whole lines and nothing to change.
         if self.is_events
-            && matches!(self.line, Line::Prefix(0))
+            && matches!(self.line, Line::Begin(0))
             && data.last() == Some(&b'\n')
             && match self.counts.input {
                 Some(_) => USAGE.find(&data).is_none(),
@@ -87,19 +88,13 @@ impl UsageRewriter {
             if self.walk.is_removing() {
                 out.leave_out(position);
             }
-            self.line = Line::Prefix(0);
+            self.line = Line::Begin(0);
             self.walk = JsonWalk::default();
             return position + 1;
         }
         match self.line {
-            Line::Prefix(matched) => {
-                self.line = if byte != FIELD[matched] {
-                    Line::Other
-                } else if matched + 1 == FIELD.len() {
-                    Line::Json
-                } else {
-                    Line::Prefix(matched + 1)
-                };
+            Line::Begin(_) => {
+                self.line = self.line.after(byte);
                 position + 1
             }
             Line::Other => {
@@ -112,18 +107,6 @@ impl UsageRewriter {
             }
         }
     }
-}
-
-/// Lines of an event stream that contain JSON begin with this field name.
-const FIELD: &[u8] = b"data:";
-
-/// The position within a line of an event stream.
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    /// This many bytes of `data:` have matched.
-    Prefix(usize),
-    Json,
-    Other,
 }
 
 #[cfg(test)]

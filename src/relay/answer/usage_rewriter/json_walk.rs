@@ -2,6 +2,7 @@
 
 use memchr::{memchr2, memchr3};
 
+use crate::relay::answer::cut_json::Name;
 use crate::relay::answer::splice::Splice;
 
 /// The meaning of a JSON value, by its path.
@@ -61,8 +62,6 @@ impl Counts {
 
 /// The deepest relevant path: root, response, usage, details.
 const MAX_DEPTH: usize = 4;
-/// No relevant key is longer.
-const MAX_KEY_BYTES: usize = 28;
 
 /// Walks through one JSON text that arrives in pieces of any size, and edits it. Invalid JSON can confuse the walk
 /// until the line ends; bytes still change only at the relevant keys in their places.
@@ -74,7 +73,7 @@ pub(super) struct JsonWalk {
     path: [Node; MAX_DEPTH],
     /// The next string is a key.
     is_key_next: bool,
-    key: Key,
+    key: Name,
     /// The meaning of the next value.
     next: Node,
 }
@@ -98,34 +97,6 @@ enum State {
     Removed {
         depth: usize,
     },
-}
-
-/// The bytes of a key.
-#[derive(Debug, Default)]
-struct Key {
-    bytes: [u8; MAX_KEY_BYTES],
-    len: usize,
-}
-
-impl Key {
-    fn push(&mut self, text: &[u8]) {
-        match self.bytes.get_mut(self.len..self.len + text.len()) {
-            Some(free) => {
-                free.copy_from_slice(text);
-                self.len += text.len();
-            }
-            None => self.mark_irrelevant(),
-        }
-    }
-
-    /// The key is too long or has escapes, so it is not a relevant one.
-    fn mark_irrelevant(&mut self) {
-        self.len = MAX_KEY_BYTES + 1;
-    }
-
-    fn text(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
-    }
 }
 
 impl JsonWalk {
@@ -153,7 +124,7 @@ impl JsonWalk {
                 let (end, state) = scan_string(data, position, is_escaped, is_events);
                 if is_key {
                     if is_escaped || data[position..end].contains(&b'\\') {
-                        self.key.mark_irrelevant();
+                        self.key.on_escape();
                     } else {
                         self.key.push(
                             data[position..end]
@@ -243,7 +214,7 @@ impl JsonWalk {
             b'"' => {
                 let is_key = self.is_key_next && self.current() != Node::Other;
                 self.is_key_next = false;
-                self.key.len = 0;
+                self.key = Name::default();
                 self.state = State::String {
                     is_key,
                     is_escaped: false,
