@@ -4,8 +4,7 @@
 use std::time::Instant;
 
 use super::account::decision_log::{LimitsLeft, RecordedDecision};
-use super::choose::choice::Choice;
-use super::choose::chosen::Split;
+use super::choose::chosen::{Choice, Split};
 use super::choose::fleet_view::{FleetView, Task};
 use super::choose::promised::Promised;
 use super::core::Relay;

@@ -8,8 +8,7 @@ use std::time::Instant;
 use tracing::{debug, warn};
 
 use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
-use super::choose::choice::Choice;
-use super::choose::chosen::Chosen;
+use super::choose::chosen::{Choice, Chosen};
 use super::core::Relay;
 use super::course::{Course, Ended, Retry, Step, Unanswered};
 use super::failure::cuts::Cut;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::attempt::outcome::{AttemptOutcome, FailedAttempt};
-use super::choose::choice::Choice;
+use super::choose::chosen::Choice;
 use super::core::Relay;
 use super::course::Course;
 use super::failure::failure_owner::FailureOwner;

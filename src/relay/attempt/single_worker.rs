@@ -13,7 +13,7 @@ use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::prompt::Api;
-use crate::relay::choose::choice::Choice;
+use crate::relay::choose::chosen::Choice;
 use crate::relay::core::Relay;
 use crate::relay::course::Course;
 use crate::relay::failure::fault::{Fault, Part, Sign};
