@@ -208,6 +208,11 @@ impl Relay {
         self.models.hindsight()
     }
 
+    /// Whether streams of any model may be continued.
+    pub fn continues_streams(&self) -> bool {
+        self.models.continues_streams()
+    }
+
     /// The routing policy of models that have none of their own.
     pub fn policy(&self) -> Policy {
         self.models.settings.common.routing.policy
