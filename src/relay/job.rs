@@ -9,8 +9,7 @@ use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
 use super::continuation::{Progress, Resume};
-use super::failure::request_outcome::Outcome;
-use super::failure::types::Failure;
+use super::failure::types::{Failure, Outcome};
 use super::kv_transfer::SingleWorkerReason;
 use super::request::context::RequestContext;
 use super::request::gateway::Gateway;

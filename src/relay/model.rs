@@ -12,12 +12,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
 use super::account::hindsight::{Choices, Hindsight};
-use super::account::metrics::{Families, NONE, Outcome};
+use super::account::metrics::{Families, NONE};
 use super::account::usage::CountersByTenant;
 use super::account::worker_series::SeriesByWorker;
 use super::continuation;
 use super::failure::evidence::SharedEvidence;
 use super::failure::failure_owner::FailureOwner;
+use super::failure::types::Outcome;
 use super::prefill_decode;
 use super::request::session_key::{KeySource, session_key};
 use super::request::target::NameSettings;
@@ -181,9 +182,7 @@ impl Models {
 
     /// Counts a request that ended before its model was known to have a worker.
     pub(super) fn count_unsent(&self, api: &str, outcome: Outcome) {
-        let labels = [NONE, api, NONE, NONE, outcome.as_str()];
-        let requests = &self.shared.families.requests;
-        requests.with_label_values(&labels).inc();
+        self.shared.families.count_unanswered(NONE, api, outcome);
     }
 
     /// Removes the metric series of workers that left the fleet.

@@ -12,7 +12,7 @@ use crate::fleet::Worker;
 use crate::ids::{Model, RequestId};
 use crate::relay::attempt::outcome::AttemptAnswer;
 use crate::relay::continuation::{End, Reader, Refusal};
-use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::types::Outcome;
 use crate::relay::next_answer::{NextAnswer, NotContinued};
 
 /// How a stream broke off, and how it ends if no worker goes on.

@@ -8,7 +8,7 @@ use crate::http::sse;
 use crate::prompt::Api;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
 use crate::relay::answer::first_token_gate;
-use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::types::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
