@@ -60,8 +60,7 @@ pub use self::request::batch_line::{
 pub use self::request::context::{RequestContext, RequestKind};
 pub use self::request::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};
 pub use self::request::session_key::KeySource;
-pub use self::request::standing::StandingCell;
-pub use self::request::summary::{RequestSummary, SummaryCell};
+pub use self::request::summary::{RequestSummary, StandingCell, SummaryCell};
 pub use self::request::tenants::{TenantProfile, TenantTable};
 pub use self::request::usage_option::UnaskedUsage;
 pub use self::settings::{PinRanks, Settings};

@@ -12,7 +12,7 @@ use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
 use super::queued::Waits;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use crate::ids::ViewIndex;
 use crate::observe;
 use crate::routing::hindsight::{self, Sent};

@@ -13,7 +13,7 @@ use super::failure::types::{Failure, Outcome};
 use super::kv_transfer::SingleWorkerReason;
 use super::request::context::RequestContext;
 use super::request::gateway::Gateway;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use super::request::target::TargetReason;
 use super::request::usage_option::UnaskedUsage;
 use crate::ids::Model;

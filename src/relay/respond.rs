@@ -21,7 +21,7 @@ use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
 use super::next_answer::NextAnswer;
 use super::plan::Plan;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use super::request_count::RequestCount;
 use super::stream::Continuing;
 use super::{headers, stream};
