@@ -7,13 +7,14 @@ use bytes::Bytes;
 use tracing::{info, warn};
 
 use super::exchange::{self, Sending};
-use super::first_token::{self, Beginning};
+use super::first_token;
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
 use crate::prompt::Api;
+use crate::relay::answer::first_token_gate::Verdict;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -60,11 +61,11 @@ impl LegContext<'_> {
             .map_err(DecodeFailure::Exchange)?;
         // What comes before the first token stays in the answer, for the client.
         let why = match first_token::wait(self.job.api, &mut answer).await {
-            Ok(Beginning::Token) => return Ok(answer),
-            Ok(Beginning::Refusal | Beginning::Error) => {
+            Ok(Verdict::Token) => return Ok(answer),
+            Ok(Verdict::Refusal | Verdict::Error) => {
                 "the engine reported an error before its first token"
             }
-            Ok(Beginning::Nothing) => ENDED,
+            Ok(Verdict::GivenUp | Verdict::Undecided) => ENDED,
             // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
             Err(error) if self.job.api == Api::Responses && error.is_cut() => ENDED,
             Err(error) => return Err(DecodeFailure::Exchange(error)),
