@@ -20,7 +20,6 @@ use crate::ids::Model;
 use crate::limits;
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
-use crate::traces::RequestTrace;
 
 /// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
@@ -156,11 +155,6 @@ impl<'a> Job<'a> {
             is_converted: true,
             ..self.clone()
         }
-    }
-
-    /// The request's trace, if it is traced.
-    pub(super) fn trace(&self) -> Option<&Arc<RequestTrace>> {
-        self.context.trace()
     }
 }
 

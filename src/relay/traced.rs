@@ -31,7 +31,7 @@ pub(super) fn begin_try(
     leg: Option<Leg>,
     attempt: u32,
 ) -> Option<Box<TrySpan>> {
-    let trace = job.trace()?;
+    let trace = job.context.trace()?;
     let decision = Decision {
         reason: decision.reason.as_str(),
         prompt_tokens: u64::from(plan.request.prompt_tokens),
@@ -193,7 +193,7 @@ pub(super) fn answered_by(span: &mut TrySpan, worker: &Worker) {
 
 /// The stream of a request is to go on on another worker than `lost`.
 pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_tokens: u32) {
-    if let Some(trace) = job.trace() {
+    if let Some(trace) = job.context.trace() {
         let continued = Event::Continued {
             lost: lost.name.clone(),
             answer_tokens: answer_tokens.into(),

@@ -310,7 +310,7 @@ impl Queues {
                 continue;
             }
             let is_moved = |model: &Model| *sharing.queue_of(model) != queue.name;
-            for gone in queue.take_moved(now, is_moved) {
+            for gone in queue.end(now, Outcome::Moved, is_moved) {
                 gone.wake(&self.granted, self.fleet.freed());
             }
         }

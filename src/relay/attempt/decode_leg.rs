@@ -197,7 +197,7 @@ impl LegContext<'_> {
         for coming in plan.expect(&relay.caches, worker, rank) {
             coming.on_first_token(now);
         }
-        if let Some(trace) = job.trace() {
+        if let Some(trace) = job.context.trace() {
             let worker = worker.name.clone();
             trace.event(now, Event::KvTransfer { worker, took });
         }

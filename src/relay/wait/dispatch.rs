@@ -12,7 +12,7 @@ use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
-use crate::queue::{Look, Settings, Stretch};
+use crate::queue::{Look, Outcome, Settings, Stretch};
 use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
@@ -81,7 +81,7 @@ impl Queues {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
                 // The queue was turned off.
-                None => queue.release_all(now),
+                None => queue.end(now, Outcome::Released, |_| true),
             };
             for gone in gone {
                 self.on_left(&gone);

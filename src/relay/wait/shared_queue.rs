@@ -416,19 +416,16 @@ impl SharedQueue {
         state.named(vec![left]).pop()
     }
 
-    /// Takes out the requests of models that now wait in another queue.
-    pub(super) fn take_moved(&self, now: Instant, is_moved: impl Fn(&Model) -> bool) -> Vec<Gone> {
+    /// Ends the waits of requests for some models.
+    pub(super) fn end(
+        &self,
+        now: Instant,
+        outcome: Outcome,
+        is_ended: impl Fn(&Model) -> bool,
+    ) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let is_moved = |waiter: &Waiter| is_moved(&waiter.model);
-        let left = state.queue.end(now, Outcome::Moved, is_moved);
-        self.count(&state);
-        state.named(left)
-    }
-
-    /// Releases everyone.
-    pub(super) fn release_all(&self, now: Instant) -> Vec<Gone> {
-        let mut state = self.state.lock();
-        let left = state.queue.end(now, Outcome::Released, |_| true);
+        let is_ended = |waiter: &Waiter| is_ended(&waiter.model);
+        let left = state.queue.end(now, outcome, is_ended);
         self.count(&state);
         state.named(left)
     }
@@ -592,7 +589,7 @@ mod tests {
         assert_eq!(models(), ["a", "b"]);
         drop(other);
         assert_eq!(models(), ["a"]);
-        assert_eq!(queue.release_all(now).len(), 1);
+        assert_eq!(queue.end(now, Outcome::Released, |_| true).len(), 1);
         assert!(models().is_empty());
     }
 }

@@ -15,7 +15,7 @@ pub(super) enum FallbackReason {
     #[error("timeout")]
     Timeout,
     /// The call of the engine failed.
-    #[error("{}", .0.reason())]
+    #[error("{0}")]
     Engine(engine::Error),
     /// The circuit breaker for tokenization by engines is open.
     #[error("engine_circuit_open")]
