@@ -331,7 +331,7 @@ fn prompts(value: &str) -> Option<usize> {
 }
 
 /// Some reason if the engine would call one of these tools itself.
-fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
+pub(in crate::relay) fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
     #[derive(Deserialize)]
     struct Tool<'a> {
         #[serde(rename = "type", borrow)]
