@@ -25,6 +25,7 @@ use crate::traces::{Event, TrySpan};
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 const ENDED: &str = "the stream ended before its first token";
+pub(super) const PREFILL_GONE: &str = "the engine process that computed the prompt is gone";
 
 /// Why a decode leg has no first token.
 pub(super) enum DecodeFailure {
@@ -32,12 +33,11 @@ pub(super) enum DecodeFailure {
     Prefill(FailedAttempt),
     /// The worker did not answer, or its answer broke off.
     Exchange(exchange::Error),
-    /// The engine reports a failure before its first token, or ends its stream as engines do then.
+    /// The engine reports a failure before its first token, or ends its stream as engines do then; or the prefill worker's engine
+    /// process is gone, and the KV blocks with it.
     BeforeFirstToken(&'static str),
     /// No token for `transfer_timeout`: it may wait for KV blocks that never come, or in the engine's queue.
     Silent,
-    /// The prefill worker's engine process is gone, and the KV blocks with it.
-    PrefillGone,
 }
 
 impl LegContext<'_> {
@@ -95,7 +95,7 @@ impl LegContext<'_> {
         let watched_until = now + patience;
         loop {
             if self.is_prefill_gone() {
-                return Err(DecodeFailure::PrefillGone);
+                return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
             let now = observe::now();
             if now >= watched_until {
@@ -220,10 +220,6 @@ impl LegContext<'_> {
                 return FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
             }
             DecodeFailure::BeforeFirstToken(why) => (why, FailureOwner::KvTransfer),
-            DecodeFailure::PrefillGone => (
-                "the engine process that computed the prompt is gone",
-                FailureOwner::KvTransfer,
-            ),
             // It may wait in the engine's queue, which is no fault.
             DecodeFailure::Silent => (
                 "no first token in time after a prefill leg",

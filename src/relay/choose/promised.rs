@@ -36,11 +36,7 @@ impl Promised {
     /// What a worker was promised here.
     #[inline]
     pub(in crate::relay) fn of(&self, owner: WorkerId) -> Promise {
-        if self.by_owner.is_empty() {
-            Promise::default()
-        } else {
-            self.by_owner.get(&owner).copied().unwrap_or_default()
-        }
+        self.by_owner.get(&owner).copied().unwrap_or_default()
     }
 
     /// What a worker was promised here and in other replicas.
