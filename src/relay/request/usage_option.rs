@@ -95,8 +95,8 @@ pub(in crate::relay) fn without_usage(events: Bytes, unasked: UnaskedUsage) -> B
         }
         position += event.len();
     }
-    let kept = kept.finish(position);
-    kept.unwrap_or(events)
+    let changed = kept.finish(position);
+    changed.unwrap_or(events)
 }
 
 /// The usage in an event.
