@@ -70,17 +70,17 @@ impl ModelSettings {
 pub(super) struct Models {
     pub(super) settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What outlives a configuration.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     families: Arc<Families>,
     evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
-    hindsight: Arc<Hindsight>,
+    pub(super) hindsight: Arc<Hindsight>,
     by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
 }
 
@@ -154,16 +154,6 @@ impl Models {
             states: ArcSwap::default(),
             shared: self.shared.clone(),
         }
-    }
-
-    pub(super) fn hindsight(&self) -> &Arc<Hindsight> {
-        &self.shared.hindsight
-    }
-
-    pub(super) fn continues_streams(&self) -> bool {
-        let named = self.settings.named.values();
-        let mut all = named.chain([&self.settings.common]);
-        all.any(|model| model.stream_continuation.is_some())
     }
 
     pub(super) fn of(&self, name: &Model) -> Arc<ModelState> {

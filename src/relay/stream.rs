@@ -173,7 +173,7 @@ impl Relayed {
             self.meter.on_data(self.last, &passed, Plain::default());
             return self.stripped(passed);
         };
-        let plain = plain_events.take(terminator.api(), &passed);
+        let plain = plain_events.take(terminator.api, &passed);
         if plain.events > 0 {
             terminator.on_plain();
         }
@@ -226,7 +226,7 @@ impl Relayed {
     /// Asks another worker to go on. An error if that must not be, or if the answer is complete.
     fn start_next(&mut self, broken: Break) -> Result<(), Break> {
         let terminator = self.terminator();
-        let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end());
+        let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end);
         let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
         let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
             return Err(broken);
@@ -355,7 +355,7 @@ impl Relayed {
         if self.source.is_closed() || self.start_next(broken).is_ok() {
             return Ok(passed);
         }
-        let complete = self.terminator().filter(|terminator| terminator.has_end());
+        let complete = self.terminator().filter(|terminator| terminator.has_end);
         if let Some(outcome) = complete.map(StreamTerminator::outcome) {
             // The stream was complete when the connection broke.
             self.source.close();
