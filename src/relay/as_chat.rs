@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::Response;
 
-use super::choose::choice::Choice;
+use super::choose::chosen::Choice;
 use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job, NotConvertible, ToolLoss};

@@ -39,7 +39,7 @@ impl Relay {
             return Box::pin(self.carry_chat(&chat)).await;
         }
         let mut waits = self.waits(job, &peek)?;
-        let planning = job.trace().map(|trace| (trace, observe::now()));
+        let planning = job.context.trace().map(|trace| (trace, observe::now()));
         // On the heap once, so that no future has a copy.
         let mut plan = Arc::new(self.plan_or_wait(job, &mut peek, waits.as_mut()).await?);
         if let Some((trace, began)) = planning {

@@ -1,6 +1,5 @@
 //! Which workers get a request: what the fleet looks like, what was promised, what was chosen.
 
-pub(super) mod choice;
 pub(super) mod chooser;
 pub(super) mod chosen;
 pub(super) mod failed_workers;

@@ -13,7 +13,6 @@ mod reader;
 mod refusal;
 mod request;
 mod settings;
-mod splice;
 mod usage;
 
 pub use self::progress::{Progress, Resume};

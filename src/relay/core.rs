@@ -205,7 +205,14 @@ impl Relay {
 
     /// Whether the choice was worse than others would have been.
     pub fn hindsight(&self) -> &Arc<Hindsight> {
-        self.models.hindsight()
+        &self.models.shared.hindsight
+    }
+
+    /// Whether streams of any model may be continued.
+    pub fn continues_streams(&self) -> bool {
+        let ModelSettings { common, named, .. } = &self.models.settings;
+        let mut all = named.values().chain([common]);
+        all.any(|model| model.stream_continuation.is_some())
     }
 
     /// The routing policy of models that have none of their own.

@@ -4,8 +4,7 @@
 use std::time::Instant;
 
 use super::account::decision_log::{LimitsLeft, RecordedDecision};
-use super::choose::choice::Choice;
-use super::choose::chosen::Split;
+use super::choose::chosen::{Choice, Split};
 use super::choose::fleet_view::{FleetView, Task};
 use super::choose::promised::Promised;
 use super::core::Relay;
@@ -13,7 +12,7 @@ use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
 use super::queued::Waits;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use crate::ids::ViewIndex;
 use crate::observe;
 use crate::routing::hindsight::{self, Sent};

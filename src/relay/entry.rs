@@ -7,7 +7,7 @@ use hyper::Response;
 use smallvec::SmallVec;
 
 use super::core::Relay;
-use super::failure::request_outcome::Outcome;
+use super::failure::types::Outcome;
 use super::job::{Error, FailedRequest, Job};
 use super::request::body_edit::{self, Edit};
 use super::request::output_cap;

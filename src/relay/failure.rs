@@ -6,5 +6,4 @@ pub(super) mod evidence;
 pub(super) mod failure_owner;
 pub(super) mod fault;
 pub(super) mod quarantine;
-pub(super) mod request_outcome;
 pub mod types;

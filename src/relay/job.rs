@@ -9,19 +9,17 @@ use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
 use super::continuation::{Progress, Resume};
-use super::failure::request_outcome::Outcome;
-use super::failure::types::Failure;
+use super::failure::types::{Failure, Outcome};
 use super::kv_transfer::SingleWorkerReason;
 use super::request::context::RequestContext;
 use super::request::gateway::Gateway;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use super::request::target::TargetReason;
 use super::request::usage_option::UnaskedUsage;
 use crate::ids::Model;
 use crate::limits;
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
-use crate::traces::RequestTrace;
 
 /// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
@@ -158,36 +156,47 @@ impl<'a> Job<'a> {
             ..self.clone()
         }
     }
-
-    /// The request's trace, if it is traced.
-    pub(super) fn trace(&self) -> Option<&Arc<RequestTrace>> {
-        self.context.trace()
-    }
 }
 
 /// Why the client gets no answer of an engine.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// No worker serves the model.
+    #[error("the model `{model}` does not exist{}", there_is(.known))]
     UnknownModel { model: String, known: Vec<String> },
     /// The request names no model, and there is more than one.
+    #[error("`model` is missing{}", there_is(.known))]
     NoModel { known: Vec<String> },
     /// No worker of the model is usable now.
+    #[error("no worker can take requests{} now", for_model(.model))]
     NoWorker {
         model: String,
         retry_after: Duration,
     },
     /// No prefill worker is usable now, and decode workers must not compute prompts (`on_prefill_failure: fail`).
+    #[error(
+        "no prefill worker can take requests for `{model}` now, and its decode workers compute no prompts"
+    )]
     NoPrefill {
         model: String,
         retry_after: Duration,
     },
     /// It cannot be split into a prefill and a decode leg, and the model's workers take nothing else.
+    #[error(
+        "the workers of `{model}` compute prompts and answers apart, which this request does not allow ({}): {}",
+        .reason.as_str(),
+        .reason.explanation()
+    )]
     NotSplit {
         model: String,
         reason: SingleWorkerReason,
     },
     /// Every attempt failed before an answer.
+    #[error(
+        "no engine answered in {attempts} attempts: {}{}",
+        at(.worker),
+        .last.explanation()
+    )]
     Unreachable {
         attempts: u32,
         last: Failure,
@@ -197,27 +206,43 @@ pub enum Error {
         may_have_computed: bool,
     },
     /// The last attempt timed out.
+    #[error("no engine answered in time, in {attempts} attempts")]
     TimedOut { attempts: u32 },
     /// The time of the whole request is over.
+    #[error(
+        "the request took longer than the {limit:?} that the router allows, in {attempts} attempts"
+    )]
     Deadline { attempts: u32, limit: Duration },
     /// The router had no file descriptor, port or memory for a connection to a worker.
+    #[error("the router cannot open a connection to an engine now")]
     OutOfResources { retry_after: Duration },
     /// It waited in vain for a worker with room, or did not wait.
+    #[error("{}", .0.reason)]
     NotQueued(Refusal),
     /// A header that the router reads has a value that it cannot.
+    #[error("the header `{name}` must be {expected}")]
     BadHeader {
         name: HeaderName,
         expected: &'static str,
     },
     /// Engines cut the connection when they got the request; it is not sent again.
+    #[error(
+        "engines closed the connection without an answer each time they got this request; it is not sent again"
+    )]
     CutsConnections,
     /// The limits of its tenant have no room for the request.
+    #[error("{0}")]
     Limited(Box<limits::Refusal>),
     /// No worker of the model serves the API.
+    #[error(
+        "no worker of `{model}` serves the Messages API (`/v1/messages`); send chat completions (`/v1/chat/completions`)"
+    )]
     NotServed { model: String },
     /// Only workers that speak chat completions could take the request, and it cannot be one.
+    #[error("{}", .0.message)]
     NotConvertible(NotConvertible),
     /// No worker can go on with the stream that another process began.
+    #[error("no worker can go on with the answer ({reason})")]
     NotContinued { reason: &'static str },
 }
 
@@ -307,68 +332,16 @@ fn there_is(known: &[String]) -> String {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::UnknownModel { model, known } => {
-                write!(f, "the model `{model}` does not exist{}", there_is(known))
-            }
-            Error::NoModel { known } => {
-                write!(f, "`model` is missing{}", there_is(known))
-            }
-            Error::NoWorker { model, .. } if model.is_empty() => {
-                f.write_str("no worker can take requests now")
-            }
-            Error::NoWorker { model, .. } => {
-                write!(f, "no worker can take requests for `{model}` now")
-            }
-            Error::NoPrefill { model, .. } => {
-                write!(f, "no prefill worker can take requests for `{model}` now, and its decode workers compute no prompts")
-            }
-            Error::NotSplit { model, reason } => write!(
-                f,
-                "the workers of `{model}` compute prompts and answers apart, which this request does not allow ({}): {}",
-                reason.as_str(),
-                reason.explanation()
-            ),
-            Error::Unreachable {
-                attempts,
-                last,
-                worker,
-                ..
-            } => {
-                write!(f, "no engine answered in {attempts} attempts: ")?;
-                if let Some(worker) = worker {
-                    write!(f, "{worker}: ")?;
-                }
-                f.write_str(last.explanation())
-            }
-            Error::TimedOut { attempts } => {
-                write!(f, "no engine answered in time, in {attempts} attempts")
-            }
-            Error::Deadline { attempts, limit } => {
-                write!(
-                    f,
-                    "the request took longer than the {limit:?} that the router allows, in {attempts} attempts"
-                )
-            }
-            Error::OutOfResources { .. } => {
-                f.write_str("the router cannot open a connection to an engine now")
-            }
-            Error::NotQueued(refusal) => refusal.reason.fmt(f),
-            Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),
-            Error::NotServed { model } => write!(
-                f,
-                "no worker of `{model}` serves the Messages API (`/v1/messages`); send chat completions (`/v1/chat/completions`)"
-            ),
-            Error::Limited(refusal) => refusal.fmt(f),
-            Error::NotConvertible(what) => f.write_str(&what.message),
-            Error::NotContinued { reason } => {
-                write!(f, "no worker can go on with the answer ({reason})")
-            }
-            Error::CutsConnections => f.write_str(
-                "engines closed the connection without an answer each time they got this request; it is not sent again",
-            ),
-        }
+/// Nothing for a request that names no model.
+fn for_model(model: &str) -> String {
+    match model {
+        "" => String::new(),
+        model => format!(" for `{model}`"),
     }
+}
+
+fn at(worker: &Option<Arc<str>>) -> String {
+    worker
+        .as_ref()
+        .map_or_else(String::new, |worker| format!("{worker}: "))
 }

@@ -14,6 +14,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::legs::runs_tools;
 pub use self::legs::{Legs, SingleWorkerReason};
 pub use self::sglang::Rendezvous;
 #[cfg(test)]

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus::local::LocalHistogram;
 
-use super::account::metrics::Outcome;
 use super::account::usage::UsageEntry;
 use super::account::worker_series::WorkerSeries;
 use super::answer::engine_answer::{Usage, is_token};
@@ -15,6 +14,7 @@ use super::answer::token_count::{ListedIds, Plain, TokenCount};
 use super::answer::usage_reader::UsageReader;
 use super::attempt::running::Running;
 use super::failure::failure_owner::FailureOwner;
+use super::failure::types::Outcome;
 use super::request::context::RequestContext;
 use super::request::summary::SummaryCell;
 use super::request_count::RequestCount;

@@ -12,12 +12,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
 use super::account::hindsight::{Choices, Hindsight};
-use super::account::metrics::{Families, NONE, Outcome};
+use super::account::metrics::{Families, NONE};
 use super::account::usage::CountersByTenant;
 use super::account::worker_series::SeriesByWorker;
 use super::continuation;
 use super::failure::evidence::SharedEvidence;
 use super::failure::failure_owner::FailureOwner;
+use super::failure::types::Outcome;
 use super::prefill_decode;
 use super::request::session_key::{KeySource, session_key};
 use super::request::target::NameSettings;
@@ -69,17 +70,17 @@ impl ModelSettings {
 pub(super) struct Models {
     pub(super) settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What outlives a configuration.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     families: Arc<Families>,
     evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
-    hindsight: Arc<Hindsight>,
+    pub(super) hindsight: Arc<Hindsight>,
     by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
 }
 
@@ -155,16 +156,6 @@ impl Models {
         }
     }
 
-    pub(super) fn hindsight(&self) -> &Arc<Hindsight> {
-        &self.shared.hindsight
-    }
-
-    pub(super) fn continues_streams(&self) -> bool {
-        let named = self.settings.named.values();
-        let mut all = named.chain([&self.settings.common]);
-        all.any(|model| model.stream_continuation.is_some())
-    }
-
     pub(super) fn of(&self, name: &Model) -> Arc<ModelState> {
         if let Some(state) = self.states.load().get(name) {
             return state.clone();
@@ -181,9 +172,7 @@ impl Models {
 
     /// Counts a request that ended before its model was known to have a worker.
     pub(super) fn count_unsent(&self, api: &str, outcome: Outcome) {
-        let labels = [NONE, api, NONE, NONE, outcome.as_str()];
-        let requests = &self.shared.families.requests;
-        requests.with_label_values(&labels).inc();
+        self.shared.families.count_unanswered(NONE, api, outcome);
     }
 
     /// Removes the metric series of workers that left the fleet.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::continuation::{self, Refusal};
+use super::continuation::{self, Reader, Refusal, Resume};
+use super::job::{Error, Job};
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt::cached_prefix::Caches;
@@ -42,7 +43,7 @@ pub(super) struct Plan {
     /// Whether the stream may go on on another worker, if that is configured.
     pub(super) continuation: Option<Box<Result<continuation::Request, Refusal>>>,
     /// Reads the rest of a stream that another process began.
-    pub(super) resumed: Option<Box<continuation::Reader>>,
+    pub(super) resumed: Option<Box<Reader>>,
     /// Asks the engine to report cached blocks, if that is configured.
     pub(super) report: Option<Edit>,
     /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
@@ -134,6 +135,33 @@ impl Plan {
         let is_trusted =
             || !check.has_mismatches() || check.trusts(&exact.subject(&self.group), worker.id);
         exact.ends_early || exact.may_be_late || !reports() || !is_trusted()
+    }
+
+    /// Has the worker go on with what another process began, if the request is for that. Otherwise it would begin again.
+    pub(super) fn go_on(&mut self, job: &Job<'_>) -> Result<(), Error> {
+        let Some(resume) = job.resume else {
+            return Ok(());
+        };
+        self.go_on_after(resume)
+            .map_err(|refusal| Error::NotContinued {
+                reason: refusal.as_str(),
+            })
+    }
+
+    fn go_on_after(&mut self, resume: &Resume) -> Result<(), Refusal> {
+        if !resume.is_of(&self.group.model) {
+            return Err(Refusal::OtherModel);
+        }
+        let settings = self.model.stream_continuation.ok_or(Refusal::Api)?;
+        let request = self.continuation.take().ok_or(Refusal::Api)?;
+        let (reader, body) = Reader::resumed(settings, (*request)?, resume)?;
+        let tokens = &mut self.request.prompt_tokens;
+        *tokens = tokens.saturating_add(reader.answer_tokens());
+        self.body = Some(body);
+        self.resumed = Some(Box::new(reader));
+        // Its place in the body is another one now.
+        self.report = None;
+        Ok(())
     }
 
     fn event_ranks(&self, worker: &Worker) -> u32 {

@@ -10,15 +10,16 @@ use super::continuation::{self, Refusal};
 use super::core::Relay;
 use super::job::{ChatForm, Error, ToolLoss};
 use super::kv_transfer::Legs;
-use super::pinned_rank;
 use super::plan::{Plan, token_ids_asked};
 use super::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt::prompt_token_ids;
 use super::prompt::tokens::PromptTokens;
 use super::request::body_edit;
 use super::request::target::Names;
+use super::settings::PinRanks;
+use crate::fleet::kv_transfer::Connector;
 use crate::fleet::model_lookup::Lookup;
-use crate::fleet::{Group, Snapshot};
+use crate::fleet::{Group, PinnedApi, Snapshot};
 use crate::ids::Tenant;
 use crate::kv::tokenizer_check::PromptSource;
 use crate::prompt::{self, Api, PeekedBody};
@@ -142,7 +143,7 @@ impl Relay {
             continuation,
             resumed: None,
             report: None,
-            pinned: pinned_rank::api_of(self.settings.pin_ranks, connector, api),
+            pinned: pinned_api(self.settings.pin_ranks, connector, api),
             rank_refused_by: None,
             group,
             model,
@@ -252,6 +253,24 @@ fn first_blocks(prompt: &prompt::HashedPrompt) -> usize {
     match within.count() {
         count if bytes > PREFIX_KEY_BYTES => count,
         count => count + 1,
+    }
+}
+
+/// How requests of an API are pinned to a rank, if they may be. Of a request with two legs, both are. MoRI-IO's workers have
+/// one rank each.
+fn pinned_api(pin_ranks: PinRanks, connector: Option<Connector>, api: Api) -> Option<PinnedApi> {
+    if pin_ranks == PinRanks::Never || connector == Some(Connector::Moriio) {
+        return None;
+    }
+    match api {
+        Api::Chat | Api::Completions | Api::Messages | Api::Generate => Some(PinnedApi::Chat),
+        Api::Responses => Some(PinnedApi::Responses),
+        Api::Embeddings
+        | Api::Rerank
+        | Api::Tokenize
+        | Api::Detokenize
+        | Api::CountTokens
+        | Api::Other => None,
     }
 }
 

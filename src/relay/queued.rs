@@ -414,7 +414,7 @@ impl Drop for WaitTime<'_> {
     fn drop(&mut self) {
         let now = observe::now();
         let waited = now.saturating_duration_since(self.entered);
-        if let Some(trace) = self.job.trace() {
+        if let Some(trace) = self.job.context.trace() {
             trace.event(now, Event::Queued { waited });
         }
         let waited = self.before + waited;

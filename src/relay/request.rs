@@ -7,7 +7,6 @@ pub(super) mod gateway;
 pub(super) mod kv_report_request;
 pub(super) mod output_cap;
 pub(super) mod session_key;
-pub(super) mod standing;
 pub(super) mod summary;
 pub mod target;
 pub(super) mod tenants;

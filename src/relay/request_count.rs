@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 
-use super::account::metrics::Outcome;
-use super::account::worker_series::{WorkerSeries, count_unanswered};
+use super::account::worker_series::WorkerSeries;
 use super::answer::engine_answer::Usage;
+use super::failure::types::Outcome;
 use super::model::ModelState;
 use crate::limits::Charge;
 use crate::prompt::Api;
@@ -105,7 +105,8 @@ impl RequestCount {
 
     fn count_unanswered(&mut self, outcome: Outcome) {
         self.is_counted = true;
-        count_unanswered(&self.model.families, &self.model.name, self.api, outcome);
+        let ModelState { families, name, .. } = &*self.model;
+        families.count_unanswered(name, self.api.as_str(), outcome);
     }
 }
 

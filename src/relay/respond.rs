@@ -9,7 +9,8 @@ use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
 use super::account::usage::UsageEntry;
-use super::account::usage_line::{Tokens, UsageLine};
+use super::account::usage_line::UsageLine;
+use super::answer::engine_answer::Usage;
 use super::answer::usage_rewriter::UsageRewriter;
 use super::attempt::exchange;
 use super::attempt::outcome::AttemptAnswer;
@@ -20,7 +21,7 @@ use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
 use super::next_answer::NextAnswer;
 use super::plan::Plan;
-use super::request::standing::StandingCell;
+use super::request::summary::StandingCell;
 use super::request_count::RequestCount;
 use super::stream::Continuing;
 use super::{headers, stream};
@@ -190,10 +191,10 @@ impl Relay {
         let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
         let prefill = answer.split.prefill();
         let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
-        let expected = Tokens {
-            prompt: plan.request.prompt_tokens.into(),
-            cached: decision.cached_tokens.into(),
-            output: 0,
+        let expected = Usage {
+            prompt_tokens: plan.request.prompt_tokens.into(),
+            cached_tokens: decision.cached_tokens.into(),
+            ..Usage::default()
         };
         let line = || UsageLine {
             id: job.context.id,

@@ -16,19 +16,15 @@ impl Relay {
         limits.allows(name) || models.any(|model| limits.allows(model))
     }
 
-    /// Whether requests for a name find a worker, now or once one is up: a worker serves it, or the configuration names
-    /// it. Also while some worker was not asked yet what it serves.
-    pub fn knows(&self, name: &str) -> bool {
+    /// Whether requests for a name may find a worker, for who can wait: a worker serves it, or the configuration names it. Also
+    /// while a worker that is listed, or none is, has yet to say what it serves.
+    pub fn may_know(&self, name: &str) -> bool {
         let snapshot = self.fleet().snapshot();
         snapshot.models.contains_key(name)
             || self.names().get(name).is_some()
             || self.queues().is_known(name)
             || snapshot.has_unprobed_workers()
-    }
-
-    /// As [`Self::knows`], for who can wait: also while a worker that is listed, or none is, has yet to say what it serves.
-    pub fn may_know(&self, name: &str) -> bool {
-        self.knows(name) || self.fleet().snapshot().may_serve_others()
+            || snapshot.may_serve_others()
     }
 
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {

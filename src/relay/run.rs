@@ -8,8 +8,7 @@ use std::time::Instant;
 use tracing::{debug, warn};
 
 use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
-use super::choose::choice::Choice;
-use super::choose::chosen::Chosen;
+use super::choose::chosen::{Choice, Chosen};
 use super::core::Relay;
 use super::course::{Course, Ended, Retry, Step, Unanswered};
 use super::failure::cuts::Cut;
@@ -227,8 +226,9 @@ impl Relay {
     /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
     fn on_answer(&self, job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) {
         let worker = answer.running.worker();
-        if answer.answer.is_failure() {
-            let (owner, status) = (answer.answer.owner(), answer.answer.head.status);
+        let status = answer.answer.head.status;
+        let owner = FailureOwner::of_status(status);
+        if owner != FailureOwner::Unattributed {
             let model = &plan.model;
             model.report_failure(worker, job.context.client, owner, status.as_str());
         } else if worker.breaker.state() != State::Closed {

@@ -2,7 +2,6 @@
 
 mod continuing;
 mod limits;
-mod pieces;
 mod source;
 mod terminator;
 
@@ -21,15 +20,14 @@ use self::continuing::Break;
 pub(super) use self::continuing::Continuing;
 pub(super) use self::limits::Limits;
 use self::limits::{Fired, TOO_LONG, Timer};
-use self::pieces::join;
 use self::source::{Read, Source};
 use self::terminator::{Missing, StreamTerminator};
-use super::account::metrics::Outcome;
 use super::answer::plain_events::PlainEvents;
 use super::answer::token_count::Plain;
 use super::answer::usage_rewriter::UsageRewriter;
 use super::attempt::outcome::AttemptAnswer;
 use super::continuation::End;
+use super::failure::types::Outcome;
 use super::meter::Meter;
 use super::request::usage_option::{self, UnaskedUsage};
 use crate::http::client::EngineBody;
@@ -175,7 +173,7 @@ impl Relayed {
             self.meter.on_data(self.last, &passed, Plain::default());
             return self.stripped(passed);
         };
-        let plain = plain_events.take(terminator.api(), &passed);
+        let plain = plain_events.take(terminator.api, &passed);
         if plain.events > 0 {
             terminator.on_plain();
         }
@@ -228,7 +226,7 @@ impl Relayed {
     /// Asks another worker to go on. An error if that must not be, or if the answer is complete.
     fn start_next(&mut self, broken: Break) -> Result<(), Break> {
         let terminator = self.terminator();
-        let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end());
+        let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end);
         let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
         let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
             return Err(broken);
@@ -260,17 +258,22 @@ impl Relayed {
 
     /// What ends a stream that no worker goes on with.
     fn lost(&mut self, broken: Break) -> Bytes {
-        self.source.close();
         self.continuing = None;
-        let terminator = self.take_terminator();
-        let end = terminator.map(|terminator| terminator.error(broken.message));
-        self.meter.on_end(observe::now(), broken.outcome);
-        info!(id = %self.id, worker = %self.meter.worker().name, reason = broken.message, "answer ended early");
+        let end = self.end_early(broken.outcome, broken.message);
         match broken.error {
             Some(error) if error.trim_ascii_end().ends_with(b"[DONE]") => error,
             Some(error) => join(error, Bytes::from_static(b"data: [DONE]\n\n")),
             None => end.unwrap_or_default(),
         }
+    }
+
+    /// The answer ends before its end. Returns what terminates it, if it is a stream of events.
+    fn end_early(&mut self, outcome: Outcome, message: &str) -> Option<Bytes> {
+        self.source.close();
+        self.meter.on_end(observe::now(), outcome);
+        info!(id = %self.id, worker = %self.meter.worker().name, reason = message, "answer ended early");
+        let terminator = self.events.as_mut()?.terminator.take()?;
+        Some(terminator.error(message))
     }
 
     fn correct(&mut self, data: Bytes) -> Bytes {
@@ -283,10 +286,6 @@ impl Relayed {
     /// What ends the stream, if it is one of events that has not ended.
     fn terminator(&self) -> Option<&StreamTerminator> {
         self.events.as_ref()?.terminator.as_ref()
-    }
-
-    fn take_terminator(&mut self) -> Option<StreamTerminator> {
-        self.events.as_mut()?.terminator.take()
     }
 
     /// As [`Self::on_data`], for what came before the end, if anything did.
@@ -356,23 +355,16 @@ impl Relayed {
         if self.source.is_closed() || self.start_next(broken).is_ok() {
             return Ok(passed);
         }
-        self.source.close();
-        let terminator = self.take_terminator();
-        if let Some(complete) = terminator
-            .as_ref()
-            .filter(|terminator| terminator.has_end())
-        {
+        let complete = self.terminator().filter(|terminator| terminator.has_end);
+        if let Some(outcome) = complete.map(StreamTerminator::outcome) {
             // The stream was complete when the connection broke.
-            self.meter.on_end(self.last, complete.outcome());
+            self.source.close();
+            self.meter.on_end(self.last, outcome);
             return Ok(passed);
         }
-        self.meter.on_end(observe::now(), end);
-        info!(id = %self.id, worker = %self.meter.worker().name, reason = message, "answer ended early");
-        match terminator {
-            Some(terminator) => Ok(join(passed, terminator.error(message))),
-            // The client notices by the length or by the missing last chunk.
-            None => Err(message.into()),
-        }
+        // Without a terminator the client notices by the length or by the missing last chunk.
+        let terminal = self.end_early(end, message).ok_or(message)?;
+        Ok(join(passed, terminal))
     }
 
     /// Whether another worker is asked to go on.
@@ -380,6 +372,15 @@ impl Relayed {
         self.continuing
             .as_ref()
             .is_some_and(|continuing| continuing.is_waiting())
+    }
+}
+
+/// Both, one after the other. A single one is not copied.
+fn join(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (_, true) => first,
+        (true, false) => second,
+        (false, false) => [first, second].concat().into(),
     }
 }
 

@@ -8,15 +8,17 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::attempt::outcome::{AttemptOutcome, FailedAttempt};
-use super::choose::choice::Choice;
+use super::choose::chosen::Choice;
 use super::core::Relay;
 use super::course::Course;
 use super::failure::failure_owner::FailureOwner;
 use super::failure::fault::Fault;
 use super::failure::types::{Failure, Stage};
 use super::job::{Job, ToolLoss};
+use super::kv_transfer::runs_tools;
 use super::plan::Plan;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -109,21 +111,15 @@ impl Relay {
 
 /// True if the engine itself may run tools for the request: the Responses API has such tools.
 fn may_run_tools(job: &Job<'_>) -> bool {
-    #[derive(Default, Deserialize)]
-    struct Wire<'a> {
-        #[serde(borrow, default)]
-        tools: Vec<Tool<'a>>,
-    }
     #[derive(Deserialize)]
-    struct Tool<'a> {
-        #[serde(rename = "type", borrow)]
-        kind: std::borrow::Cow<'a, str>,
+    struct Wire<'a> {
+        #[serde(borrow)]
+        tools: Option<&'a RawValue>,
     }
+    let runs = |tools: &RawValue| runs_tools(tools.get()).is_some();
     // A body that does not parse might have some.
     job.api == Api::Responses
         && !job.is_converted
-        && serde_json::from_slice::<Wire<'_>>(&job.body).map_or(true, |wire| {
-            let mut tools = wire.tools.iter();
-            tools.any(|tool| !matches!(&*tool.kind, "function" | "custom"))
-        })
+        && serde_json::from_slice::<Wire<'_>>(&job.body)
+            .map_or(true, |wire| wire.tools.is_some_and(runs))
 }

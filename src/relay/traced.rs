@@ -9,9 +9,8 @@ use hyper::StatusCode;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
-use super::account::metrics::Outcome;
-use super::answer::engine_answer;
 use super::answer::usage_reader;
+use super::failure::types::Outcome;
 use super::job::Job;
 use super::plan::Plan;
 use crate::fleet::Worker;
@@ -32,7 +31,7 @@ pub(super) fn begin_try(
     leg: Option<Leg>,
     attempt: u32,
 ) -> Option<Box<TrySpan>> {
-    let trace = job.trace()?;
+    let trace = job.context.trace()?;
     let decision = Decision {
         reason: decision.reason.as_str(),
         prompt_tokens: u64::from(plan.request.prompt_tokens),
@@ -149,7 +148,7 @@ pub(super) fn end(
     now: Instant,
     (status, outcome): (StatusCode, Outcome),
     passed: &Passed,
-    usage: Option<&engine_answer::Usage>,
+    usage: Option<&Usage>,
 ) {
     let last = passed.last.as_ref();
     let mut response = last.map(|last| response_fields(last)).unwrap_or_default();
@@ -159,15 +158,9 @@ pub(super) fn end(
         response.model = response.model.or(finish.model);
         response.finish_reasons = finish.finish_reasons;
     }
-    let usage = usage.map(|usage| Usage {
-        prompt_tokens: usage.prompt_tokens,
-        cached_tokens: usage.cached_tokens,
-        output_tokens: usage.output_tokens,
-        reasoning_tokens: usage.reasoning_tokens,
-    });
     span.update(|tried| {
         tried.status = Some(status.as_u16());
-        tried.usage = usage;
+        tried.usage = usage.copied();
         tried.response = response;
     });
     let answered = || format!("answered {status}");
@@ -200,7 +193,7 @@ pub(super) fn answered_by(span: &mut TrySpan, worker: &Worker) {
 
 /// The stream of a request is to go on on another worker than `lost`.
 pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_tokens: u32) {
-    if let Some(trace) = job.trace() {
+    if let Some(trace) = job.context.trace() {
         let continued = Event::Continued {
             lost: lost.name.clone(),
             answer_tokens: answer_tokens.into(),

@@ -5,8 +5,6 @@
 //! its best worker, as things are then, and releases those whose worker has room.
 
 mod dispatch;
-mod export;
-mod granted;
 mod metrics;
 mod room;
 mod shared_queue;
@@ -23,10 +21,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::granted::Granted;
 use self::metrics::Metrics;
 use self::room::{Rooms, Stalled};
-use self::shared_queue::{Gone, Woken};
+use self::shared_queue::{Gone, Granted, Woken};
 pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
@@ -125,7 +122,7 @@ impl Queues {
     /// `None` while none waits.
     pub(super) fn promised(&self) -> Option<Arc<Promised>> {
         if self.fleet.freed().waiting() > 0 {
-            return Some(Arc::clone(&self.granted.last()));
+            return Some(self.granted.last.load_full());
         }
         let peers = self.waiting_at_peers()?;
         Some(Arc::new(Promised::default().with_peers(Some(peers))))
@@ -134,7 +131,7 @@ impl Queues {
     /// What workers were promised by requests that were released and do not count there yet, and in other replicas. A
     /// released request was chosen behind these, and behind those that wait before it, which are not known any more.
     pub(super) fn released(&self) -> Promised {
-        let released = self.granted.promised();
+        let released = self.granted.released.lock().clone();
         released.with_peers(self.waiting_at_peers())
     }
 
@@ -201,9 +198,10 @@ impl Queues {
             };
             let mut models = queue.models();
             models.push(model.clone());
-            let room = self
-                .rooms(&models, settings, &self.granted.promised(), now)
-                .room;
+            let room = {
+                let released = self.granted.released.lock().clone();
+                self.rooms(&models, settings, &released, now).room
+            };
             // Any worker may be that of a request without a plan.
             request.has_room |= planned.is_none() && !room.is_full;
             // `None`: the queue was removed just now.
@@ -312,7 +310,7 @@ impl Queues {
                 continue;
             }
             let is_moved = |model: &Model| *sharing.queue_of(model) != queue.name;
-            for gone in queue.take_moved(now, is_moved) {
+            for gone in queue.end(now, Outcome::Moved, is_moved) {
                 gone.wake(&self.granted, self.fleet.freed());
             }
         }
@@ -383,10 +381,10 @@ mod tests {
         let queues = Queues::new(registry(&[]), None, &MetricsRegistry::default());
         let worker = WorkerId(1);
         let share = |tokens| LoadShare::of_request(tokens, tokens);
-        queues.granted.add(&[(worker, share(10))]);
-        let mut last = queues.granted.promised();
+        queues.granted.released.lock().add(&[(worker, share(10))]);
+        let mut last = queues.granted.released.lock().clone();
         last.add_waiting(&[(worker, share(7))]);
-        queues.granted.set_last(last);
+        queues.granted.last.store(Arc::new(last));
         assert_eq!(queues.released().of(worker).all, share(10));
     }
 

@@ -17,7 +17,7 @@ const ADAPTER_SECONDS: f64 = 0.03;
 /// How many requests the tokens of a prompt delay for each one that is there: that one, and one of those that come before the
 /// worker has nothing to do any more. In simulation, beside 1 and nothing for those that usually wait: over 40 loads whole answers
 /// take 0.8 % less and first tokens about 1 % less; where only prompts are computed, first tokens come a tenth sooner near the limit
-/// of what engines can do, and a third beyond it. 1.5 and 2.5 are about as good.
+/// of what engines can do, and 40 % beyond it. 1.5 and 2.5 are about as good.
 const DELAYED_FOR_EACH: f64 = 2.0;
 
 /// How many requests that come later they delay for each prompt that usually waits at a worker. 2 and 4 are about as good.

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::explanation::Explanation;
-use crate::routing::Reason;
 
 /// The decisions that are kept. Each is about 10 KB with all its candidates.
 const MAX_DECISIONS: usize = 200;
@@ -46,12 +45,6 @@ pub struct LimitsLeft {
     pub remaining_tokens: Option<u64>,
 }
 
-impl RecordedDecision {
-    pub fn reason(&self) -> Option<Reason> {
-        self.explanation.reason
-    }
-}
-
 /// The latest recorded decisions. Nothing is recorded until [`DecisionLog::allow`] is called.
 #[derive(Debug, Default)]
 pub struct DecisionLog {
@@ -77,12 +70,10 @@ impl DecisionLog {
 
     /// True if this decision is to be recorded.
     pub(in crate::relay) fn take(&self) -> bool {
-        // One load for nearly every request.
-        self.allowance.load(Relaxed) > 0
-            && self
-                .allowance
-                .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
-                .is_ok()
+        // No more than a load for nearly every request.
+        self.allowance
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
+            .is_ok()
     }
 
     pub(in crate::relay) fn take_comparison(&self) -> bool {

@@ -11,8 +11,7 @@ use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe::metrics::metric_table;
 use crate::relay::failure::failure_owner::FailureOwner;
-pub(in crate::relay) use crate::relay::failure::request_outcome::Outcome;
-use crate::relay::failure::types::Failure;
+use crate::relay::failure::types::{Failure, Outcome};
 
 /// The label `worker` or `status` of a request that no worker answered.
 pub(in crate::relay) const NONE: &str = "none";
@@ -84,6 +83,12 @@ metric_table! {
 impl Families {
     pub(in crate::relay) fn expected_ratio(&self, model: &str, of: &str) -> Histogram {
         self.expected_ratio.with_label_values(&[model, of])
+    }
+
+    /// Counts a request that ended without a worker's answer.
+    pub(in crate::relay) fn count_unanswered(&self, model: &str, api: &str, outcome: Outcome) {
+        let labels = [model, api, NONE, NONE, outcome.as_str()];
+        self.requests.with_label_values(&labels).inc();
     }
 
     pub(in crate::relay) fn on_retry(&self, worker: &str, failure: Failure) {

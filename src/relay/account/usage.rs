@@ -11,13 +11,13 @@ use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::metrics::Outcome;
-use super::usage_line::{Tokens, UsageLine};
+use super::usage_line::UsageLine;
 use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::observe::line_log::{self, LineLog};
 use crate::observe::metrics::{Registry, metric_table};
 use crate::relay::answer::engine_answer;
+use crate::relay::failure::types::Outcome;
 use crate::units::SizeText;
 
 /// Pairs of a tenant and a model with series of their own. Further ones share the series of their model with the label
@@ -163,7 +163,7 @@ impl CountersByTenant {
 pub(in crate::relay) struct UsageEntry {
     counters: Arc<Counters>,
     /// As the router knows them: what counts if the engine does not report its own.
-    expected: Tokens,
+    expected: engine_answer::Usage,
     line: Option<Box<(LineLog, UsageLine)>>,
 }
 
@@ -172,7 +172,7 @@ impl UsageEntry {
     pub(in crate::relay) fn new(
         usage: &Usage,
         counters: Arc<Counters>,
-        expected: Tokens,
+        expected: engine_answer::Usage,
         line: impl FnOnce() -> UsageLine,
     ) -> Self {
         let log = usage.log.as_ref();
@@ -192,26 +192,20 @@ impl UsageEntry {
         passed: u64,
     ) {
         let is_complete = outcome == Outcome::Complete && reported.is_some();
-        let tokens = match reported {
-            Some(usage) => Tokens {
-                prompt: usage.prompt_tokens,
-                cached: usage.cached_tokens,
-                output: usage.output_tokens,
-            },
-            None => Tokens {
-                output: passed,
-                ..self.expected
-            },
+        let unreported = engine_answer::Usage {
+            output_tokens: passed,
+            ..self.expected
         };
+        let usage = reported.unwrap_or(&unreported);
         let counters = &self.counters;
         counters.requests.inc();
         counters.incomplete.inc_by(u64::from(!is_complete));
-        counters.prompt_tokens.inc_by(tokens.prompt);
-        counters.cached_tokens.inc_by(tokens.cached);
-        counters.generation_tokens.inc_by(tokens.output);
+        counters.prompt_tokens.inc_by(usage.prompt_tokens);
+        counters.cached_tokens.inc_by(usage.cached_tokens);
+        counters.generation_tokens.inc_by(usage.output_tokens);
         if let Some(line) = self.line {
             let (log, line) = *line;
-            log.push(&line.json(observe::wall_clock(), now, outcome, is_complete, tokens));
+            log.push(&line.json(observe::wall_clock(), now, outcome, is_complete, usage));
         }
     }
 }

@@ -5,17 +5,10 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 
-use super::metrics::Outcome;
 use crate::ids::{Model, RequestId, ResponseId};
 use crate::prompt::Api;
-
-/// Tokens of one request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::relay) struct Tokens {
-    pub(in crate::relay) prompt: u64,
-    pub(in crate::relay) cached: u64,
-    pub(in crate::relay) output: u64,
-}
+use crate::relay::answer::engine_answer::Usage;
+use crate::relay::failure::types::Outcome;
 
 /// What is known when the answer begins.
 #[derive(Debug)]
@@ -63,7 +56,7 @@ impl UsageLine {
         now: Instant,
         outcome: Outcome,
         is_complete: bool,
-        tokens: Tokens,
+        usage: &Usage,
     ) -> Vec<u8> {
         let took = now.saturating_duration_since(self.started);
         let fields = Fields {
@@ -76,9 +69,9 @@ impl UsageLine {
             api: self.api.as_str(),
             worker: &self.worker,
             batch: self.batch.as_deref(),
-            prompt_tokens: tokens.prompt,
-            cached_tokens: tokens.cached,
-            output_tokens: tokens.output,
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            output_tokens: usage.output_tokens,
             complete: is_complete,
             outcome: outcome.as_str(),
             duration_ms: took.as_micros() as f64 / 1e3,
@@ -116,14 +109,15 @@ mod tests {
             batch: batch.map(Arc::from),
             started,
         };
-        let tokens = Tokens {
-            prompt: 33,
-            cached: 32,
-            output: 4,
+        let usage = Usage {
+            prompt_tokens: 33,
+            cached_tokens: 32,
+            output_tokens: 4,
+            reasoning_tokens: None,
         };
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_042);
         let now = started + Duration::from_micros(1_234_567);
-        let json = line.json(at, now, Outcome::Complete, true, tokens);
+        let json = line.json(at, now, Outcome::Complete, true, &usage);
         let expected = [
             r#"{"time":"2001-09-09T01:46:40.042Z","request_id":"wr-700000000000000000000000","tenant":"a","#,
             r#""requested_model":"gpt-4o","model":"org/\"llama\"","api":"chat","worker":"w0","#,

@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use prometheus::{Histogram, IntCounter};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::metrics::{Families, NONE, Outcome};
+use super::metrics::Families;
 use crate::fleet::Worker;
 use crate::ids::{Model, WorkerId};
 use crate::prompt::Api;
+use crate::relay::failure::types::Outcome;
 
 /// Pairs of a model and a worker with series of their own. Further pairs share a model's series with the label
 /// `worker="other"`, so that `/metrics` stays bounded in a large fleet with many adapters.
@@ -185,17 +186,6 @@ impl WorkerSeries {
         }
         true
     }
-}
-
-/// Counts a request that ended without a worker's answer.
-pub(in crate::relay) fn count_unanswered(
-    families: &Families,
-    model: &str,
-    api: Api,
-    outcome: Outcome,
-) {
-    let labels = [model, api.as_str(), NONE, NONE, outcome.as_str()];
-    families.requests.with_label_values(&labels).inc();
 }
 
 #[cfg(test)]

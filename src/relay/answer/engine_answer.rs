@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use memchr::memmem::{self, Finder};
 
 use crate::prompt::Api;
+pub use crate::traces::Usage;
 
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
 pub(in crate::relay) static BLOCK_DELTA: LazyLock<Finder<'static>> =
@@ -15,16 +16,6 @@ static FINISH_REASON: LazyLock<Finder<'static>> =
 static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"stop_reason\""));
 pub(in crate::relay) static DELTA: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new(".delta\""));
-
-/// Tokens of one request, as its engine reports them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
-    pub prompt_tokens: u64,
-    pub cached_tokens: u64,
-    pub output_tokens: u64,
-    /// Of the output, if the engine says it.
-    pub reasoning_tokens: Option<u64>,
-}
 
 /// Why a choice has ended, as its engine says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

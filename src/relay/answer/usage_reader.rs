@@ -12,6 +12,7 @@ use memchr::memmem::Finder;
 
 use self::member_search::MemberSearch;
 use self::reported::Reported;
+use super::cut_json::Line;
 use super::engine_answer::Usage;
 use crate::prompt::Api;
 
@@ -19,14 +20,12 @@ static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\
 /// SGLang's, of its own API.
 static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"meta_info\""));
 
-/// What stands before the JSON text of an event.
-const FIELD: &[u8] = b"data:";
-
 /// Reads one answer.
 #[derive(Debug)]
 pub(in crate::relay) struct UsageReader {
     api: Api,
-    at: At,
+    /// Where the last piece ended.
+    at: Line,
     search: MemberSearch,
     /// The first piece of a whole answer. Most have no other, and then little of it is read.
     whole: Option<Bytes>,
@@ -37,22 +36,12 @@ pub(in crate::relay) struct UsageReader {
     first: Option<Reported>,
 }
 
-/// Where in the answer's text the last piece ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Before the first byte of a whole answer, or of an event's line, of which so many bytes are [`FIELD`].
-    Begin(usize),
-    Json,
-    /// In what is not read: another line, or an answer that is no JSON.
-    Other,
-}
-
 impl UsageReader {
     /// `api` is the one that the engine was sent.
     pub(in crate::relay) fn new(api: Api) -> Self {
         Self {
             api,
-            at: At::Begin(0),
+            at: Line::Begin(0),
             search: MemberSearch::default(),
             whole: None,
             is_list: false,
@@ -65,7 +54,7 @@ impl UsageReader {
     pub(in crate::relay) fn on_whole(&mut self, data: &Bytes) {
         match self.whole.take() {
             Some(first) => self.read_whole(&first),
-            None if self.at == At::Begin(0) => {
+            None if self.at == Line::Begin(0) => {
                 self.whole = Some(data.clone());
                 return;
             }
@@ -76,30 +65,30 @@ impl UsageReader {
 
     fn read_whole(&mut self, data: &[u8]) {
         let mut data = data;
-        if let At::Begin(_) = self.at {
+        if let Line::Begin(_) = self.at {
             // A byte order mark is no part of the text.
             let is_before =
                 |byte: &u8| byte.is_ascii_whitespace() || b"\xef\xbb\xbf".contains(byte);
             let Some(begin) = data.iter().position(|byte| !is_before(byte)) else {
                 // What follows is not the first piece.
-                self.at = At::Begin(1);
+                self.at = Line::Begin(1);
                 return;
             };
             data = &data[begin..];
             self.is_list = data[0] == b'[';
             self.at = match data[0] {
-                b'{' | b'[' => At::Json,
-                _ => At::Other,
+                b'{' | b'[' => Line::Json,
+                _ => Line::Other,
             };
         }
-        if self.at == At::Json {
+        if self.at == Line::Json {
             self.read(data);
         }
     }
 
     /// Takes the next events of a stream. Returns the position behind the last usage in them, if they have any.
     pub(in crate::relay) fn on_events(&mut self, events: &[u8]) -> Option<usize> {
-        let has_whole_lines = self.at == At::Begin(0) && events.last() == Some(&b'\n');
+        let has_whole_lines = self.at == Line::Begin(0) && events.last() == Some(&b'\n');
         if has_whole_lines && !self.may_have_usage(events) {
             return None;
         }
@@ -112,7 +101,7 @@ impl UsageReader {
             }
             position += line.len() + 1;
             if end.is_some() {
-                self.at = At::Begin(0);
+                self.at = Line::Begin(0);
                 self.search = MemberSearch::default();
             }
         }
@@ -122,15 +111,11 @@ impl UsageReader {
     /// A line, or the next part of one.
     fn on_line(&mut self, line: &[u8]) -> Option<usize> {
         let mut position = 0;
-        while let (At::Begin(matched), Some(byte)) = (self.at, line.get(position)) {
-            self.at = match *byte == FIELD[matched] {
-                false => At::Other,
-                true if matched + 1 == FIELD.len() => At::Json,
-                true => At::Begin(matched + 1),
-            };
+        while let (Line::Begin(_), Some(byte)) = (self.at, line.get(position)) {
+            self.at = self.at.after(*byte);
             position += 1;
         }
-        if self.at != At::Json {
+        if self.at != Line::Json {
             return None;
         }
         self.read(&line[position..]).map(|behind| position + behind)

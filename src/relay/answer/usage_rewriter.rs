@@ -2,7 +2,6 @@
 //! decode worker counts every token that it received as cached, and `kv_transfer_params` becomes `null`. All other
 //! bytes pass unchanged. Pure.
 
-mod edits;
 mod json_walk;
 
 use std::sync::LazyLock;
@@ -11,8 +10,9 @@ use bytes::Bytes;
 use memchr::memchr;
 use memchr::memmem::Finder;
 
-use self::edits::Edits;
 use self::json_walk::{Counts, JsonWalk};
+use super::cut_json::Line;
+use super::splice::Splice;
 
 static CACHED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"cached_tokens\""));
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
@@ -38,7 +38,7 @@ impl UsageRewriter {
             },
             is_events,
             line: if is_events {
-                Line::Prefix(0)
+                Line::Begin(0)
             } else {
                 Line::Json
             },
@@ -58,7 +58,7 @@ impl UsageRewriter {
     pub fn on_data(&mut self, data: Bytes) -> Bytes {
         // Nearly every piece of a stream has whole lines and nothing to change.
         if self.is_events
-            && matches!(self.line, Line::Prefix(0))
+            && matches!(self.line, Line::Begin(0))
             && data.last() == Some(&b'\n')
             && match self.counts.input {
                 Some(_) => USAGE.find(&data).is_none(),
@@ -68,58 +68,45 @@ impl UsageRewriter {
         {
             return data;
         }
-        let mut out = Edits::new(&data, self.walk.is_removing());
+        let mut out = Splice::new(&data);
         let mut position = 0;
         while position < data.len() {
-            position = self.step(position, &mut out);
+            position = self.step(&data, position, &mut out);
         }
-        match out.finish() {
-            Some(edited) => edited,
-            None => data,
+        if self.walk.is_removing() {
+            out.leave_out(position);
         }
+        let edited = out.finish(position);
+        edited.unwrap_or(data)
     }
 
     /// Consumes the bytes at `position`, or only ends a removal there. Returns the next position.
-    fn step(&mut self, position: usize, out: &mut Edits<'_>) -> usize {
-        let data = out.input();
+    fn step(&mut self, data: &[u8], position: usize, out: &mut Splice<'_>) -> usize {
         let byte = data[position];
         // JSON strings contain no raw line breaks, so each line starts a new JSON text.
         if self.is_events && byte == b'\n' {
-            out.keep_from(position);
-            self.line = Line::Prefix(0);
+            if self.walk.is_removing() {
+                out.leave_out(position);
+            }
+            self.line = Line::Begin(0);
             self.walk = JsonWalk::default();
             return position + 1;
         }
         match self.line {
-            Line::Prefix(matched) => {
-                self.line = if byte != FIELD[matched] {
-                    Line::Other
-                } else if matched + 1 == FIELD.len() {
-                    Line::Json
-                } else {
-                    Line::Prefix(matched + 1)
-                };
+            Line::Begin(_) => {
+                self.line = self.line.after(byte);
                 position + 1
             }
             Line::Other => {
                 let rest = memchr(b'\n', &data[position..]);
                 rest.map_or(data.len(), |found| position + found)
             }
-            Line::Json => self.walk.step(position, out, &self.counts, self.is_events),
+            Line::Json => {
+                let (counts, is_events) = (&self.counts, self.is_events);
+                self.walk.step(data, position, out, counts, is_events)
+            }
         }
     }
-}
-
-/// Lines of an event stream that contain JSON begin with this field name.
-const FIELD: &[u8] = b"data:";
-
-/// The position within a line of an event stream.
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    /// This many bytes of `data:` have matched.
-    Prefix(usize),
-    Json,
-    Other,
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use bytes::Bytes;
 use tracing::{info, warn};
 
 use super::exchange::{self, Sending};
-use super::first_token::{self, Beginning};
+use super::first_token;
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
 use crate::prompt::Api;
+use crate::relay::answer::first_token_gate::Verdict;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -24,6 +25,7 @@ use crate::traces::{Event, TrySpan};
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 const ENDED: &str = "the stream ended before its first token";
+pub(super) const PREFILL_GONE: &str = "the engine process that computed the prompt is gone";
 
 /// Why a decode leg has no first token.
 pub(super) enum DecodeFailure {
@@ -31,12 +33,11 @@ pub(super) enum DecodeFailure {
     Prefill(FailedAttempt),
     /// The worker did not answer, or its answer broke off.
     Exchange(exchange::Error),
-    /// The engine reports a failure before its first token, or ends its stream as engines do then.
+    /// The engine reports a failure before its first token, or ends its stream as engines do then; or the prefill worker's engine
+    /// process is gone, and the KV blocks with it.
     BeforeFirstToken(&'static str),
     /// No token for `transfer_timeout`: it may wait for KV blocks that never come, or in the engine's queue.
     Silent,
-    /// The prefill worker's engine process is gone, and the KV blocks with it.
-    PrefillGone,
 }
 
 impl LegContext<'_> {
@@ -60,11 +61,11 @@ impl LegContext<'_> {
             .map_err(DecodeFailure::Exchange)?;
         // What comes before the first token stays in the answer, for the client.
         let why = match first_token::wait(self.job.api, &mut answer).await {
-            Ok(Beginning::Token) => return Ok(answer),
-            Ok(Beginning::Refusal | Beginning::Error) => {
+            Ok(Verdict::Token) => return Ok(answer),
+            Ok(Verdict::Refusal | Verdict::Error) => {
                 "the engine reported an error before its first token"
             }
-            Ok(Beginning::Nothing) => ENDED,
+            Ok(Verdict::GivenUp | Verdict::Undecided) => ENDED,
             // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
             Err(error) if self.job.api == Api::Responses && error.is_cut() => ENDED,
             Err(error) => return Err(DecodeFailure::Exchange(error)),
@@ -94,7 +95,7 @@ impl LegContext<'_> {
         let watched_until = now + patience;
         loop {
             if self.is_prefill_gone() {
-                return Err(DecodeFailure::PrefillGone);
+                return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
             let now = observe::now();
             if now >= watched_until {
@@ -196,7 +197,7 @@ impl LegContext<'_> {
         for coming in plan.expect(&relay.caches, worker, rank) {
             coming.on_first_token(now);
         }
-        if let Some(trace) = job.trace() {
+        if let Some(trace) = job.context.trace() {
             let worker = worker.name.clone();
             trace.event(now, Event::KvTransfer { worker, took });
         }
@@ -219,10 +220,6 @@ impl LegContext<'_> {
                 return FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
             }
             DecodeFailure::BeforeFirstToken(why) => (why, FailureOwner::KvTransfer),
-            DecodeFailure::PrefillGone => (
-                "the engine process that computed the prompt is gone",
-                FailureOwner::KvTransfer,
-            ),
             // It may wait in the engine's queue, which is no fault.
             DecodeFailure::Silent => (
                 "no first token in time after a prefill leg",

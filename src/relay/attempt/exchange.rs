@@ -38,11 +38,6 @@ pub(in crate::relay) struct Answer {
 }
 
 impl Answer {
-    /// Whose fault the answer's status is.
-    pub(in crate::relay) fn owner(&self) -> FailureOwner {
-        FailureOwner::of_status(self.head.status)
-    }
-
     /// The next piece of the body, within the attempt's time limit; `None` at its end.
     pub(in crate::relay) async fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         tokio::select! {
@@ -62,11 +57,6 @@ impl Answer {
             }
         }
         Ok(whole.freeze())
-    }
-
-    /// True for a status that means a defect of the worker or of the request.
-    pub(in crate::relay) fn is_failure(&self) -> bool {
-        self.owner() != FailureOwner::Unattributed
     }
 }
 

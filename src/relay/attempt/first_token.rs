@@ -9,19 +9,6 @@ use crate::relay::answer::engine_answer::{self, Finish};
 use crate::relay::answer::first_token_gate::{FirstTokenGate, Verdict};
 use crate::relay::headers;
 
-/// How a stream begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::relay) enum Beginning {
-    /// With a token or a proper end; or it is no stream of events.
-    Token,
-    /// With an error that says that the request is at fault.
-    Refusal,
-    /// With another error.
-    Error,
-    /// It ended without a token, an error or an end, or its engine gave it up.
-    Nothing,
-}
-
 /// Whether the first piece of a whole answer, which is mostly all of it, says that its engine gave it up.
 pub(in crate::relay) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
     let first = answer.first.as_ref().filter(|_| {
@@ -42,15 +29,16 @@ pub(in crate::relay) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool
     }
 }
 
-/// Reads up to the first token. What was read is in `answer.first`, for the client.
+/// Reads up to the first token. What was read is in `answer.first`, for the client. [`Verdict::Undecided`]: the stream ended
+/// before. What is no stream of events counts as one that has a token.
 pub(in crate::relay) async fn wait(
     api: Api,
     answer: &mut exchange::Answer,
-) -> Result<Beginning, exchange::Error> {
+) -> Result<Verdict, exchange::Error> {
     let is_stream =
         answer.head.status.is_success() && headers::is_event_stream(&answer.head.headers);
     if !is_stream {
-        return Ok(Beginning::Token);
+        return Ok(Verdict::Token);
     }
     let mut gate = FirstTokenGate::new(api);
     let mut next = answer.first.take();
@@ -58,23 +46,17 @@ pub(in crate::relay) async fn wait(
     loop {
         let Some(piece) = next else {
             answer.first = (!read.is_empty()).then(|| read.freeze());
-            return Ok(Beginning::Nothing);
+            return Ok(Verdict::Undecided);
         };
-        let beginning = match gate.on_data(&piece) {
-            Verdict::Undecided => None,
-            Verdict::Token => Some(Beginning::Token),
-            Verdict::GivenUp => Some(Beginning::Nothing),
-            Verdict::Refusal => Some(Beginning::Refusal),
-            Verdict::Error => Some(Beginning::Error),
-        };
-        if let Some(beginning) = beginning {
+        let verdict = gate.on_data(&piece);
+        if verdict != Verdict::Undecided {
             answer.first = Some(if read.is_empty() {
                 piece
             } else {
                 read.extend_from_slice(&piece);
                 read.freeze()
             });
-            return Ok(beginning);
+            return Ok(verdict);
         }
         read.extend_from_slice(&piece);
         next = answer.next_piece().await?;

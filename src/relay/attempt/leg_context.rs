@@ -8,7 +8,7 @@ use tracing::debug;
 use super::outcome::FailedAttempt;
 use super::running::Running;
 use crate::fleet::in_flight::InFlight;
-use crate::relay::choose::choice::{Choice, Prefill};
+use crate::relay::choose::chosen::{Choice, Prefill};
 use crate::relay::core::Relay;
 use crate::relay::course::Course;
 use crate::relay::failure::failure_owner::FailureOwner;

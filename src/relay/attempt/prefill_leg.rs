@@ -118,7 +118,7 @@ impl LegContext<'_> {
             Ok(whole) => whole,
             Err(error) => return Err(self.exchange_failed(&error, span.as_deref_mut())),
         };
-        if let (Some(trace), Some(span)) = (job.trace(), &mut span) {
+        if let (Some(trace), Some(span)) = (job.context.trace(), &mut span) {
             let computed = observe::now();
             traced::end_prefill(span, computed, answer.head.status, &whole);
             let took = computed.saturating_duration_since(now);

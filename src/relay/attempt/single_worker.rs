@@ -5,7 +5,7 @@ use std::pin::pin;
 use tracing::debug;
 
 use super::exchange::Sending;
-use super::first_token::{self, Beginning};
+use super::first_token;
 use super::offers::{Extra, Offers};
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running, count_prompt};
@@ -13,7 +13,8 @@ use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::prompt::Api;
-use crate::relay::choose::choice::Choice;
+use crate::relay::answer::first_token_gate::Verdict;
+use crate::relay::choose::chosen::Choice;
 use crate::relay::core::Relay;
 use crate::relay::course::Course;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -119,16 +120,16 @@ impl Relay {
         let waits_for_token = carried.is_none()
             && plan.is_stream
             && (job.api.has_choices() || job.api == Api::Messages);
-        let mut beginning = Beginning::Token;
+        let mut verdict = Verdict::Token;
         let sent = {
             // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
                 let mut answer =
                     pin!(self.send(job, &mut offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
-                    beginning = first_token::wait(job.api, &mut answer).await?;
+                    verdict = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
-                    beginning = Beginning::Nothing;
+                    verdict = Verdict::GivenUp;
                 }
                 Ok(answer)
             });
@@ -178,10 +179,10 @@ impl Relay {
             insert
         };
         let status = answer.head.status;
-        let sign = match beginning {
-            Beginning::Error => Sign::ErrorEvent,
-            Beginning::Nothing => Sign::GivenUp,
-            Beginning::Token | Beginning::Refusal => match self.on_status(worker, &answer) {
+        let sign = match verdict {
+            Verdict::Error => Sign::ErrorEvent,
+            Verdict::GivenUp | Verdict::Undecided => Sign::GivenUp,
+            Verdict::Token | Verdict::Refusal => match self.on_status(worker, &answer) {
                 Sign::Nothing if is_too_long(plan, worker, status) => Sign::TooLong,
                 of_status => of_status,
             },

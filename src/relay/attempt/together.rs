@@ -7,7 +7,7 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use super::decode_leg::{CHECK_EVERY, DecodeFailure};
+use super::decode_leg::{CHECK_EVERY, DecodeFailure, PREFILL_GONE};
 use super::exchange::{self, Sending};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
@@ -172,7 +172,7 @@ impl LegContext<'_> {
                 return Err(DecodeFailure::Silent);
             }
             if self.is_prefill_gone() && is_prefill_open {
-                return Err(DecodeFailure::PrefillGone);
+                return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
             let next_check = now + CHECK_EVERY;
             let next_check = silent_at.map_or(next_check, |until| until.min(next_check));

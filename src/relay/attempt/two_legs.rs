@@ -9,7 +9,7 @@ use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
 use crate::fleet::kv_transfer::Connector;
 use crate::observe;
-use crate::relay::choose::choice::{Choice, Prefill};
+use crate::relay::choose::chosen::{Choice, Prefill};
 use crate::relay::core::Relay;
 use crate::relay::course::Course;
 use crate::relay::failure::failure_owner::FailureOwner;

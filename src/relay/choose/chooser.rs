@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::choice::{Choice, Prefill, Trial};
-use super::chosen::{Chosen, NotDisaggregated, Split};
+use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, Trial};
 use super::failed_workers::FailedWorkers;
 use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;

@@ -36,11 +36,7 @@ impl Promised {
     /// What a worker was promised here.
     #[inline]
     pub(in crate::relay) fn of(&self, owner: WorkerId) -> Promise {
-        if self.by_owner.is_empty() {
-            Promise::default()
-        } else {
-            self.by_owner.get(&owner).copied().unwrap_or_default()
-        }
+        self.by_owner.get(&owner).copied().unwrap_or_default()
     }
 
     /// What a worker was promised here and in other replicas.
@@ -61,8 +57,10 @@ impl Promised {
     }
 
     /// Adds the load of a request that was released.
-    pub(in crate::relay) fn add(&mut self, owner: WorkerId, more: LoadShare) {
-        self.change(owner, |promise| promise.all = promise.all.plus(more));
+    pub(in crate::relay) fn add(&mut self, promises: &[(WorkerId, LoadShare)]) {
+        for (owner, more) in promises {
+            self.change(*owner, |promise| promise.all = promise.all.plus(*more));
+        }
     }
 
     /// Adds the load of a request that waits for room at the first of these.
@@ -100,8 +98,10 @@ impl Promised {
     }
 
     /// Takes off the load of a request that was released.
-    pub(in crate::relay) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
-        self.change(owner, |promise| promise.all = promise.all.minus(less));
+    pub(in crate::relay) fn remove(&mut self, promises: &[(WorkerId, LoadShare)]) {
+        for (owner, less) in promises {
+            self.change(*owner, |promise| promise.all = promise.all.minus(*less));
+        }
     }
 
     fn change(&mut self, owner: WorkerId, change: impl Fn(&mut Promise)) {
@@ -132,13 +132,11 @@ mod tests {
         let worker = WorkerId(3);
         let rank = worker.cache_owner(Some(1));
         let mut promised = Promised::default();
-        promised.add(rank, SHARE);
-        promised.add(worker, SHARE);
+        promised.add(&[(rank, SHARE), (worker, SHARE)]);
         assert_eq!(promised.of(rank).all, SHARE);
         assert_eq!(promised.of(worker).all.queued_tokens, 20);
         assert_eq!(promised.of(worker.cache_owner(Some(0))), Promise::default());
-        promised.remove(rank, SHARE);
-        promised.remove(worker, SHARE);
+        promised.remove(&[(rank, SHARE), (worker, SHARE)]);
         assert!(promised.by_owner.is_empty());
     }
 
@@ -165,7 +163,7 @@ mod tests {
         let (here, there) = (WorkerId(1), WorkerId(2));
         let mut promised = Promised::default();
         promised.add_waiting(&[(here, SHARE)]);
-        promised.add(WorkerId(3), SHARE);
+        promised.add(&[(WorkerId(3), SHARE)]);
         let peers = [(here, SHARE), (there, SHARE)].into_iter().collect();
         let promised = promised.with_peers(Some(Arc::new(peers)));
         assert_eq!(promised.everywhere(here).queued_tokens, 20);

@@ -1,10 +1,6 @@
 //! One chunk of a stream, as slices of its text (`'de: 'a`). What engines leave out or set to null is `None`.
 
-use std::fmt;
-use std::marker::PhantomData;
-
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 #[derive(Deserialize)]
@@ -13,16 +9,12 @@ pub(super) struct Chunk<'a> {
     pub(super) id: Option<&'a RawValue>,
     pub(super) created: Option<&'a RawValue>,
     pub(super) model: Option<&'a RawValue>,
-    #[serde(default)]
-    pub(super) choices: Choices<'a>,
+    /// A request for several is not continued.
+    pub(super) choices: Option<Vec<Choice<'a>>>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
     pub(super) prompt_token_ids: Option<&'a RawValue>,
 }
-
-/// The first choice of a chunk. A request for several is not continued.
-#[derive(Default)]
-pub(super) struct Choices<'a>(pub(super) Option<Choice<'a>>);
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
@@ -47,30 +39,6 @@ pub(super) struct Delta<'a> {
     pub(super) refusal: Option<&'a RawValue>,
     pub(super) tool_calls: Option<&'a RawValue>,
     pub(super) function_call: Option<&'a RawValue>,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V<'a>(PhantomData<&'a ()>);
-        impl<'de: 'a, 'a> Visitor<'de> for V<'a> {
-            type Value = Choices<'a>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of choices")
-            }
-
-            fn visit_unit<E>(self) -> Result<Choices<'a>, E> {
-                Ok(Choices::default())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices<'a>, A::Error> {
-                let first = list.next_element()?;
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Choices(first))
-            }
-        }
-        deserializer.deserialize_any(V(PhantomData))
-    }
 }
 
 impl<'a> Choice<'a> {
@@ -140,29 +108,9 @@ fn has_text(text: &RawValue) -> bool {
     text.get().len() > 2
 }
 
-/// Appends the numbers of a JSON list. `None` if it has anything else.
+/// Appends the numbers of a JSON list, and returns how many they are. `None` if it has anything else.
 pub(super) fn push_ids(list: &str, ids: &mut Vec<u32>) -> Option<usize> {
-    let inside = list.strip_prefix('[')?.strip_suffix(']')?;
-    let before = ids.len();
-    let (mut number, mut has_digits) = (0u32, false);
-    for byte in inside.bytes() {
-        match byte {
-            b'0'..=b'9' => {
-                number = number
-                    .checked_mul(10)?
-                    .checked_add(u32::from(byte - b'0'))?;
-                has_digits = true;
-            }
-            b',' if has_digits => {
-                ids.push(number);
-                (number, has_digits) = (0, false);
-            }
-            b' ' | b'\t' => {}
-            _ => return None,
-        }
-    }
-    if has_digits {
-        ids.push(number);
-    }
-    Some(ids.len() - before)
+    let new: Vec<u32> = serde_json::from_str(list).ok()?;
+    ids.extend_from_slice(&new);
+    Some(new.len())
 }

@@ -190,7 +190,9 @@ impl Resume {
             self.model = String::from_utf8(model.to_vec()).ok()?;
         }
         self.counts = Counts {
-            refusal: (!refusal.is_empty()).then(|| Refusal::read(refusal)),
+            // What this release does not know is as good as not stored.
+            refusal: (!refusal.is_empty())
+                .then(|| Refusal::read(refusal).unwrap_or(Refusal::NotStored)),
             ..counts
         };
         if prompt.len() > 0 {

@@ -14,9 +14,9 @@ use super::progress::Progress;
 use super::refusal::Refusal;
 use super::request::Request;
 use super::settings::Settings;
-use super::splice::Splice;
 use super::usage::{self, Earlier};
 use crate::http::sse;
+use crate::relay::answer::splice::Splice;
 
 const NULL: &str = "null";
 /// More than the text of any token.
@@ -61,14 +61,6 @@ struct Common {
     id: Box<str>,
     created: Box<str>,
     model: Box<str>,
-}
-
-/// What the client gets.
-#[derive(Debug)]
-pub(in crate::relay) struct Passed {
-    pub events: Bytes,
-    /// The stream is over.
-    pub end: Option<End>,
 }
 
 /// How a stream ends whose connection has not.
@@ -125,14 +117,14 @@ impl Reader {
         u32::try_from(self.settled).unwrap_or(u32::MAX)
     }
 
-    /// Takes whole events.
-    pub(in crate::relay) fn on_events(&mut self, events: Bytes) -> Passed {
+    /// Takes whole events; returns what the client gets, and whether the stream is over.
+    pub(in crate::relay) fn on_events(&mut self, events: Bytes) -> (Bytes, Option<End>) {
         let passed = self.pass(events);
         self.report();
         passed
     }
 
-    fn pass(&mut self, events: Bytes) -> Passed {
+    fn pass(&mut self, events: Bytes) -> (Bytes, Option<End>) {
         let mut splice = Splice::new(&events);
         let mut position = 0;
         while position < events.len() {
@@ -147,19 +139,13 @@ impl Reader {
                         Fate::Torn => End::Torn,
                         _ => End::EngineError(events.slice(position..)),
                     };
-                    return Passed {
-                        events: passed.unwrap_or_default(),
-                        end: Some(end),
-                    };
+                    return (passed.unwrap_or_default(), Some(end));
                 }
             }
             position = end;
         }
         let passed = splice.finish(position);
-        Passed {
-            events: passed.unwrap_or(events),
-            end: None,
-        }
+        (passed.unwrap_or(events), None)
     }
 
     fn on_event<'e>(
@@ -198,7 +184,7 @@ impl Reader {
                 Fate::Error
             };
         }
-        let choice = chunk.choices.0.as_ref();
+        let choice = chunk.choices.as_deref().and_then(<[_]>::first);
         let prompt_ids = choice.and_then(|choice| choice.prompt_token_ids);
         for ids in [chunk.prompt_token_ids, prompt_ids].into_iter().flatten() {
             splice.replace(ids.get(), NULL);

@@ -54,16 +54,14 @@ words! {
 }
 
 impl Refusal {
-    /// What [`Refusal::as_str`] wrote; a reason that this release does not know counts as one that is not stored.
-    pub(super) fn read(text: &[u8]) -> Self {
+    /// What [`Refusal::as_str`] wrote. `None`: this release does not know it.
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
-        let found = all.find(|refusal| refusal.as_str().as_bytes() == text);
-        found.unwrap_or(Self::NotStored)
+        all.find(|refusal| refusal.as_str().as_bytes() == text)
     }
 }
 
 /// The reason for which streams are not continued that is written so.
 pub fn refusal_named(text: &str) -> Option<&'static str> {
-    let mut all = Refusal::ALL.into_iter().map(Refusal::as_str);
-    all.find(|name| *name == text)
+    Refusal::read(text.as_bytes()).map(Refusal::as_str)
 }

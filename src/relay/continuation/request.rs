@@ -1,7 +1,6 @@
 //! A request whose stream may be continued: whether it may, what the first worker is sent, and what the next.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -17,7 +16,7 @@ use crate::relay::request::body_edit::{Edit, applied};
 const ASKING: &str = "return_token_ids";
 const PARAMS: &str = "kv_transfer_params";
 /// How the router's own `kv_transfer_params` begin, where it sends the ids of the prompt.
-const OWN_PARAMS: &str = r#"{"prompt_token_ids":["#;
+const OWN_PARAMS: &str = r#"{"prompt_token_ids":"#;
 
 /// The body that asks the engine for token ids, and where it changes for the next worker.
 #[derive(Clone, Debug)]
@@ -89,28 +88,18 @@ impl Request {
                 text: left.to_string(),
             });
         }
-        let ids = listed(prompt, answer);
-        let ids = match self.api {
-            Api::Chat => format!("{OWN_PARAMS}{ids}]}}"),
-            _ => format!("[{ids}]"),
+        // Numbers always serialize.
+        let ids = serde_json::to_string(&[prompt, answer].concat()).unwrap_or_default();
+        let text = match self.api {
+            Api::Chat => format!("{OWN_PARAMS}{ids}}}"),
+            _ => ids,
         };
         edits.push(match self.prompt.clone() {
-            Some(range) => Edit { range, text: ids },
-            None => Edit::last_field(&self.body, PARAMS, &ids).ok_or(Refusal::Body)?,
+            Some(range) => Edit { range, text },
+            None => Edit::last_field(&self.body, PARAMS, &text).ok_or(Refusal::Body)?,
         });
         Ok(applied(&self.body, &mut edits))
     }
-}
-
-fn listed(prompt: &[u32], answer: &[u32]) -> String {
-    // Six digits and a comma.
-    let mut text = String::with_capacity((prompt.len() + answer.len()) * 7);
-    for (index, id) in prompt.iter().chain(answer).enumerate() {
-        let comma = if index > 0 { "," } else { "" };
-        // Writing to memory cannot fail.
-        let _ = write!(text, "{comma}{id}");
-    }
-    text
 }
 
 /// One pass over a body's members.

@@ -48,9 +48,9 @@ fn play(api: Api, body: &Value, engine: Engine, deaths: &[usize], piece: usize) 
         let stream = &stream.as_bytes()[..death.unwrap_or(stream.len())];
         let mut aligner = Aligner::new(1 << 20);
         for piece in stream.chunks(piece.max(1)) {
-            let passed = reader.on_events(aligner.push(Bytes::copy_from_slice(piece)));
-            assert!(passed.end.is_none(), "{:?}", passed.end);
-            text.extend_from_slice(&passed.events);
+            let (passed, end) = reader.on_events(aligner.push(Bytes::copy_from_slice(piece)));
+            assert!(end.is_none(), "{end:?}");
+            text.extend_from_slice(&passed);
         }
         let text_now = || String::from_utf8(text.clone()).unwrap();
         if text.ends_with(b"data: [DONE]\n\n") {
@@ -373,14 +373,14 @@ fn an_engine_error_is_held_back_and_a_client_error_is_not() {
     };
     let text = chunk(json!({"content": "a"}), json!([2]));
     let both = Bytes::from([&text[..], &error(500)].concat());
-    let passed = reader().on_events(both);
-    assert!(passed.events.ends_with(b"\"prompt_token_ids\":null}\n\n"));
-    let Some(End::EngineError(held)) = passed.end else {
-        panic!("{:?}", passed.end)
+    let (passed, end) = reader().on_events(both);
+    assert!(passed.ends_with(b"\"prompt_token_ids\":null}\n\n"));
+    let Some(End::EngineError(held)) = end else {
+        panic!("{end:?}")
     };
     assert_eq!(held, error(500));
-    let passed = reader().on_events(error(400));
-    assert_eq!((passed.events, passed.end.is_some()), (error(400), false));
+    let (passed, end) = reader().on_events(error(400));
+    assert_eq!((passed, end.is_some()), (error(400), false));
 }
 
 #[test]
@@ -389,8 +389,8 @@ fn a_text_that_does_not_join_ends_the_stream() {
         let mut reader = reader();
         let _ = reader.on_events(chunk(json!({"content": "a"}), ids));
         reader.next_body().unwrap();
-        let passed = reader.on_events(chunk(json!({"content": next}), json!([4])));
-        matches!(passed.end, Some(End::Torn))
+        let (_, end) = reader.on_events(chunk(json!({"content": next}), json!([4])));
+        matches!(end, Some(End::Torn))
     };
     let whole_prompt = "the whole prompt ".repeat(100);
     assert!(torn(json!([2, 3]), "\u{fffd}b"));
@@ -404,11 +404,11 @@ fn a_text_that_does_not_join_ends_the_stream() {
 fn what_is_held_back_is_generated_anew() {
     let mut reader = reader();
     let _ = reader.on_events(chunk(json!({"content": "a"}), json!([2])));
-    let passed = reader.on_events(chunk(json!({"content": ""}), json!([3])));
-    assert!(!passed.events.is_empty());
+    let (passed, _) = reader.on_events(chunk(json!({"content": ""}), json!([3])));
+    assert!(!passed.is_empty());
     // Sent by the engine only because of the ids.
-    let passed = reader.on_events(chunk(json!({}), json!([4])));
-    assert_eq!(passed.events, "");
+    let (passed, _) = reader.on_events(chunk(json!({}), json!([4])));
+    assert_eq!(passed, "");
     let body = reader.next_body().unwrap();
     let body: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::splice::Splice;
+use crate::relay::answer::splice::Splice;
 
 /// What the client's stream has beyond what its last engine counts.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,19 +23,14 @@ struct Usage<'a> {
     prompt_tokens: Option<&'a RawValue>,
     completion_tokens: Option<&'a RawValue>,
     total_tokens: Option<&'a RawValue>,
-    prompt_tokens_details: Option<PromptDetails<'a>>,
-    completion_tokens_details: Option<CompletionDetails<'a>>,
+    prompt_tokens_details: Option<Details<'a>>,
+    completion_tokens_details: Option<Details<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
-struct PromptDetails<'a> {
+struct Details<'a> {
     cached_tokens: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-#[serde(bound(deserialize = "'de: 'a"))]
-struct CompletionDetails<'a> {
     reasoning_tokens: Option<&'a RawValue>,
 }
 

@@ -3,8 +3,7 @@
 
 use hyper::StatusCode;
 
-use super::request_outcome::Outcome;
-use super::types::Failure;
+use super::types::{Failure, Outcome};
 use crate::observe::metrics::words;
 
 words! {

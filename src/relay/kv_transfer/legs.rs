@@ -12,30 +12,33 @@ use super::sglang::Rendezvous;
 use super::types::{Transfer, TransferParams};
 use crate::fleet::kv_transfer::Connector;
 use crate::json_scan::Scan;
+use crate::observe::metrics::words;
 use crate::prompt::Api;
 
-/// Why a request must run on one worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SingleWorkerReason {
-    /// Embeddings and other APIs that generate nothing.
-    Api,
-    /// The body is invalid: its engine answers the error, and no prefill worker pins blocks for it.
-    Body,
-    /// Several answers or several prompts. An engine makes a request of each, and all would fetch the same blocks,
-    /// which can be fetched once.
-    Several,
-    /// The answer has output for the prompt's tokens (echo, prompt_logprobs), which only the prefill worker computes.
-    PromptOutput,
-    /// Nothing is left to decode.
-    OneToken,
-    /// Truncation of the prompt depends on the answer's length limit, in which the legs differ.
-    Truncated,
-    /// The engine itself calls tools, and continues with another prompt.
-    Turns,
-    /// The request refers to state that one engine keeps (`previous_response_id`, `background`).
-    EngineState,
-    /// The prompt consists of embeddings.
-    Embeds,
+words! {
+    /// Why a request must run on one worker.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum SingleWorkerReason {
+        /// Embeddings and other APIs that generate nothing.
+        Api = "api",
+        /// The body is invalid: its engine answers the error, and no prefill worker pins blocks for it.
+        Body = "body",
+        /// Several answers or several prompts. An engine makes a request of each, and all would fetch the same blocks,
+        /// which can be fetched once.
+        Several = "several",
+        /// The answer has output for the prompt's tokens (echo, prompt_logprobs), which only the prefill worker computes.
+        PromptOutput = "prompt_output",
+        /// Nothing is left to decode.
+        OneToken = "one_token",
+        /// Truncation of the prompt depends on the answer's length limit, in which the legs differ.
+        Truncated = "truncated",
+        /// The engine itself calls tools, and continues with another prompt.
+        Turns = "turns",
+        /// The request refers to state that one engine keeps (`previous_response_id`, `background`).
+        EngineState = "engine_state",
+        /// The prompt consists of embeddings.
+        Embeds = "embeds",
+    }
 }
 
 impl SingleWorkerReason {
@@ -53,20 +56,6 @@ impl SingleWorkerReason {
             Self::Turns => "it has tools that the engine calls itself",
             Self::EngineState => "it refers to state that one engine keeps",
             Self::Embeds => "its prompt consists of embeddings",
-        }
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Api => "api",
-            Self::Body => "body",
-            Self::Several => "several",
-            Self::PromptOutput => "prompt_output",
-            Self::OneToken => "one_token",
-            Self::Truncated => "truncated",
-            Self::Turns => "turns",
-            Self::EngineState => "engine_state",
-            Self::Embeds => "embeds",
         }
     }
 }
@@ -342,7 +331,7 @@ fn prompts(value: &str) -> Option<usize> {
 }
 
 /// Some reason if the engine would call one of these tools itself.
-fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
+pub(in crate::relay) fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
     #[derive(Deserialize)]
     struct Tool<'a> {
         #[serde(rename = "type", borrow)]

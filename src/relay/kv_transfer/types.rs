@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
+use crate::observe::metrics::words;
 use crate::prompt::Api;
 
 /// The longest answer of a prefill leg: the block numbers of a million tokens in blocks of 16 take half a megabyte.
@@ -105,35 +106,25 @@ pub(super) fn has_blocks(remote_block_ids: &RawValue) -> bool {
         .contains(|c: char| c.is_ascii_digit())
 }
 
-/// Why there is no KV transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TransferError {
-    #[error("the answer to the prefill leg is not a completion")]
-    Malformed,
-    /// The answer has no usable `kv_transfer_params`: the engine has no connector, or another one.
-    #[error(
-        "the prefill worker did not say where its KV blocks are (is a KV connector configured?)"
-    )]
-    NoParams,
-    /// The answer ended before its one token, so the engine has freed the blocks.
-    #[error("the prefill worker stopped before its first token")]
-    Stopped,
-    #[error("the prefill worker's bootstrap server has not answered yet")]
-    NoBootstrap,
-    /// The prefill worker has several dp ranks, and it is unknown which of them computes the prompt.
-    #[error("it is unknown which dp rank of the prefill worker would compute the prompt")]
-    NoRank,
-}
-
-impl TransferError {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::NoParams => "no_params",
-            Self::Stopped => "stopped",
-            Self::NoBootstrap => "no_bootstrap",
-            Self::NoRank => "no_rank",
-        }
+words! {
+    /// Why there is no KV transfer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+    pub enum TransferError {
+        #[error("the answer to the prefill leg is not a completion")]
+        Malformed = "malformed",
+        /// The answer has no usable `kv_transfer_params`: the engine has no connector, or another one.
+        #[error(
+            "the prefill worker did not say where its KV blocks are (is a KV connector configured?)"
+        )]
+        NoParams = "no_params",
+        /// The answer ended before its one token, so the engine has freed the blocks.
+        #[error("the prefill worker stopped before its first token")]
+        Stopped = "stopped",
+        #[error("the prefill worker's bootstrap server has not answered yet")]
+        NoBootstrap = "no_bootstrap",
+        /// The prefill worker has several dp ranks, and it is unknown which of them computes the prompt.
+        #[error("it is unknown which dp rank of the prefill worker would compute the prompt")]
+        NoRank = "no_rank",
     }
 }
 

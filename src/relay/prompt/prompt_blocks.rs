@@ -98,11 +98,11 @@ impl TokenBlocks {
         &mut self,
         group: &Group,
         tokenizer_check: &TokenizerCheck,
-        token_ids: &[u32],
+        token_ids: &Arc<[u32]>,
     ) {
         let has_events = group.event_ranks.iter().any(|ranks| *ranks > 0);
         let is_kept = has_events && tokenizer_check.has_room(token_ids.len());
-        self.tokens = is_kept.then(|| token_ids.into());
+        self.tokens = is_kept.then(|| token_ids.clone());
     }
 
     /// What is to be checked of the prompt, if its tokens were kept.
@@ -244,7 +244,7 @@ mod tests {
         for (event_ranks, unconfirmed) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
             let group = group(event_ranks);
             let mut exact = TokenBlocks::new(&indexes, &group, None, &[1, 2, 3]);
-            exact.keep(&group, &tokenizer_check, &[1, 2, 3]);
+            exact.keep(&group, &tokenizer_check, &Arc::from([1, 2, 3]));
             assert_eq!(
                 exact.checked(&group).is_some(),
                 unconfirmed,

@@ -8,11 +8,11 @@ use crate::fleet::engine::TokenIdsField;
 use crate::prompt::Api;
 
 /// In `kv_transfer_params`, which vLLM reads.
-const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":["#;
-const AFTER: &[u8] = b"]}}";
+const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":"#;
+const AFTER: &[u8] = b"}}";
 /// In `input_ids`, which SGLang reads.
-const BEFORE_INPUT_IDS: &[u8] = br#""input_ids":["#;
-const AFTER_INPUT_IDS: &[u8] = b"]}";
+const BEFORE_INPUT_IDS: &[u8] = br#""input_ids":"#;
+const AFTER_INPUT_IDS: &[u8] = b"}";
 
 /// The body with one more field at its end and otherwise unchanged. If the body has the field with null, the last
 /// one counts. `None` for an API that takes no ids, and for `input_ids` of a chat that SGLang may render in another way: with ids
@@ -39,20 +39,14 @@ fn with_ids(body: &[u8], before: &[u8], ids: &[u32], after: &[u8]) -> Option<Byt
     let fields = body[..end].trim_ascii_end();
     let is_first = fields.last() == Some(&b'{');
     // Six digits and a comma.
-    let room = fields.len() + before.len() + ids.len() * 7 + after.len() + 1;
+    let room = fields.len() + before.len() + ids.len() * 7 + after.len() + 3;
     let mut whole = Vec::with_capacity(room);
     whole.extend_from_slice(fields);
     if !is_first {
         whole.push(b',');
     }
     whole.extend_from_slice(before);
-    let mut digits = itoa::Buffer::new();
-    for (index, id) in ids.iter().enumerate() {
-        if index > 0 {
-            whole.push(b',');
-        }
-        whole.extend_from_slice(digits.format(*id).as_bytes());
-    }
+    serde_json::to_writer(&mut whole, ids).ok()?;
     whole.extend_from_slice(after);
     Some(Bytes::from(whole))
 }

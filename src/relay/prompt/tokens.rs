@@ -119,7 +119,7 @@ impl Shared {
 /// The token ids of a prompt, up to the first image.
 #[derive(Debug, PartialEq)]
 pub(in crate::relay) struct PromptTokens {
-    pub(in crate::relay) ids: Ids,
+    pub(in crate::relay) ids: Arc<[u32]>,
     /// Bytes of text from the first image on, which have no ids.
     pub(in crate::relay) untokenized_bytes: usize,
     /// The token ids of the next such prompt may not come in time: the prompt is so long that it may be tokenized on another
@@ -127,33 +127,10 @@ pub(in crate::relay) struct PromptTokens {
     pub(in crate::relay) may_be_late: bool,
 }
 
-#[derive(Debug)]
-pub(in crate::relay) enum Ids {
-    Owned(Vec<u32>),
-    Shared(Arc<[u32]>),
-}
-
-impl std::ops::Deref for Ids {
-    type Target = [u32];
-
-    fn deref(&self) -> &[u32] {
-        match self {
-            Ids::Owned(ids) => ids,
-            Ids::Shared(ids) => ids,
-        }
-    }
-}
-
-impl PartialEq for Ids {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
 impl PromptTokens {
     pub(in crate::relay) fn complete(ids: Vec<u32>) -> Self {
         Self {
-            ids: Ids::Owned(ids),
+            ids: ids.into(),
             untokenized_bytes: 0,
             may_be_late: false,
         }
@@ -349,7 +326,7 @@ impl Tokens {
             }
         };
         let tokens = PromptTokens {
-            ids: Ids::Owned(tokens.ids),
+            ids: tokens.ids.into(),
             untokenized_bytes: tokens.untokenized_bytes,
             may_be_late,
         };
@@ -383,7 +360,7 @@ impl Tokens {
     ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
         let now = observe::now();
         let complete = |ids| PromptTokens {
-            ids: Ids::Shared(ids),
+            ids,
             untokenized_bytes: 0,
             may_be_late: true,
         };

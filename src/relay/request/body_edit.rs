@@ -18,22 +18,28 @@ impl Edit {
     /// A text in place of `value`, the raw JSON that [`crate::prompt::peek`] found within `body`. `None` if it is no part
     /// of it.
     pub(in crate::relay) fn of_value(body: &[u8], value: &str, text: String) -> Option<Self> {
-        let start = value.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
-        let range = start..start + value.len();
+        Self::of_part(body, value.as_bytes(), text)
+    }
+
+    fn of_part(body: &[u8], part: &[u8], text: String) -> Option<Self> {
+        let start = part.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
+        let range = start..start + part.len();
         (range.end <= body.len()).then_some(Self { range, text })
     }
 
-    /// One more field at the body's start. `None` if the body is no object.
-    pub(in crate::relay) fn first_field(body: &[u8], name: &str, json: &str) -> Option<Self> {
-        let start = body.iter().position(|byte| *byte == b'{')? + 1;
-        let comma = match body[start..].trim_ascii_start().first()? {
+    /// One more field at the start of `object`, which is the body or a value in it. `None` if that is no object.
+    pub(in crate::relay) fn first_field(
+        body: &[u8],
+        object: &[u8],
+        name: &str,
+        json: &str,
+    ) -> Option<Self> {
+        let inside = object.trim_ascii_start().strip_prefix(b"{")?;
+        let comma = match inside.trim_ascii_start().first()? {
             b'}' => "",
             _ => ",",
         };
-        Some(Self {
-            range: start..start,
-            text: format!("\"{name}\":{json}{comma}"),
-        })
+        Self::of_part(body, &inside[..0], format!("\"{name}\":{json}{comma}"))
     }
 
     /// One more field at the body's end. `None` if the body is no object.

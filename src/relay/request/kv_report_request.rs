@@ -3,26 +3,18 @@
 
 use super::body_edit::Edit;
 
-const MODE: &str = r#""kv_cache_report_mode":"full""#;
+const MODE: &str = "kv_cache_report_mode";
+const ASKING: &str = r#"{"kv_cache_report_mode":"full"}"#;
 
 /// `xargs` is the value of `vllm_xargs` within `body`. `None` if it is no object or has the mode already.
 pub(in crate::relay) fn asking(body: &[u8], xargs: Option<&str>) -> Option<Edit> {
-    let Some(xargs) = xargs else {
-        return Edit::first_field(body, "vllm_xargs", &format!("{{{MODE}}}"));
-    };
-    if xargs == "null" {
-        return Edit::of_value(body, xargs, format!("{{{MODE}}}"));
+    match xargs {
+        None => Edit::first_field(body, body, "vllm_xargs", ASKING),
+        Some(null @ "null") => Edit::of_value(body, null, ASKING.to_owned()),
+        // Even a null there would win over our value. An escape might hide the name.
+        Some(xargs) if xargs.contains(MODE) || xargs.contains('\\') => None,
+        Some(xargs) => Edit::first_field(body, xargs.as_bytes(), MODE, r#""full""#),
     }
-    let inside = xargs.strip_prefix('{').filter(|_| !names_mode(xargs))?;
-    let is_empty = inside.trim_ascii_start().starts_with('}');
-    let comma = if is_empty { "" } else { "," };
-    // In place of the brace.
-    Edit::of_value(body, &xargs[..1], format!("{{{MODE}{comma}"))
-}
-
-/// Even a null there would win over our value. An escape might hide the name.
-fn names_mode(xargs: &str) -> bool {
-    xargs.contains("kv_cache_report_mode") || xargs.contains('\\')
 }
 
 #[cfg(test)]

@@ -29,13 +29,7 @@ pub(in crate::relay) fn cap(
     };
     let edit = match (peek.no_max_tokens, peek.sampling_params) {
         (Some(null), _) => Edit::of_value(body, null, max.to_string()),
-        (None, Some(params)) => {
-            let members = params.strip_prefix('{')?;
-            let is_empty = members.trim_start().starts_with('}');
-            let comma = if is_empty { "" } else { "," };
-            let capped = format!("{{\"{name}\":{max}{comma}{members}");
-            Edit::of_value(body, params, capped)
-        }
+        (None, Some(params)) => Edit::first_field(body, params.as_bytes(), name, &max.to_string()),
         (None, None) => Edit::last_field(body, name, &max.to_string()),
     };
     Some((max, edit?))

@@ -1,4 +1,5 @@
-//! What one client request came to at the workers, for an access log. Pure.
+//! What a request tells its caller: what it came to at the workers, for an access log, and what is left of its tenant's limits.
+//! Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use hyper::StatusCode;
 use parking_lot::Mutex;
 
 use crate::ids::Model;
+use crate::limits::Standing;
 use crate::traces::RequestTrace;
 
 /// The figures of one client request. Of several attempts and several jobs of one client request, tokens, bytes
@@ -77,5 +79,19 @@ impl SummaryCell {
 
     pub(in crate::relay) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
         change(&mut self.summary.lock());
+    }
+}
+
+/// Receives what the tenant of a request has left of its limits, for the headers of the answer.
+#[derive(Clone, Debug, Default)]
+pub struct StandingCell(Arc<Mutex<Option<Standing>>>);
+
+impl StandingCell {
+    pub fn read(&self) -> Option<Standing> {
+        *self.0.lock()
+    }
+
+    pub(in crate::relay) fn set(&self, standing: Standing) {
+        *self.0.lock() = Some(standing);
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use memchr::memmem::{self, Finder};
 use serde_json::{Map, Value};
 
@@ -13,6 +13,7 @@ use super::body_edit::Edit;
 use crate::http::sse;
 use crate::json_scan::Scan;
 use crate::prompt::{Api, PeekedBody};
+use crate::relay::answer::splice::Splice;
 
 const NAME: &str = "stream_options";
 const AT_THE_END: &str = "include_usage";
@@ -79,24 +80,23 @@ pub(in crate::relay) fn without_usage(events: Bytes, unasked: UnaskedUsage) -> B
     if USAGE.find(&events).is_none() {
         return events;
     }
-    let mut kept = BytesMut::new();
-    let (mut position, mut is_changed) = (0, false);
+    let mut kept = Splice::new(&events);
+    let mut position = 0;
     while position < events.len() {
         let rest = &events[position..];
-        let end = sse::event_end(rest);
-        let event = &rest[..end];
-        match usage_of(event) {
-            Some(Found::Alone) if unasked.event => is_changed = true,
-            Some(Found::Member(range)) if unasked.of_each => {
-                is_changed = true;
-                kept.extend_from_slice(&event[..range.start]);
-                kept.extend_from_slice(&event[range.end..]);
-            }
-            _ => kept.extend_from_slice(event),
+        let event = &rest[..sse::event_end(rest)];
+        let left_out = match usage_of(event) {
+            Some(Found::Alone) if unasked.event => 0..event.len(),
+            Some(Found::Member(range)) if unasked.of_each => range,
+            _ => 0..0,
+        };
+        if !left_out.is_empty() {
+            kept.put(position + left_out.start..position + left_out.end, b"");
         }
-        position += end;
+        position += event.len();
     }
-    if is_changed { kept.freeze() } else { events }
+    let changed = kept.finish(position);
+    changed.unwrap_or(events)
 }
 
 /// The usage in an event.

@@ -12,7 +12,7 @@ use crate::fleet::Worker;
 use crate::ids::{Model, RequestId};
 use crate::relay::attempt::outcome::AttemptAnswer;
 use crate::relay::continuation::{End, Reader, Refusal};
-use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::types::Outcome;
 use crate::relay::next_answer::{NextAnswer, NotContinued};
 
 /// How a stream broke off, and how it ends if no worker goes on.
@@ -76,10 +76,7 @@ impl Continuing {
     /// Takes whole events; returns what the client gets, and whether the stream is over.
     pub(in crate::relay) fn on_events(&mut self, events: Bytes) -> (Bytes, Option<End>) {
         match &mut self.state {
-            State::Reading(reader, _) if !events.is_empty() => {
-                let passed = reader.on_events(events);
-                (passed.events, passed.end)
-            }
+            State::Reading(reader, _) if !events.is_empty() => reader.on_events(events),
             _ => (events, None),
         }
     }

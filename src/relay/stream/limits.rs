@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 
 use crate::observe;
-use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::types::Outcome;
 
 pub(super) const TOO_LONG: &str = "the request took longer than the router allows";
 const STOPPED: &str = "the engine stopped sending";

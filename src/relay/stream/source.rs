@@ -5,9 +5,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::Body;
+use smallvec::SmallVec;
 
-use super::pieces::{BATCH_BYTES, Batch};
 use crate::http::client::EngineBody;
+
+/// Pieces that are available at once are passed on as one, up to about this size.
+const BATCH_BYTES: usize = 8 << 10;
 
 /// One engine's connection.
 pub(super) struct Source {
@@ -43,33 +46,41 @@ impl Source {
 
     /// Everything that is available, as one piece: tokens that came together cost one write. Does not wait.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
-        let mut batch = Batch::default();
-        if let Some(first) = self.first.take() {
-            batch.push(first);
-        }
-        while batch.len() < BATCH_BYTES {
+        let mut pieces: Pieces = self.first.take().into_iter().collect();
+        let length = |pieces: &Pieces| pieces.iter().map(Bytes::len).sum::<usize>();
+        while length(&pieces) < BATCH_BYTES {
             let Some(engine) = &mut self.engine else {
-                return Poll::Ready(Read::End(batch.take()));
+                return Poll::Ready(Read::End(joined(pieces)));
             };
             // Where the length is known, hyper does not poll for an end that has been reached.
             if engine.is_end_stream() {
-                return Poll::Ready(Read::End(batch.take()));
+                return Poll::Ready(Read::End(joined(pieces)));
             }
             match Pin::new(engine).poll_frame(cx) {
                 // Trailers are dropped.
-                Poll::Ready(Some(Ok(frame))) => batch.push(frame.into_data().unwrap_or_default()),
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken(batch.take())),
-                Poll::Ready(None) => return Poll::Ready(Read::End(batch.take())),
-                Poll::Pending if batch.len() == 0 => return Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => pieces.extend(frame.into_data().ok()),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken(joined(pieces))),
+                Poll::Ready(None) => return Poll::Ready(Read::End(joined(pieces))),
+                Poll::Pending if length(&pieces) == 0 => return Poll::Pending,
                 Poll::Pending => break,
             }
         }
         // The client's side may not ask for more than the length that it knows.
         let is_over = self.engine.as_ref().is_none_or(Body::is_end_stream);
         Poll::Ready(if is_over {
-            Read::End(batch.take())
+            Read::End(joined(pieces))
         } else {
-            Read::Data(batch.take())
+            Read::Data(joined(pieces))
         })
     }
+}
+
+type Pieces = SmallVec<[Bytes; 1]>;
+
+/// All pieces as one. A single one is not copied.
+fn joined(mut pieces: Pieces) -> Bytes {
+    if pieces.len() > 1 {
+        return pieces.concat().into();
+    }
+    pieces.pop().unwrap_or_default()
 }

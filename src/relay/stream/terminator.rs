@@ -8,7 +8,7 @@ use crate::http::sse;
 use crate::prompt::Api;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
 use crate::relay::answer::first_token_gate;
-use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::types::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
@@ -26,8 +26,9 @@ pub(super) enum Missing {
 /// Watches one stream for its terminal event.
 #[derive(Debug)]
 pub(super) struct StreamTerminator {
-    api: Api,
-    has_end: bool,
+    pub(super) api: Api,
+    /// The stream had its terminal event.
+    pub(super) has_end: bool,
     /// The engine reported an error.
     has_error: bool,
     /// Of the last choice: if it has ended with a reason, only `[DONE]` may be missing. `None` before any choice.
@@ -48,10 +49,6 @@ impl StreamTerminator {
             first: None,
             events: 0,
         }
-    }
-
-    pub(super) fn api(&self) -> Api {
-        self.api
     }
 
     /// Takes events that have nothing but a token: their choice goes on.
@@ -100,11 +97,6 @@ impl StreamTerminator {
     /// True once the client has had all of a stream whose end is known.
     pub(super) fn has_passed_all(&self) -> bool {
         self.has_end && self.api != Api::Other
-    }
-
-    /// True once the stream had its terminal event.
-    pub(super) fn has_end(&self) -> bool {
-        self.has_end
     }
 
     /// What to add to a stream that the engine ended, with `held` as its incomplete last event.
@@ -351,7 +343,7 @@ mod tests {
                 Api::Responses,
                 &["event:response.failed\r\ndata: {}\r\n\r\n"]
             )
-            .has_end()
+            .has_end
         );
         // A final event so long that it passed in pieces.
         let pieces = ["event: response.completed\ndata: {\"a", "b\"}\n\n"];

@@ -12,7 +12,7 @@ use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
-use crate::queue::{Look, Settings, Stretch};
+use crate::queue::{Look, Outcome, Settings, Stretch};
 use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
@@ -81,7 +81,7 @@ impl Queues {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
                 // The queue was turned off.
-                None => queue.release_all(now),
+                None => queue.end(now, Outcome::Released, |_| true),
             };
             for gone in gone {
                 self.on_left(&gone);
@@ -92,7 +92,7 @@ impl Queues {
         self.fleet.waiting().set_own(waiting.waiting());
         let mut promised = self.released();
         promised.add_all(&waiting);
-        self.granted.set_last(promised);
+        self.granted.last.store(Arc::new(promised));
     }
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
@@ -204,24 +204,19 @@ impl QueueWalk<'_> {
             // None of its workers takes it, for what it is: it finds out why.
             return Looked::Send(None);
         };
-        let worker = placed.computes();
-        if !self.rooms.is_open(worker, self.settings, &self.promised) {
-            let worker = worker.id;
-            return self.wait_for(worker, placed.promises);
+        let worker = placed.computes().clone();
+        if !self.rooms.is_open(&worker, self.settings, &self.promised) {
+            return self.wait_for(worker.id, placed.promises);
         }
         let first_token = placed.first_token();
         if time_left.is_some_and(|left| first_token > left) {
             return Looked::Other(Look::TooLate(first_token));
         }
-        for (owner, promise) in &placed.promises {
-            self.promised.add(*owner, *promise);
-        }
-        self.rooms
-            .on_promised(worker, self.settings, &self.promised);
-        Looked::Send(Some(Release {
+        let release = Release {
             promises: placed.promises,
             chosen: Some((placed.group, placed.chosen)),
-        }))
+        };
+        self.release(&worker, release)
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
@@ -245,13 +240,19 @@ impl QueueWalk<'_> {
         if !is_open(worker) {
             return self.wait_for(worker.id, promises);
         }
-        self.promised.add(worker.id, promise);
-        self.rooms
-            .on_promised(worker, self.settings, &self.promised);
-        Looked::Send(Some(Release {
+        let release = Release {
             promises,
             chosen: None,
-        }))
+        };
+        self.release(worker, release)
+    }
+
+    /// Sends a request to a worker that has room for it.
+    fn release(&mut self, worker: &Worker, release: Release) -> Looked {
+        self.promised.add(&release.promises);
+        self.rooms
+            .on_promised(worker, self.settings, &self.promised);
+        Looked::Send(Some(release))
     }
 
     fn wait_for(&mut self, worker: WorkerId, promises: Promises) -> Looked {
@@ -496,7 +497,7 @@ mod tests {
             rig.queues.release(rig.now);
             let own = rig.queues.fleet.waiting().own();
             let own = own.as_ref().map(|own| own[&first].requests);
-            let last = rig.queues.granted.last().of(first).in_line;
+            let last = rig.queues.granted.last.load().of(first).in_line;
             (own.unwrap_or_default(), last)
         };
         for count in [4, 4, 4, 4, 3, 3] {

@@ -34,7 +34,7 @@ metric_table! {
              ttft_target_unreachable, no_healthy_worker or router_draining.",
     } and {
         /// Models and classes with gauges.
-        exported: Mutex<FxHashSet<(Model, String)>>,
+        exported: Mutex<FxHashSet<(String, String)>>,
     }
 }
 
@@ -51,10 +51,10 @@ impl Metrics {
     }
 
     /// Removes the series of what is no longer exported.
-    pub(super) fn retain(&self, exported: FxHashSet<(Model, String)>) {
+    pub(super) fn retain(&self, exported: FxHashSet<(String, String)>) {
         let mut before = self.exported.lock();
         for (model, class) in before.difference(&exported) {
-            let labels = [model.as_ref(), class.as_str()];
+            let labels = [model.as_str(), class.as_str()];
             for gauges in [&self.requests, &self.tokens, &self.bytes] {
                 let _ = gauges.remove_label_values(&labels);
             }
@@ -62,10 +62,10 @@ impl Metrics {
             for code in RefusalReason::CODES {
                 let _ = self
                     .refusals
-                    .remove_label_values(&[model.as_ref(), class, code]);
+                    .remove_label_values(&[model.as_str(), class, code]);
             }
             if exported.iter().all(|(other, _)| other != model) {
-                let _ = self.saturation.remove_label_values(&[model.as_ref()]);
+                let _ = self.saturation.remove_label_values(&[model]);
             }
         }
         *before = exported;

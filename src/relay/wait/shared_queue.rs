@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::granted::Granted;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
 use crate::fleet::{Group, Worker};
@@ -145,6 +145,15 @@ struct State {
     is_closed: bool,
 }
 
+/// What workers were promised.
+#[derive(Debug, Default)]
+pub(super) struct Granted {
+    /// By requests that were released and do not count at their worker yet.
+    pub(super) released: Mutex<Promised>,
+    /// When workers were last looked at: with those that wait.
+    pub(super) last: ArcSwap<Promised>,
+}
+
 /// The right to be sent to a worker. Until it is dropped, the request counts at its worker.
 #[derive(Debug)]
 pub(in crate::relay) struct Grant {
@@ -175,16 +184,14 @@ impl Grant {
 
     /// What workers are promised, without what this promises.
     pub(in crate::relay) fn others(&self, mut promised: Promised) -> Promised {
-        for (owner, promise) in &self.promises {
-            promised.remove(*owner, *promise);
-        }
+        promised.remove(&self.promises);
         promised
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.granted.remove(&self.promises);
+        self.granted.released.lock().remove(&self.promises);
         self.freed.remove_waiting(1);
         if self.freed.waiting() > 0 {
             self.freed.notify();
@@ -206,7 +213,7 @@ impl Grant {
             ..LoadShare::default()
         };
         let promises = smallvec::smallvec![(worker, promise)];
-        granted.add(&promises);
+        granted.released.lock().add(&promises);
         let grant = Self {
             granted: granted.clone(),
             freed,
@@ -214,7 +221,7 @@ impl Grant {
             chosen: None,
         };
         (grant, move || {
-            granted.promised().of(worker).all.queued_tokens
+            granted.released.lock().of(worker).all.queued_tokens
         })
     }
 }
@@ -409,19 +416,16 @@ impl SharedQueue {
         state.named(vec![left]).pop()
     }
 
-    /// Takes out the requests of models that now wait in another queue.
-    pub(super) fn take_moved(&self, now: Instant, is_moved: impl Fn(&Model) -> bool) -> Vec<Gone> {
+    /// Ends the waits of requests for some models.
+    pub(super) fn end(
+        &self,
+        now: Instant,
+        outcome: Outcome,
+        is_ended: impl Fn(&Model) -> bool,
+    ) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let is_moved = |waiter: &Waiter| is_moved(&waiter.model);
-        let left = state.queue.end(now, Outcome::Moved, is_moved);
-        self.count(&state);
-        state.named(left)
-    }
-
-    /// Releases everyone.
-    pub(super) fn release_all(&self, now: Instant) -> Vec<Gone> {
-        let mut state = self.state.lock();
-        let left = state.queue.end(now, Outcome::Released, |_| true);
+        let is_ended = |waiter: &Waiter| is_ended(&waiter.model);
+        let left = state.queue.end(now, outcome, is_ended);
         self.count(&state);
         state.named(left)
     }
@@ -512,7 +516,7 @@ impl Gone {
         let woken = match self.left.outcome {
             Outcome::Released => {
                 let Release { promises, chosen } = self.release.unwrap_or_default();
-                granted.add(&promises);
+                granted.released.lock().add(&promises);
                 Woken::Granted(Grant {
                     granted: granted.clone(),
                     freed: freed.clone(),
@@ -585,7 +589,7 @@ mod tests {
         assert_eq!(models(), ["a", "b"]);
         drop(other);
         assert_eq!(models(), ["a"]);
-        assert_eq!(queue.release_all(now).len(), 1);
+        assert_eq!(queue.end(now, Outcome::Released, |_| true).len(), 1);
         assert!(models().is_empty());
     }
 }

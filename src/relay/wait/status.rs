@@ -1,10 +1,23 @@
-//! What waits, for operators.
+//! What waits, for operators: on a page, and as gauges when they are scraped.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use prometheus::IntGaugeVec;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Queues;
-use super::export::Loads;
+use super::room::GroupLoad;
+use crate::fleet::Members;
+use crate::ids::Model;
+use crate::observe;
 use crate::queue::{ClassStatus, Settings};
+
+/// Loads that were read already: models with the same workers share them, and each worker is read once. Each entry keeps
+/// its members, so that their address stays theirs.
+type Loads = FxHashMap<*const Members, (Arc<Members>, GroupLoad)>;
 
 /// The queues of all known models.
 #[derive(Debug, Serialize)]
@@ -32,7 +45,7 @@ struct ModelRow {
     classes: Vec<ClassRow>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct ClassRow {
     class: String,
     requests: u32,
@@ -97,14 +110,10 @@ impl QueueStatus {
 }
 
 /// The classes of a model of which no request waits.
-fn none(settings: &Settings) -> Vec<(String, ClassStatus)> {
-    let classes = settings.classes.iter().enumerate();
-    let classes = classes.map(|(class, of)| {
-        let status = ClassStatus {
-            class,
-            ..ClassStatus::default()
-        };
-        (of.name.clone(), status)
+fn none(settings: &Settings) -> Vec<ClassRow> {
+    let classes = settings.classes.iter().map(|class| ClassRow {
+        class: class.name.clone(),
+        ..ClassRow::default()
     });
     classes.collect()
 }
@@ -112,45 +121,95 @@ fn none(settings: &Settings) -> Vec<(String, ClassStatus)> {
 impl Queues {
     pub fn status(&self) -> QueueStatus {
         let settings = self.settings.load();
+        let idle = settings.as_deref().map(none).unwrap_or_default();
         let shown = settings.as_deref().cloned().unwrap_or_default();
+        QueueStatus {
+            is_on: settings.is_some(),
+            is_draining: self.is_draining.load(Relaxed),
+            models: self.rows(&shown, &idle),
+        }
+    }
+
+    /// Writes the gauges of all known models, also as 0.
+    pub(super) fn export(&self) {
+        let settings = self.settings.load();
+        let shown = settings.as_deref().cloned().unwrap_or_default();
+        let metrics = &self.metrics;
+        let mut exported = FxHashSet::default();
+        for row in self.rows(&shown, &none(&shown)) {
+            let saturation = metrics.saturation.with_label_values(&[&*row.model]);
+            saturation.set(row.saturation);
+            for class in row.classes {
+                let labels = [&*row.model, &*class.class];
+                let set = |gauges: &IntGaugeVec, value: u64| {
+                    gauges.with_label_values(&labels).set(value as i64);
+                };
+                set(&metrics.requests, class.requests.into());
+                set(&metrics.tokens, class.tokens);
+                set(&metrics.bytes, class.bytes);
+                exported.insert((row.model.clone(), class.class));
+            }
+        }
+        metrics.retain(exported);
+    }
+
+    /// All known models: of the fleet, of the configuration, and those that requests wait for. `idle`: the classes of a model
+    /// of which no request waits.
+    fn rows(&self, settings: &Settings, idle: &[ClassRow]) -> Vec<ModelRow> {
+        let now = observe::now();
         let mut loads = Loads::default();
-        let mut waiting = self.waiting_classes();
-        let models = self.known_models(waiting.keys()).into_iter();
-        let models = models.map(|model| {
+        let mut waiting = self.waiting_classes(now);
+        let mut models: Vec<Model> = self.fleet.snapshot().models.keys().cloned().collect();
+        models.extend(self.configured.load().iter().cloned());
+        models.extend(waiting.keys().cloned());
+        models.sort_unstable();
+        models.dedup();
+        let rows = models.into_iter().map(|model| {
             let rate = self.get(&model).and_then(|queue| queue.measured_rate());
-            let classes = waiting
-                .remove(&model)
-                .unwrap_or_else(|| match settings.as_ref() {
-                    Some(settings) => none(settings),
-                    None => Vec::new(),
-                });
-            let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
-            let waiting = classes.iter().map(|(_, class)| class.requests).sum();
-            let load = self.load_of(&model, &mut loads);
+            let classes = waiting.remove(&model).unwrap_or_else(|| idle.to_vec());
+            let tokens = classes.iter().map(|class| class.tokens).sum();
+            let waiting = classes.iter().map(|class| class.requests).sum();
+            let load = self.load_of(&model, now, &mut loads);
             ModelRow {
                 workers: load.workers,
                 queued_tokens: load.queued_tokens,
-                saturation: load.saturation((waiting, tokens), &shown),
+                saturation: load.saturation((waiting, tokens), settings),
                 waiting,
                 tokens_per_second_and_worker: rate.map(|rate| rate as u64),
-                classes: classes
-                    .into_iter()
-                    .map(|(class, status)| ClassRow {
-                        class,
-                        requests: status.requests,
-                        tokens: status.tokens,
-                        bytes: status.bytes,
-                        clients: status.clients,
-                        oldest_ms: status.oldest.as_millis() as u64,
-                    })
-                    .collect(),
+                classes,
                 model: model.to_string(),
             }
         });
-        QueueStatus {
-            is_on: settings.is_some(),
-            is_draining: self.is_draining.load(std::sync::atomic::Ordering::Relaxed),
-            models: models.collect(),
-        }
+        rows.collect()
+    }
+
+    /// The classes of the models of which requests wait.
+    fn waiting_classes(&self, now: Instant) -> FxHashMap<Model, Vec<ClassRow>> {
+        let row = |(class, status): (String, ClassStatus)| ClassRow {
+            class,
+            requests: status.requests,
+            tokens: status.tokens,
+            bytes: status.bytes,
+            clients: status.clients,
+            oldest_ms: status.oldest.as_millis() as u64,
+        };
+        let queues = self.by_name.load();
+        let waiting = queues.values().filter(|queue| queue.waiting() > 0);
+        let models = waiting.flat_map(|queue| queue.status(now));
+        models
+            .map(|(model, classes)| (model, classes.into_iter().map(row).collect()))
+            .collect()
+    }
+
+    /// What a model's workers have.
+    fn load_of(&self, model: &Model, now: Instant, loads: &mut Loads) -> GroupLoad {
+        let snapshot = self.fleet.snapshot();
+        let Some(group) = snapshot.models.get(model) else {
+            return GroupLoad::default();
+        };
+        let (_, load) = loads
+            .entry(Arc::as_ptr(&group.members))
+            .or_insert_with(|| (group.members.clone(), self.workers_of(group, now).load()));
+        *load
     }
 }

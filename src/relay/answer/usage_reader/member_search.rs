@@ -4,12 +4,10 @@
 use memchr::memchr3;
 
 use crate::json_scan::plain_string;
+use crate::relay::answer::cut_json::Name;
 
 /// A longer object is no usage.
 const USAGE_BYTES_MAX: usize = 4_096;
-
-/// The longest name that is looked for.
-const NAME_BYTES_MAX: usize = "meta_info".len();
 
 /// Where in the text the last piece ended.
 #[derive(Debug, Default)]
@@ -159,18 +157,26 @@ impl MemberSearch {
                 self.is_in_string = false;
                 if is_candidate {
                     self.name.push(&piece[from..at - 1]);
-                    let named = self.name.named(is_other, self.depth);
-                    self.named = named.map(|named| (named, false));
+                    self.named = self.looked_for(is_other).map(|named| (named, false));
                 }
                 return at;
             }
-            // A name with escapes is none that is looked for.
-            self.name.is_other = true;
+            self.name.on_escape();
             if at == piece.len() {
                 self.is_escaped = true;
                 return at;
             }
             at += 1;
+        }
+    }
+
+    /// What the name that has come stands before, if that is looked for.
+    fn looked_for(&self, is_other: bool) -> Option<Named> {
+        match self.name.text() {
+            b"usage" => Some(Named::Usage),
+            b"meta_info" if is_other => Some(Named::Usage),
+            b"response" | b"message" if self.depth == 1 => Some(Named::Holder),
+            _ => None,
         }
     }
 }
@@ -183,35 +189,4 @@ fn next_special(text: &[u8]) -> Option<usize> {
     let is_special = |byte: &u8| matches!(byte, b'"' | b'{' | b'}');
     let near = text.iter().take(NEAR).position(is_special);
     near.or_else(|| Some(NEAR + memchr3(b'"', b'{', b'}', text.get(NEAR..)?)?))
-}
-
-/// A string as far as it may be a name that is looked for.
-#[derive(Debug, Default)]
-struct Name {
-    bytes: [u8; NAME_BYTES_MAX],
-    length: usize,
-    is_other: bool,
-}
-
-impl Name {
-    fn push(&mut self, part: &[u8]) {
-        let end = self.length + part.len();
-        match self.bytes.get_mut(self.length..end) {
-            Some(free) => {
-                free.copy_from_slice(part);
-                self.length = end;
-            }
-            None => self.is_other = true,
-        }
-    }
-
-    fn named(&self, is_other: bool, depth: u32) -> Option<Named> {
-        match &self.bytes[..self.length] {
-            _ if self.is_other => None,
-            b"usage" => Some(Named::Usage),
-            b"meta_info" if is_other => Some(Named::Usage),
-            b"response" | b"message" if depth == 1 => Some(Named::Holder),
-            _ => None,
-        }
-    }
 }

@@ -2,7 +2,8 @@
 
 use memchr::{memchr2, memchr3};
 
-use super::edits::Edits;
+use crate::relay::answer::cut_json::Name;
+use crate::relay::answer::splice::Splice;
 
 /// The meaning of a JSON value, by its path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,8 +62,6 @@ impl Counts {
 
 /// The deepest relevant path: root, response, usage, details.
 const MAX_DEPTH: usize = 4;
-/// No relevant key is longer.
-const MAX_KEY_BYTES: usize = 28;
 
 /// Walks through one JSON text that arrives in pieces of any size, and edits it. Invalid JSON can confuse the walk
 /// until the line ends; bytes still change only at the relevant keys in their places.
@@ -74,7 +73,7 @@ pub(super) struct JsonWalk {
     path: [Node; MAX_DEPTH],
     /// The next string is a key.
     is_key_next: bool,
-    key: Key,
+    key: Name,
     /// The meaning of the next value.
     next: Node,
 }
@@ -87,8 +86,6 @@ enum State {
         is_key: bool,
         is_escaped: bool,
     },
-    /// The rest of the number that is replaced.
-    RemovedNumber,
     /// The rest of a removed number or literal.
     RemovedWord,
     /// A removed string (`depth` 0), or a string inside a removed object or list.
@@ -102,34 +99,6 @@ enum State {
     },
 }
 
-/// The bytes of a key.
-#[derive(Debug, Default)]
-struct Key {
-    bytes: [u8; MAX_KEY_BYTES],
-    len: usize,
-}
-
-impl Key {
-    fn push(&mut self, text: &[u8]) {
-        match self.bytes.get_mut(self.len..self.len + text.len()) {
-            Some(free) => {
-                free.copy_from_slice(text);
-                self.len += text.len();
-            }
-            None => self.mark_irrelevant(),
-        }
-    }
-
-    /// The key is too long or has escapes, so it is not a relevant one.
-    fn mark_irrelevant(&mut self) {
-        self.len = MAX_KEY_BYTES + 1;
-    }
-
-    fn text(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
-    }
-}
-
 impl JsonWalk {
     /// True while input is being removed, so that the next piece begins with removed bytes.
     pub(super) fn is_removing(&self) -> bool {
@@ -139,12 +108,12 @@ impl JsonWalk {
     /// Consumes the bytes at `position`, or only ends a removal there. Returns the next position.
     pub(super) fn step(
         &mut self,
+        data: &[u8],
         position: usize,
-        out: &mut Edits<'_>,
+        out: &mut Splice<'_>,
         counts: &Counts,
         is_events: bool,
     ) -> usize {
-        let data = out.input();
         let byte = data[position];
         match self.state {
             State::Between => {
@@ -155,7 +124,7 @@ impl JsonWalk {
                 let (end, state) = scan_string(data, position, is_escaped, is_events);
                 if is_key {
                     if is_escaped || data[position..end].contains(&b'\\') {
-                        self.key.mark_irrelevant();
+                        self.key.on_escape();
                     } else {
                         self.key.push(
                             data[position..end]
@@ -170,10 +139,6 @@ impl JsonWalk {
                 };
                 end
             }
-            State::RemovedNumber => match byte {
-                b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E' => position + 1,
-                _ => self.end_removal(position, out),
-            },
             State::RemovedWord => match byte {
                 b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r' => {
                     self.end_removal(position, out)
@@ -207,13 +172,13 @@ impl JsonWalk {
         }
     }
 
-    fn end_removal(&mut self, position: usize, out: &mut Edits<'_>) -> usize {
-        out.keep_from(position);
+    fn end_removal(&mut self, position: usize, out: &mut Splice<'_>) -> usize {
+        out.leave_out(position);
         self.state = State::Between;
         position
     }
 
-    fn on_structure(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
+    fn on_structure(&mut self, byte: u8, position: usize, out: &mut Splice<'_>, counts: &Counts) {
         match byte {
             b' ' | b'\t' | b'\n' | b'\r' => {}
             b':' => self.next = self.current().child(self.key.text()),
@@ -231,10 +196,10 @@ impl JsonWalk {
     }
 
     /// The first byte of a value or a key, or a later byte of a number or a literal.
-    fn on_value(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
+    fn on_value(&mut self, byte: u8, position: usize, out: &mut Splice<'_>, counts: &Counts) {
         let next = std::mem::take(&mut self.next);
         if next == Node::KvTransferParams && byte != b'n' {
-            out.replace(position, "null");
+            out.put(position..position, b"null");
             self.state = match byte {
                 b'"' => State::RemovedString {
                     depth: 0,
@@ -249,7 +214,7 @@ impl JsonWalk {
             b'"' => {
                 let is_key = self.is_key_next && self.current() != Node::Other;
                 self.is_key_next = false;
-                self.key.len = 0;
+                self.key = Name::default();
                 self.state = State::String {
                     is_key,
                     is_escaped: false,
@@ -268,8 +233,8 @@ impl JsonWalk {
                 self.is_key_next = is_object;
             }
             b'0'..=b'9' if let Some(count) = counts.of(next) => {
-                out.replace(position, count);
-                self.state = State::RemovedNumber;
+                out.put(position..position, count.as_bytes());
+                self.state = State::RemovedWord;
             }
             _ => {}
         }

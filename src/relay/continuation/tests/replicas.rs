@@ -34,8 +34,8 @@ fn play(
         let stream = &stream.as_bytes()[..death.unwrap_or(stream.len())];
         let mut aligner = Aligner::new(1 << 20);
         for piece in stream.chunks(piece.max(1)) {
-            let passed = reader.on_events(aligner.push(Bytes::copy_from_slice(piece)));
-            text.extend_from_slice(&passed.events);
+            let (passed, _) = reader.on_events(aligner.push(Bytes::copy_from_slice(piece)));
+            text.extend_from_slice(&passed);
             parts.push(progress.take().0);
         }
         if text.ends_with(b"data: [DONE]\n\n") {

@@ -1,4 +1,4 @@
-//! Edits of a piece of a stream: parts replaced, all other bytes as they are.
+//! Edits of a piece of an answer: parts replaced, all other bytes as they are.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 /// The edits of one piece, and its edited form so far. Nothing is copied before the first edit.
 #[derive(Debug)]
-pub(super) struct Splice<'a> {
+pub(in crate::relay) struct Splice<'a> {
     input: &'a [u8],
     output: BytesMut,
     /// Up to here the input is copied, or left out.
@@ -18,7 +18,7 @@ pub(super) struct Splice<'a> {
 }
 
 impl<'a> Splice<'a> {
-    pub(super) fn new(input: &'a [u8]) -> Self {
+    pub(in crate::relay) fn new(input: &'a [u8]) -> Self {
         Self {
             input,
             output: BytesMut::new(),
@@ -28,13 +28,13 @@ impl<'a> Splice<'a> {
     }
 
     /// Replaces `part`, which is a part of the input.
-    pub(super) fn replace(&mut self, part: &str, text: impl Into<Cow<'a, str>>) {
+    pub(in crate::relay) fn replace(&mut self, part: &str, text: impl Into<Cow<'a, str>>) {
         let start = part.as_ptr().addr() - self.input.as_ptr().addr();
         self.edits.push((start..start + part.len(), text.into()));
     }
 
     /// Carries out the edits of an event.
-    pub(super) fn apply(&mut self) {
+    pub(in crate::relay) fn apply(&mut self) {
         self.edits.sort_unstable_by_key(|(range, _)| range.start);
         for (range, text) in std::mem::take(&mut self.edits) {
             self.put(range, text.as_bytes());
@@ -42,13 +42,13 @@ impl<'a> Splice<'a> {
     }
 
     /// Leaves an event out.
-    pub(super) fn drop_event(&mut self, range: Range<usize>) {
+    pub(in crate::relay) fn drop_event(&mut self, range: Range<usize>) {
         self.edits.clear();
         self.put(range, b"");
     }
 
     /// Puts a text in place of a range behind everything before.
-    pub(super) fn put(&mut self, range: Range<usize>, text: &[u8]) {
+    pub(in crate::relay) fn put(&mut self, range: Range<usize>, text: &[u8]) {
         if self.output.capacity() == 0 {
             self.output.reserve(self.input.len() + text.len());
         }
@@ -58,8 +58,13 @@ impl<'a> Splice<'a> {
         self.position = range.end;
     }
 
+    /// Leaves out what comes up to `end`, behind everything before.
+    pub(in crate::relay) fn leave_out(&mut self, end: usize) {
+        self.position = end;
+    }
+
     /// The edited piece up to `end`; `None` if nothing changed.
-    pub(super) fn finish(mut self, end: usize) -> Option<Bytes> {
+    pub(in crate::relay) fn finish(mut self, end: usize) -> Option<Bytes> {
         if self.position == 0 && self.output.is_empty() && end == self.input.len() {
             return None;
         }
