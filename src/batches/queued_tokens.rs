@@ -28,6 +28,7 @@ impl Batches {
             if record.id != of.id && !record.status.is_terminal() {
                 sum = sum.saturating_add(record.tokens);
             }
+            // All are counted: it is never the one that is looked for.
             false
         };
         self.find(of.tenant, Order::NewestFirst, count).await?;

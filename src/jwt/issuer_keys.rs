@@ -25,7 +25,7 @@ const FILE_INTERVAL: Duration = Duration::from_secs(2);
 /// After the first of several failures; doubled with each until it is the regular interval.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What one issuer's keys are read with. Keys with the same are read once.
+/// What one issuer's keys are read with. Keys with the same are read once; a change of any of it reads them anew.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub(super) issuer: String,

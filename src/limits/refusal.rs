@@ -142,27 +142,46 @@ impl fmt::Display for Refusal {
 }
 
 /// A duration as Go and OpenAI write it: `12ms`, `1s`, `6m0s`, `1h0m0s`. Rounded up.
-pub(super) fn go_duration(duration: Duration) -> String {
+fn go_duration(duration: Duration) -> String {
+    let mut text = Vec::with_capacity(16);
+    push_go_duration(&mut text, duration);
+    // It is ASCII.
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// Appends what [`go_duration`] returns. On each answer, so without the formatter.
+pub(super) fn push_go_duration(text: &mut Vec<u8>, duration: Duration) {
     let millis = u64::from(duration.subsec_nanos().div_ceil(1_000_000));
     // A thousand of them are a second.
     let (seconds, rest) = (duration.as_secs() + millis / 1_000, millis % 1_000);
     if seconds == 0 {
-        return format!("{rest}ms");
+        push_number(text, rest);
+        text.extend_from_slice(b"ms");
+        return;
     }
     let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
-    let before = match (hours, minutes) {
-        (0, 0) => String::new(),
-        (0, minutes) => format!("{minutes}m"),
-        (hours, minutes) => format!("{hours}h{minutes}m"),
-    };
-    let seconds = match rest {
-        0 => (seconds % 60).to_string(),
-        rest => {
-            let digits = format!("{}.{rest:03}", seconds % 60);
-            digits.trim_end_matches('0').to_owned()
+    if hours > 0 {
+        push_number(text, hours);
+        text.push(b'h');
+    }
+    if hours > 0 || minutes > 0 {
+        push_number(text, minutes);
+        text.push(b'm');
+    }
+    push_number(text, seconds % 60);
+    if rest != 0 {
+        text.push(b'.');
+        let digits = [rest / 100, rest / 10 % 10, rest % 10];
+        let count = 3 - digits.iter().rev().take_while(|digit| **digit == 0).count();
+        for digit in &digits[..count] {
+            push_number(text, *digit);
         }
-    };
-    format!("{before}{seconds}s")
+    }
+    text.push(b's');
+}
+
+pub(super) fn push_number(text: &mut Vec<u8>, number: u64) {
+    text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]

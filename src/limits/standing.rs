@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use super::compiled::{Kind, Limit};
-use super::refusal::go_duration;
+use super::refusal::{push_go_duration, push_number};
+
+/// Bytes of six usual values.
+const TEXT: usize = 96;
 
 /// One limit, and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,13 +65,27 @@ impl Standing {
     }
 
     pub fn write(&self, headers: &mut HeaderMap) {
+        // One text for all, since each of its own would be allocated.
+        let mut text = Vec::with_capacity(TEXT);
+        let mut ends = SmallVec::<[(HeaderName, usize); 6]>::new();
         for (names, left) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
             let Some(left) = left else { continue };
             let [limit, remaining, reset] = names;
-            headers.insert(limit, left.limit.into());
-            headers.insert(remaining, left.remaining.into());
-            let text = HeaderValue::try_from(go_duration(left.reset));
-            headers.insert(reset, text.expect("digits, letters and points"));
+            push_number(&mut text, left.limit);
+            ends.push((limit, text.len()));
+            push_number(&mut text, left.remaining);
+            ends.push((remaining, text.len()));
+            push_go_duration(&mut text, left.reset);
+            ends.push((reset, text.len()));
+        }
+        headers.reserve(ends.len());
+        let text = Bytes::from(text);
+        let mut start = 0;
+        for (name, end) in ends {
+            if let Ok(value) = HeaderValue::from_maybe_shared(text.slice(start..end)) {
+                headers.insert(name, value);
+            }
+            start = end;
         }
     }
 }

@@ -128,6 +128,16 @@ impl BlockHasher {
         let bytes = self.sections.iter().map(|(_, _, bytes)| bytes).sum();
         self.sections
             .sort_by_key(|(section, range, _)| (*section, range.start));
+        // A plain chat has one section: there is nothing to put in order.
+        if let [(_, range, _)] = &*self.sections
+            && range.start == 0
+        {
+            self.blocks.truncate(range.end);
+            return HashedPrompt {
+                blocks: self.blocks,
+                bytes,
+            };
+        }
         let mut blocks = Vec::with_capacity(self.blocks.len());
         for (_, range, _) in &self.sections {
             blocks.extend_from_slice(&self.blocks[range.clone()]);

@@ -168,14 +168,19 @@ impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
             Key::Other => IgnoredAny::deserialize(value).map(drop),
             key => {
                 let json = <&'de RawValue>::deserialize(value).map(RawValue::get)?;
-                reader.on_member(key, json).map_err(de::Error::custom)
+                reader.on_member(key, json).map_err(|error| {
+                    // The body's parser adds the position in the body. The one in the value would mislead.
+                    let text = error.to_string();
+                    let reason = text.split_once(" at line ").map_or(&*text, |(reason, _)| reason);
+                    de::Error::custom(reason)
+                })
             }
         }
     }
 }
 
 impl<'de> BodyReader<'de> {
-    /// Reads the raw JSON of a value that is read by its key.
+    /// Takes the raw JSON of a key's value. The prompt and what is skipped never come here.
     fn on_member(&mut self, key: Key, json: &'de str) -> serde_json::Result<()> {
         match key {
             // Hashed or skipped where they are found.

@@ -49,7 +49,8 @@ pub fn decide(
     Some(decision(&costs, view, index, &view.cached(index), reason))
 }
 
-/// The choice of a worker, with what the request costs there.
+/// The choice of a worker, with what the request costs there. The worker's state is read again, so the cost may differ a little from
+/// the one that was compared, when other requests come meanwhile.
 fn decision(
     costs: &Costs<'_>,
     view: &impl View,

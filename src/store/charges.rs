@@ -90,11 +90,11 @@ pub struct Charges<'a> {
     pub was_apart: bool,
 }
 
-/// What the store says of a charge.
+/// What is said of a charge: by the store, or by a replica that counts alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChargeReply {
     pub is_granted: bool,
-    /// Requests of the tenant that run, this one included if it is granted.
+    /// Requests of the tenant that run, this one included if it is granted; if a replica counts alone, those that run there.
     pub running: u64,
     /// What is used of each limit, in the order of the charge: after it if it is granted.
     pub used: SmallVec<[u64; 4]>,

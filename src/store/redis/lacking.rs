@@ -52,7 +52,7 @@ impl LackingCommands {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        match &*self.said() {
+        match &**self.said.lock() {
             "" => Ok(()),
             said => Err(unavailable(BUSY_RETRY, said)),
         }

@@ -130,7 +130,7 @@ impl std::ops::Deref for Key {
     }
 }
 
-/// An argument of a script. Not copied before it is sent.
+/// An argument of a script.
 #[derive(Clone, Debug)]
 pub(super) enum Arg {
     Word(&'static str),
