@@ -225,13 +225,15 @@ impl Entries {
             } => &mut self.shared[*number as usize][..],
             owner => std::slice::from_mut(owner),
         };
-        let known = position_of(owners, worker).ok();
-        let known = known.map(|position| &mut owners[position].value);
-        match (change(known.as_deref().copied()), known) {
-            (Some(value), Some(known)) => *known = value,
-            (Some(value), None) => self.insert_further(at, Owner { worker, value }),
-            (None, Some(_)) => self.remove_owner(at, worker),
-            (None, None) => {}
+        let position = position_of(owners, worker);
+        let known = position.ok().map(|position| owners[position].value);
+        match (change(known), position) {
+            (Some(value), Ok(position)) => owners[position].value = value,
+            (Some(value), Err(position)) => {
+                self.insert_further(at, position, Owner { worker, value });
+            }
+            (None, Ok(_)) => self.remove_owner(at, worker),
+            (None, Err(_)) => {}
         }
     }
 
@@ -248,8 +250,8 @@ impl Entries {
         self.len += 1;
     }
 
-    /// Adds an owner of a block that has one.
-    fn insert_further(&mut self, at: usize, owner: Owner) {
+    /// Adds an owner of a block that has others, at its place among them.
+    fn insert_further(&mut self, at: usize, position: usize, owner: Owner) {
         let first = self.entries[at].owner;
         let number = match first.worker {
             SEVERAL => first.value,
@@ -266,10 +268,7 @@ impl Entries {
                 number
             }
         };
-        let owners = &mut self.shared[number as usize];
-        if let Err(position) = position_of(owners, owner.worker) {
-            owners.insert(position, owner);
-        }
+        self.shared[number as usize].insert(position, owner);
     }
 
     fn remove_owner(&mut self, at: usize, worker: WorkerId) {

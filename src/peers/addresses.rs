@@ -1,4 +1,4 @@
-//! How the addresses are at which other replicas are expected. Pure.
+//! How an address is at which another replica is expected. Pure.
 
 use super::handshake::InstanceId;
 

@@ -98,27 +98,30 @@ impl Streams {
         messages: &[Bytes],
         mut whole: impl FnMut() -> [Bytes; 2],
     ) {
-        for stream in self.current.values_mut() {
-            stream.send(metrics, messages, &mut whole);
-        }
+        let streams = self.current.values_mut();
+        let sent = streams.map(|stream| stream.send(metrics, messages, &mut whole));
+        metrics.on_sent(sent.sum());
     }
 
     /// Sends a message that is no state to all that missed nothing. False if one had no room.
     pub(super) fn send_once(&mut self, metrics: &Metrics, message: &Bytes) -> bool {
-        let mut is_sent = true;
-        for stream in self.current.values_mut() {
-            let fits = !stream.has_missed && stream.outgoing.try_send(Ok(message.clone())).is_ok();
-            if fits {
-                metrics.on_sent(message.len());
-            }
-            is_sent &= fits;
-        }
-        is_sent
+        let fits = |stream: &&mut Stream| {
+            !stream.has_missed && stream.outgoing.try_send(Ok(message.clone())).is_ok()
+        };
+        let sent = self.current.values_mut().filter(fits).count();
+        metrics.on_sent(sent * message.len());
+        sent == self.current.len()
     }
 }
 
 impl Stream {
-    fn send(&mut self, metrics: &Metrics, messages: &[Bytes], whole: impl FnOnce() -> [Bytes; 2]) {
+    /// The bytes that were sent.
+    fn send(
+        &mut self,
+        metrics: &Metrics,
+        messages: &[Bytes],
+        whole: impl FnOnce() -> [Bytes; 2],
+    ) -> usize {
         let whole = self.has_missed.then(whole);
         let messages = match &whole {
             Some(whole) => &whole[..],
@@ -129,14 +132,14 @@ impl Stream {
                 self.has_missed = true;
                 metrics.skipped.inc();
             }
-            return;
+            return 0;
         }
         self.has_missed = false;
         for message in messages {
-            metrics.on_sent(message.len());
             // Fails only if the stream has ended, which its own task notices.
             let _ = self.outgoing.try_send(Ok(message.clone()));
         }
+        messages.iter().map(Bytes::len).sum()
     }
 }
 

@@ -106,11 +106,6 @@ impl fmt::Display for Warmth {
 mod tests {
     use super::*;
 
-    /// With ten seconds for the start.
-    fn end_after(seconds: u64, progress: Progress) -> Option<Warmth> {
-        progress.end(seconds >= 10)
-    }
-
     fn warm() -> Progress {
         Progress {
             has_peers: true,
@@ -125,7 +120,7 @@ mod tests {
 
     #[test]
     fn it_ends_when_all_is_known_and_not_before() {
-        assert_eq!(end_after(1, warm()), Some(Warmth::Warm));
+        assert_eq!(warm().end(false), Some(Warmth::Warm));
         type Change = fn(&mut Progress);
         let lacking: [Change; 3] = [
             |progress| progress.is_fleet_known = false,
@@ -135,9 +130,9 @@ mod tests {
         for lack in lacking {
             let mut progress = warm();
             lack(&mut progress);
-            assert_eq!(end_after(9, progress), None, "{progress:?}");
+            assert_eq!(progress.end(false), None, "{progress:?}");
             assert_eq!(
-                end_after(10, progress),
+                progress.end(true),
                 Some(Warmth::TimedOut),
                 "{progress:?}"
             );
@@ -152,13 +147,13 @@ mod tests {
             settled_ranks: 0,
             ..warm()
         };
-        assert_eq!(end_after(0, none), Some(Warmth::NoneReady));
+        assert_eq!(none.end(false), Some(Warmth::NoneReady));
         let lost = Progress {
             had_ready_peer: true,
             ..none
         };
-        assert_eq!(end_after(0, lost), None);
-        assert_eq!(end_after(10, lost), Some(Warmth::TimedOut));
+        assert_eq!(lost.end(false), None);
+        assert_eq!(lost.end(true), Some(Warmth::TimedOut));
     }
 
     #[test]
@@ -167,13 +162,13 @@ mod tests {
             are_sources_lost: true,
             ..warm()
         };
-        assert_eq!(end_after(1, lost), Some(Warmth::SourcesLost));
+        assert_eq!(lost.end(false), Some(Warmth::SourcesLost));
         assert!(Warmth::SourcesLost.is_cold());
     }
 
     #[test]
     fn all_that_is_late_is_taken_when_it_comes_at_the_last_moment() {
-        assert_eq!(end_after(10, warm()), Some(Warmth::Warm));
+        assert_eq!(warm().end(true), Some(Warmth::Warm));
     }
 
     #[test]

@@ -167,14 +167,13 @@ pub(super) async fn collect(
     bytes_max: usize,
     line: Option<&BatchLine>,
 ) -> Result<Bytes, ApiError> {
-    let mut pieces: Vec<Bytes> = Vec::new();
-    let mut bytes = 0;
+    let (mut first, mut rest) = (Bytes::new(), Vec::new());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             ApiError::invalid_engine_response(format!("the engine's answer ended early: {error}"))
         })?;
         let data = frame.into_data().unwrap_or_default();
-        bytes += data.len();
+        let bytes = first.len() + rest.len() + data.len();
         if bytes > bytes_max {
             return Err(ApiError::invalid_engine_response(
                 "the engine's answer is longer than the router allows",
@@ -183,13 +182,17 @@ pub(super) async fn collect(
         if let Some(line) = line {
             line.grow_to(bytes).await;
         }
-        pieces.push(data);
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.extend_from_slice(&data);
+        }
     }
     // An answer in one piece, as most are, is not copied.
-    Ok(match &*pieces {
-        [one] => one.clone(),
-        many => many.concat().into(),
-    })
+    if rest.is_empty() {
+        return Ok(first);
+    }
+    Ok([&*first, &*rest].concat().into())
 }
 
 #[cfg(test)]

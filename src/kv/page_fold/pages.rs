@@ -11,8 +11,8 @@ use crate::kv::event::{EngineHash, Tier};
 pub(super) type PageNumber = u32;
 pub(super) const NO_PAGE: PageNumber = u32::MAX;
 
-/// What the table of names takes for each page, when it has just grown.
-const NAME_BYTES: usize = 12;
+/// What the table of names takes for each page at most: when it has just doubled, with removed names in almost half of it.
+const NAME_BYTES: usize = 23;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {

@@ -298,7 +298,7 @@ impl ApiError {
     }
 }
 
-/// As [`ApiError::of_store`].
+/// As [`ApiError::of_store`], so not for writes that must not be repeated blindly: their outcome may be unknown.
 impl From<store::Error> for ApiError {
     fn from(error: store::Error) -> Self {
         Self::of_store(&error)

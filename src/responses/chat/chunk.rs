@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 use crate::responses::item::joined_text;
 use crate::responses::members::{self, Members};
@@ -11,7 +12,8 @@ use crate::responses::members::{self, Members};
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
-    pub(super) choices: Option<Vec<Choice<'a>>>,
+    /// Nearly always one, or none.
+    pub(super) choices: Option<SmallVec<[Choice<'a>; 1]>>,
     #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
