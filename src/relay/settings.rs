@@ -15,7 +15,8 @@ pub struct Settings {
     /// two at most. A request is never retried after its client got the first byte of the response.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
-    /// Streamed requests: from sending the request to a worker to the first token of the response.
+    /// Streamed requests: from sending the request to a worker to the first token of the response, or to its first byte where no
+    /// tokens are looked for: Responses of engines that have them, and gateways.
     #[serde(with = "DurationText")]
     pub first_byte_timeout: Duration,
     /// Other requests: from sending the request to a worker to its response. Longer than the longest response

@@ -54,7 +54,7 @@ impl Name {
         self.is_other = true;
     }
 
-    /// Empty for one that is not looked for.
+    /// Empty for one that is too long or has escapes.
     pub(super) fn text(&self) -> &[u8] {
         if self.is_other {
             b""

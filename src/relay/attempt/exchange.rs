@@ -1,4 +1,4 @@
-//! One exchange with one engine: send a request, wait for the first byte of the answer, of a stream for its first token.
+//! One exchange with one engine: send a request; wait for the first byte of the answer. `first_token` waits for that of a stream.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
@@ -9,8 +10,8 @@ pub(super) struct Chunk<'a> {
     pub(super) id: Option<&'a RawValue>,
     pub(super) created: Option<&'a RawValue>,
     pub(super) model: Option<&'a RawValue>,
-    /// A request for several is not continued.
-    pub(super) choices: Option<Vec<Choice<'a>>>,
+    /// One; a request for several is not continued.
+    pub(super) choices: Option<SmallVec<[Choice<'a>; 1]>>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
     pub(super) prompt_token_ids: Option<&'a RawValue>,
@@ -110,7 +111,12 @@ fn has_text(text: &RawValue) -> bool {
 
 /// Appends the numbers of a JSON list, and returns how many they are. `None` if it has anything else.
 pub(super) fn push_ids(list: &str, ids: &mut Vec<u32>) -> Option<usize> {
-    let new: Vec<u32> = serde_json::from_str(list).ok()?;
-    ids.extend_from_slice(&new);
-    Some(new.len())
+    let inside = list.strip_prefix('[')?.strip_suffix(']')?.trim_ascii();
+    let before = ids.len();
+    if !inside.is_empty() {
+        for number in inside.split(',') {
+            ids.push(number.trim_ascii().parse().ok()?);
+        }
+    }
+    Some(ids.len() - before)
 }

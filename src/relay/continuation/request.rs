@@ -16,7 +16,7 @@ use crate::relay::request::body_edit::{Edit, applied};
 const ASKING: &str = "return_token_ids";
 const PARAMS: &str = "kv_transfer_params";
 /// How the router's own `kv_transfer_params` begin, where it sends the ids of the prompt.
-const OWN_PARAMS: &str = r#"{"prompt_token_ids":"#;
+const OWN_PARAMS: &str = r#"{"prompt_token_ids":["#;
 
 /// The body that asks the engine for token ids, and where it changes for the next worker.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl Request {
         // Numbers always serialize.
         let ids = serde_json::to_string(&[prompt, answer].concat()).unwrap_or_default();
         let text = match self.api {
-            Api::Chat => format!("{OWN_PARAMS}{ids}}}"),
+            Api::Chat => format!("{OWN_PARAMS}{}}}", ids.trim_start_matches('[')),
             _ => ids,
         };
         edits.push(match self.prompt.clone() {

@@ -47,8 +47,8 @@ impl Source {
     /// Everything that is available, as one piece: tokens that came together cost one write. Does not wait.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
         let mut pieces: Pieces = self.first.take().into_iter().collect();
-        let length = |pieces: &Pieces| pieces.iter().map(Bytes::len).sum::<usize>();
-        while length(&pieces) < BATCH_BYTES {
+        let mut length: usize = pieces.iter().map(Bytes::len).sum();
+        while length < BATCH_BYTES {
             let Some(engine) = &mut self.engine else {
                 return Poll::Ready(Read::End(joined(pieces)));
             };
@@ -57,11 +57,15 @@ impl Source {
                 return Poll::Ready(Read::End(joined(pieces)));
             }
             match Pin::new(engine).poll_frame(cx) {
-                // Trailers are dropped.
-                Poll::Ready(Some(Ok(frame))) => pieces.extend(frame.into_data().ok()),
+                // Trailers and empty pieces are dropped.
+                Poll::Ready(Some(Ok(frame))) => {
+                    let piece = frame.into_data().ok().filter(|piece| !piece.is_empty());
+                    length += piece.as_ref().map_or(0, Bytes::len);
+                    pieces.extend(piece);
+                }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken(joined(pieces))),
                 Poll::Ready(None) => return Poll::Ready(Read::End(joined(pieces))),
-                Poll::Pending if length(&pieces) == 0 => return Poll::Pending,
+                Poll::Pending if length == 0 => return Poll::Pending,
                 Poll::Pending => break,
             }
         }
@@ -75,7 +79,8 @@ impl Source {
     }
 }
 
-type Pieces = SmallVec<[Bytes; 1]>;
+/// More than so many are allocated.
+type Pieces = SmallVec<[Bytes; 8]>;
 
 /// All pieces as one. A single one is not copied.
 fn joined(mut pieces: Pieces) -> Bytes {

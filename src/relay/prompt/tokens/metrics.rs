@@ -1,6 +1,6 @@
 //! Metrics of tokenization: its duration by source, and the fallbacks to prediction.
 
-use prometheus::{Histogram, IntCounterVec};
+use prometheus::{Histogram, IntCounter};
 
 use super::fallback::FallbackReason;
 use crate::observe::metrics::{Registry, words};
@@ -29,7 +29,7 @@ const BUCKETS_SECONDS: &[f64] = &[
 pub(super) struct Metrics {
     /// By `TokenSource`.
     duration: [Histogram; TokenSource::ALL.len()],
-    fallbacks: IntCounterVec,
+    fallbacks: Vec<(&'static str, IntCounter)>,
 }
 
 impl Metrics {
@@ -45,13 +45,11 @@ impl Metrics {
             "Prompts of models with a tokenizer that were routed without token ids, by reason. Prompts that the router cannot tokenize are in warmroute_tokenizer_prompts_total.",
             &["reason"],
         );
-        // Shown from the start, as 0.
-        for reason in FallbackReason::labels() {
-            fallbacks.with_label_values(&[reason]);
-        }
         Self {
             duration: TokenSource::ALL.map(|source| duration.with_label_values(&[source.as_str()])),
-            fallbacks,
+            fallbacks: FallbackReason::labels()
+                .map(|reason| (reason, fallbacks.with_label_values(&[reason])))
+                .collect(),
         }
     }
 
@@ -60,8 +58,10 @@ impl Metrics {
     }
 
     pub(super) fn count_fallback(&self, reason: &FallbackReason) {
-        if let Some(label) = reason.label() {
-            self.fallbacks.with_label_values(&[label]).inc();
+        let label = reason.label();
+        let mut counters = self.fallbacks.iter();
+        if let Some((_, counter)) = counters.find(|(name, _)| Some(*name) == label) {
+            counter.inc();
         }
     }
 }
