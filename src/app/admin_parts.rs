@@ -22,7 +22,6 @@ pub(super) struct AdminParts {
     pub(super) batches: Option<Arc<Batches>>,
 }
 
-// Numbers and names always serialize.
 impl OtherParts for AdminParts {
     fn config(&self) -> RunningConfig {
         self.reload.status.page()

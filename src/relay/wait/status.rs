@@ -126,7 +126,7 @@ impl Queues {
         QueueStatus {
             is_on: settings.is_some(),
             is_draining: self.is_draining.load(Relaxed),
-            models: self.rows(&shown, &idle),
+            models: self.rows(&shown, &idle, |model| self.get(model)?.measured_rate()),
         }
     }
 
@@ -136,7 +136,7 @@ impl Queues {
         let shown = settings.as_deref().cloned().unwrap_or_default();
         let metrics = &self.metrics;
         let mut exported = FxHashSet::default();
-        for row in self.rows(&shown, &none(&shown)) {
+        for row in self.rows(&shown, &none(&shown), |_| None) {
             let saturation = metrics.saturation.with_label_values(&[&*row.model]);
             saturation.set(row.saturation);
             for class in row.classes {
@@ -154,8 +154,13 @@ impl Queues {
     }
 
     /// All known models: of the fleet, of the configuration, and those that requests wait for. `idle`: the classes of a model
-    /// of which no request waits.
-    fn rows(&self, settings: &Settings, idle: &[ClassRow]) -> Vec<ModelRow> {
+    /// of which no request waits. `rate`: the tokens a second and worker that its queue has measured.
+    fn rows(
+        &self,
+        settings: &Settings,
+        idle: &[ClassRow],
+        rate: impl Fn(&Model) -> Option<f64>,
+    ) -> Vec<ModelRow> {
         let now = observe::now();
         let mut loads = Loads::default();
         let mut waiting = self.waiting_classes(now);
@@ -165,7 +170,6 @@ impl Queues {
         models.sort_unstable();
         models.dedup();
         let rows = models.into_iter().map(|model| {
-            let rate = self.get(&model).and_then(|queue| queue.measured_rate());
             let classes = waiting.remove(&model).unwrap_or_else(|| idle.to_vec());
             let tokens = classes.iter().map(|class| class.tokens).sum();
             let waiting = classes.iter().map(|class| class.requests).sum();
@@ -175,7 +179,7 @@ impl Queues {
                 queued_tokens: load.queued_tokens,
                 saturation: load.saturation((waiting, tokens), settings),
                 waiting,
-                tokens_per_second_and_worker: rate.map(|rate| rate as u64),
+                tokens_per_second_and_worker: rate(&model).map(|rate| rate as u64),
                 classes,
                 model: model.to_string(),
             }
