@@ -143,6 +143,7 @@ impl Registry {
 }
 
 /// Counts something in a gauge for as long as it lives.
+#[must_use = "dropping it ends the count"]
 #[derive(Debug)]
 pub struct Counted(IntGauge);
 
