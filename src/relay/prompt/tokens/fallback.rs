@@ -29,7 +29,8 @@ impl FallbackReason {
     /// Every label value of the metric.
     pub(super) fn labels() -> impl Iterator<Item = &'static str> {
         let router_reasons = ["queue_full", "timeout", "engine_circuit_open", "no_worker"];
-        router_reasons.into_iter().chain(engine::Error::REASONS)
+        let engine_reasons = engine::Error::ALL.map(engine::Error::as_str);
+        router_reasons.into_iter().chain(engine_reasons)
     }
 
     /// The label value of the metric. `None` if the tokenizer counts the reason.
