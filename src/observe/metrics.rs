@@ -235,7 +235,7 @@ macro_rules! metric_type {
 pub(crate) use metric_type;
 
 /// Makes an enum whose variants have a word each, for logs and labels of metrics, with `as_str`, the list `ALL` and, where
-/// it says so, [`Display`](fmt::Display):
+/// it says so, `Display`:
 ///
 /// ```ignore
 /// words! {
