@@ -7,6 +7,7 @@ use kube::runtime::watcher;
 use tokio::time::Instant;
 
 use crate::observe::metrics::words;
+use crate::observe::with_causes;
 
 /// The messages of the API quote what was sent.
 const MAX_MESSAGE_CHARS: usize = 400;
@@ -138,21 +139,6 @@ impl Target {
             needs_connect: false,
         }
     }
-}
-
-/// The error and all that caused it: the first alone says nothing but that a request failed.
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Many repeat what is under them.
-        if !text.ends_with(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Short: most failures are one broken connection.
