@@ -33,7 +33,7 @@ use prometheus::IntCounterVec;
 use serde_json::json;
 use tracing::{debug, info};
 
-use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
+use self::answers::{answer, parameter, refuse, refuse_unknown_worker, wants_html};
 pub use self::config::{ConfigStatus, RunningConfig};
 use self::dashboard::Dashboard;
 pub use self::dashboard::Sources;
@@ -164,14 +164,14 @@ impl AdminServer {
             Name::Index if self.dashboard.is_on() && wants_html(request.headers()) => {
                 dashboard::assets::page(request.headers())
             }
-            Name::Index | Name::List => text(StatusCode::OK, pages::index()),
+            Name::Index | Name::List => http::text(StatusCode::OK, pages::index()),
             Name::Asset => dashboard::assets::file(request.uri().path()).unwrap_or_else(|| {
                 refuse(StatusCode::NOT_FOUND, "no such file; load the page again")
             }),
             Name::DashboardEvents => self.dashboard.events(),
             Name::DashboardWorker => self.dashboard.worker(query),
             Name::DashboardDecision => self.dashboard.decision(query),
-            Name::Alive => text(StatusCode::OK, "ok\n"),
+            Name::Alive => http::text(StatusCode::OK, "ok\n"),
             Name::Ready => self.ready().await,
             Name::Metrics => self.metrics(),
             Name::Fleet => {
@@ -255,15 +255,15 @@ impl AdminServer {
     async fn ready(&self) -> Response<http::Body> {
         match self.readiness.check().await {
             Ok(()) => match self.readiness.detail() {
-                None => text(StatusCode::OK, "ready\n"),
-                Some(detail) => text(StatusCode::OK, format!("ready; {detail}\n")),
+                None => http::text(StatusCode::OK, "ready\n"),
+                Some(detail) => http::text(StatusCode::OK, format!("ready; {detail}\n")),
             },
             Err(missing) => {
                 let line = match self.readiness.detail_of(missing) {
                     None => format!("{missing}\n"),
                     Some(detail) => format!("{missing}: {detail}\n"),
                 };
-                text(StatusCode::SERVICE_UNAVAILABLE, line)
+                http::text(StatusCode::SERVICE_UNAVAILABLE, line)
             }
         }
     }
@@ -275,7 +275,7 @@ impl AdminServer {
                 .update(&self.sources.relay.load(), observe::now());
             self.sources.registry.text()
         };
-        let mut response = text(StatusCode::OK, page);
+        let mut response = http::text(StatusCode::OK, page);
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
         response

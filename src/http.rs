@@ -20,8 +20,8 @@ pub mod tls;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::Response;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
 
 /// Why a body broke off. Opaque, because no caller acts on the difference.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,6 +40,15 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 pub fn json(body: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(full(body));
     let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+/// A response that people read.
+pub fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }

@@ -307,6 +307,15 @@ rooted_id! {
     ConversationId, "conv_"
 }
 
+/// What a name must be that an operator gives: of a tenant, a class or an endpoint.
+pub const NAME_RULE: &str = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
+
+/// Whether a text keeps to [`NAME_RULE`].
+pub fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
 /// The text is not an id that a router of this project writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an id that this router wrote")]

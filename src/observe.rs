@@ -44,6 +44,21 @@ pub fn unix_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
+/// An error with its causes, in one line: the first alone often says nothing but that something failed.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Many repeat what is under them.
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
 /// The log, on standard error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

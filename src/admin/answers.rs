@@ -1,6 +1,6 @@
 //! Answers of the operators' pages, and what they read of requests.
 
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::header::{self, HeaderMap};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
@@ -25,14 +25,6 @@ pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     pairs
         .find(|(key, _)| key == name)
         .map(|(_, value)| value.into_owned())
-}
-
-pub(super) fn text(status: StatusCode, text: impl Into<String>) -> Response<http::Body> {
-    let mut response = Response::new(http::full(text.into()));
-    *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
 }
 
 pub(super) fn answer(status: StatusCode, value: &impl Serialize) -> Response<http::Body> {

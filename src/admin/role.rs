@@ -1,24 +1,19 @@
 //! What operators may do.
 
-use std::fmt;
+use crate::observe::metrics::words;
 
-/// What an operator may do. A later role may do all that an earlier one may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Role {
-    /// See the router's state.
-    Read,
-    /// Change something, and see something of prompts.
-    Operate,
+words! {
+    /// What an operator may do. A later role may do all that an earlier one may.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(super) enum Role: Display {
+        /// See the router's state.
+        Read = "read",
+        /// Change something, and see something of prompts.
+        Operate = "operate",
+    }
 }
 
 impl Role {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Operate => "operate",
-        }
-    }
-
     /// The settings whose tokens have it.
     pub(super) fn token_settings(self) -> &'static str {
         match self {
@@ -33,11 +28,5 @@ impl Role {
             Self::Read => "`admin.client_names.read` or `admin.client_names.operate`",
             Self::Operate => "`admin.client_names.operate`",
         }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

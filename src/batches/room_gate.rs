@@ -11,6 +11,7 @@ use prometheus::IntGauge;
 use tokio::sync::{Notify, oneshot};
 
 use super::send::SendLine;
+use crate::observe::metrics::Counted;
 use crate::relay::{EnteringLine, EnteringLines, LinesByWorker, RunningLines, SpareRoom};
 
 /// Time between two looks, about a step of an engine. A worker that becomes idle is idle for half of it on average, and
@@ -42,15 +43,6 @@ struct WaitingLine {
     wake: oneshot::Sender<EnteringLine>,
 }
 
-/// Counts a line as waiting for as long as it lives.
-struct WaitingCount<'a>(&'a IntGauge);
-
-impl Drop for WaitingCount<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
-}
-
 impl RoomGate {
     /// `waiting`: shows how many wait.
     pub fn new(waiting: IntGauge) -> Self {
@@ -66,8 +58,7 @@ impl RoomGate {
     /// its prompt may still be cached. `None`: the gate has gone, because the router ends.
     pub async fn enter(&self, model: &str, tokens: u64, gave_way: bool) -> Option<EnteringLine> {
         let (wake, woken) = oneshot::channel();
-        self.waiting.inc();
-        let _count = WaitingCount(&self.waiting);
+        let _count = Counted::new(&self.waiting);
         self.push(model, WaitingLine { tokens, wake }, gave_way);
         self.arrived.notify_one();
         woken.await.ok()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use hyper::header::{self, HeaderValue};
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Interval;
@@ -20,10 +20,10 @@ use super::metrics::Metrics;
 use crate::http::drain::Tasks;
 use crate::http::grpc::{self, health};
 use crate::http::server::RequestBody;
-use crate::http::{Body, full};
+use crate::http::{self, Body};
 use crate::kv::grpc::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use crate::kv::protobuf::{self, Service};
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Counted, Registry};
 
 /// A request is a sequence number or a service name.
 const MAX_REQUEST_BYTES: usize = 1_024;
@@ -62,9 +62,9 @@ impl BridgeService {
         let path = request.uri().path();
         if !grpc::is_grpc(&request) {
             return match (request.method(), path) {
-                (&Method::GET, "/metrics") => plain(StatusCode::OK, &self.registry.text()),
+                (&Method::GET, "/metrics") => http::text(StatusCode::OK, self.registry.text()),
                 (&Method::GET, "/healthz") => self.healthz(),
-                _ => plain(
+                _ => http::text(
                     StatusCode::NOT_FOUND,
                     "not found: this port serves gRPC, /metrics and /healthz\n",
                 ),
@@ -102,7 +102,13 @@ impl BridgeService {
             ));
         }
         let slot = self.reserve_slot()?;
-        let mut subscription = Subscription::new(slot, self.metrics.clone());
+        let mut subscription = Subscription {
+            cursors: Vec::new(),
+            turn: 0,
+            has_joined: false,
+            _count: Counted::new(&self.metrics.subscribers),
+            _slot: slot,
+        };
         let mut incarnations = Vec::with_capacity(feeds.len());
         let mut lasts = Vec::with_capacity(feeds.len());
         for feed in feeds {
@@ -145,10 +151,10 @@ impl BridgeService {
     fn healthz(&self) -> Response<Body> {
         let closed = self.feeds.iter().find_map(|feed| feed.closed());
         match closed {
-            None => plain(StatusCode::OK, "serving\n"),
-            Some(status) => plain(
+            None => http::text(StatusCode::OK, "serving\n"),
+            Some(status) => http::text(
                 StatusCode::SERVICE_UNAVAILABLE,
-                &format!("{}\n", status.message()),
+                format!("{}\n", status.message()),
             ),
         }
     }
@@ -183,21 +189,8 @@ struct Subscription {
     turn: usize,
     /// Whether it was answered; a refused one was no subscriber.
     has_joined: bool,
-    metrics: Metrics,
+    _count: Counted,
     _slot: OwnedSemaphorePermit,
-}
-
-impl Subscription {
-    fn new(slot: OwnedSemaphorePermit, metrics: Metrics) -> Self {
-        metrics.subscribers.inc();
-        Self {
-            cursors: Vec::new(),
-            turn: 0,
-            has_joined: false,
-            metrics,
-            _slot: slot,
-        }
-    }
 }
 
 impl Stream for Subscription {
@@ -222,7 +215,6 @@ impl Drop for Subscription {
         for (feed, cursor) in &self.cursors {
             feed.leave(cursor);
         }
-        self.metrics.subscribers.dec();
         if self.has_joined {
             info!("subscriber left");
         }
@@ -266,12 +258,4 @@ impl Stream for Watch {
             return Poll::Ready(Some(Ok(message)));
         }
     }
-}
-
-fn plain(status: StatusCode, text: &str) -> Response<Body> {
-    let mut response = Response::new(full(text.to_owned()));
-    *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
 }

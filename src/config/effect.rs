@@ -2,22 +2,17 @@
 
 use serde::Serialize;
 
-/// When a change of a key takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effect {
-    /// With a reload, for requests that start after it.
-    Reload,
-    /// A reload refuses it.
-    Restart,
-}
+use crate::observe::metrics::words;
 
-impl Effect {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Reload => "reload",
-            Self::Restart => "restart",
-        }
+words! {
+    /// When a change of a key takes effect.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Effect {
+        /// With a reload, for requests that start after it.
+        Reload = "reload",
+        /// A reload refuses it.
+        Restart = "restart",
     }
 }
 

@@ -1,6 +1,5 @@
 //! Decides from probe results whether a worker is up or down. Pure.
 
-use std::fmt;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -43,18 +42,12 @@ impl Default for Settings {
 words! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum Health {
+    pub enum Health: Display {
         /// Not probed yet.
         #[default]
         Unknown = "unknown",
         Up = "up",
         Down = "down",
-    }
-}
-
-impl fmt::Display for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

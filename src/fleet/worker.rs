@@ -1,7 +1,6 @@
 //! A worker, as a discovery lists it and as the router uses it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ words! {
         Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
     )]
     #[serde(rename_all = "snake_case")]
-    pub enum Role {
+    pub enum Role: Display {
         /// Prompts only; a decode worker fetches the KV blocks.
         Prefill = "prefill",
         /// Generates from KV blocks of a prefill worker; takes whole requests too.
@@ -47,12 +46,6 @@ words! {
         /// Everything.
         #[default]
         Both = "both",
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -1,7 +1,6 @@
 //! Circuit breaker: results of requests -> closed, open, half-open. The machine is pure; [`SharedBreaker`] lets
 //! concurrent requests use it without a lock as long as nothing fails.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use crate::observe::metrics::words;
 words! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
-    pub enum State {
+    pub enum State: Display {
         #[default]
         Closed = "closed",
         /// No request is admitted.
@@ -31,12 +30,6 @@ impl State {
             State::HalfOpen => 1,
             State::Open => 2,
         }
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -1,6 +1,8 @@
 //! KV events as engines publish them, independent of the transport. Types only: [`super::event_filter`]
 //! decides which events a tree can take.
 
+use crate::observe::metrics::words;
+
 /// The engine's own hash of a block (its low 64 bits), by which events refer to parents and removed
 /// blocks. Two engines may hash the same content differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,25 +135,18 @@ pub enum ExtraKey {
     Lookahead(Box<[u32]>),
 }
 
-/// Where a copy of a block lies, as routing distinguishes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tier {
-    Gpu,
-    Cpu,
-    Disk,
+words! {
+    /// Where a copy of a block lies, as routing distinguishes it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Tier {
+        Gpu = "gpu",
+        Cpu = "cpu",
+        Disk = "disk",
+    }
 }
 
 impl Tier {
-    pub const COUNT: usize = 3;
-    pub const ALL: [Tier; Self::COUNT] = [Tier::Gpu, Tier::Cpu, Tier::Disk];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Tier::Gpu => "gpu",
-            Tier::Cpu => "cpu",
-            Tier::Disk => "disk",
-        }
-    }
+    pub const COUNT: usize = Self::ALL.len();
 }
 
 /// An engine's load report, on transports that carry it beside events. It has no sequence number.

@@ -143,6 +143,7 @@ impl Registry {
 }
 
 /// Counts something in a gauge for as long as it lives.
+#[must_use = "dropping it ends the count"]
 #[derive(Debug)]
 pub struct Counted(IntGauge);
 
@@ -233,12 +234,13 @@ macro_rules! metric_type {
 }
 pub(crate) use metric_type;
 
-/// Makes an enum whose variants have a word each, for logs and labels of metrics, with `as_str` and the list `ALL`:
+/// Makes an enum whose variants have a word each, for logs and labels of metrics, with `as_str`, the list `ALL` and, where
+/// it says so, `Display`:
 ///
 /// ```ignore
 /// words! {
 ///     #[derive(Clone, Copy, Debug)]
-///     pub(super) enum Door {
+///     pub(super) enum Door: Display {
 ///         Open = "open",
 ///         /// Locked, too.
 ///         Closed = "closed",
@@ -248,7 +250,7 @@ pub(crate) use metric_type;
 macro_rules! words {
     (
         $(#[$attribute:meta])*
-        $vis:vis enum $name:ident {
+        $vis:vis enum $name:ident $(: $display:ident)? {
             $($(#[$doc:meta])* $variant:ident = $word:literal,)*
         }
     ) => {
@@ -267,6 +269,12 @@ macro_rules! words {
                 }
             }
         }
+
+        $(impl std::fmt::$display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        })?
     };
 }
 pub(crate) use words;
@@ -327,7 +335,7 @@ mod tests {
 
     words! {
         #[derive(Clone, Copy)]
-        enum Door {
+        enum Door: Display {
             Open = "open",
             /// Locked, too.
             Closed = "closed",
@@ -337,5 +345,6 @@ mod tests {
     #[test]
     fn an_enum_lists_its_words() {
         assert_eq!(Door::ALL.map(Door::as_str), ["open", "closed"]);
+        assert_eq!(Door::Closed.to_string(), "closed");
     }
 }

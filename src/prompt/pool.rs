@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Counted, Registry};
 
 /// Threads for texts that are too long to be tokenised on an I/O thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -104,18 +104,14 @@ impl Pool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, QueueFull> {
         let (sender, receiver) = oneshot::channel();
-        let queued = self.queued.clone();
+        let queued = Counted::new(&self.queued);
         let task = move || {
-            queued.dec();
+            drop(queued);
             if !sender.is_closed() {
                 let _ = sender.send(work());
             }
         };
-        self.queued.inc();
-        self.queue.try_send(Box::new(task)).map_err(|_| {
-            self.queued.dec();
-            QueueFull
-        })?;
+        self.queue.try_send(Box::new(task)).map_err(|_| QueueFull)?;
         Ok(receiver)
     }
 }

@@ -9,7 +9,6 @@ use super::client_state::{ClientState, LARGE_BYTES, StateItem, joined};
 use super::conversation_lock::ConversationLock;
 use super::fail_reason::FailReason;
 use super::members::{self, Members};
-use super::metrics::InFlight;
 use super::object::with_member;
 use super::outcome::Outcome;
 use super::retry;
@@ -19,6 +18,7 @@ use super::template::ResponseTemplate;
 use super::websocket::memory::TurnMemory;
 use crate::ids::Model;
 use crate::observe;
+use crate::observe::metrics::Counted;
 use crate::openai::error::ApiError;
 use crate::store::record::{Content, InitialState};
 use crate::store::{
@@ -51,7 +51,7 @@ pub(super) struct Finisher {
     pub(super) client_state: Option<ClientState>,
     /// Whether the answer can still become an error if it cannot be stored.
     pub(super) may_withhold: bool,
-    pub(super) in_flight: InFlight,
+    pub(super) in_flight: Counted,
     /// What the WebSocket that it came over remembers of it.
     pub(super) memory: Option<TurnMemory>,
 }

@@ -1,9 +1,8 @@
 //! Metrics of responses.
 
-use prometheus::IntGauge;
 use tracing::warn;
 
-use crate::observe::metrics::metric_table;
+use crate::observe::metrics::{Counted, metric_table};
 use crate::store::{CommitRefusal, Status};
 
 /// Buckets for the items of a history: a first question, a chat, an agent at work for a day.
@@ -103,18 +102,18 @@ impl Metrics {
         self.not_stored.with_label_values(&[outcome]).inc();
     }
 
-    pub(super) fn begin(&self, is_stored: bool) -> InFlight {
+    pub(super) fn begin(&self, is_stored: bool) -> Counted {
         let mode = if is_stored { "stored" } else { "unstored" };
-        InFlight::new(self.in_flight.with_label_values(&[mode]))
+        Counted::new(&self.in_flight.with_label_values(&[mode]))
     }
 
     /// None while `max` run.
-    pub(super) fn begin_prewarm(&self, max: i64) -> Option<InFlight> {
+    pub(super) fn begin_prewarm(&self, max: i64) -> Option<Counted> {
         if self.prewarms_in_flight.get() >= max {
             self.prewarms.with_label_values(&["skipped"]).inc();
             return None;
         }
-        Some(InFlight::new(self.prewarms_in_flight.clone()))
+        Some(Counted::new(&self.prewarms_in_flight))
     }
 
     pub(super) fn on_prewarm(&self, is_done: bool) {
@@ -122,8 +121,8 @@ impl Metrics {
         self.prewarms.with_label_values(&[outcome]).inc();
     }
 
-    pub(super) fn begin_background(&self) -> InFlight {
-        InFlight::new(self.in_flight.with_label_values(&["background"]))
+    pub(super) fn begin_background(&self) -> Counted {
+        Counted::new(&self.in_flight.with_label_values(&["background"]))
     }
 
     /// The responses in flight, and the finished ones by status.
@@ -138,23 +137,5 @@ impl Metrics {
             (status.as_str(), count)
         });
         (modes.iter().sum(), finished.collect())
-    }
-}
-
-/// Counts a response as in flight until it is dropped.
-#[must_use = "dropping the guard ends the response"]
-#[derive(Debug)]
-pub(super) struct InFlight(IntGauge);
-
-impl InFlight {
-    fn new(gauge: IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }

@@ -7,28 +7,22 @@ use super::item::{self, Ids};
 use super::known_json;
 use super::members::{put, put_comma, put_read, put_string, put_text};
 use crate::json_scan::without_lone_surrogates;
+use crate::observe::metrics::words;
 
-/// What a part of a message or of reasoning is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PartKind {
-    Text,
-    Refusal,
-    Reasoning,
+words! {
+    /// What a part of a message or of reasoning is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum PartKind {
+        Text = "output_text",
+        Refusal = "refusal",
+        Reasoning = "reasoning_text",
+    }
 }
 
 impl PartKind {
     /// The kind with this name; `None` if it is another one.
     pub(super) fn parse(name: &str) -> Option<Self> {
-        let all = [Self::Text, Self::Refusal, Self::Reasoning];
-        all.into_iter().find(|kind| kind.name() == name)
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Text => "output_text",
-            Self::Refusal => "refusal",
-            Self::Reasoning => "reasoning_text",
-        }
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
     /// The members that a part of this kind has for its text, a JSON string without quotes. `logprobs`: a list without
@@ -44,7 +38,7 @@ impl PartKind {
 
     /// Writes a part, with what [`PartKind::put_members`] takes.
     pub(super) fn put_part(self, out: &mut Vec<u8>, text: &str, logprobs: &str) {
-        let kind = self.name();
+        let kind = self.as_str();
         let _ = match self {
             Self::Text => write!(
                 out,

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Histogram, IntCounter};
 
 use super::{
     CancelOutcome, DeleteOutcome, Error, History, ItemOutcome, ItemsOutcome, LockOutcome,
     PutOutcome, Report, StoreFuture, Takeover, WriteOutcome,
 };
 use crate::observe;
-use crate::observe::metrics::{Registry, words};
+use crate::observe::metrics::{Registry, metric_table, words};
 use crate::store::documents::{
     DocumentList, DocumentSums, InsertOutcome, RemoveOutcome, ReplaceOutcome,
 };
@@ -78,95 +78,54 @@ words! {
     }
 }
 
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub(super) struct Metrics {
+        ops: counters "warmroute_store_operations_total" ["operation", "outcome"]
+            "Operations of the response store, by outcome.",
+        duration: histograms "warmroute_store_operation_duration_seconds" ["operation"] in SECONDS
+            "Duration of operations of the response store.",
+        fenced: counter "warmroute_store_fenced_writes_total"
+            "Writes refused because of an outdated fencing token: another replica owns the response.",
+        pub(super) evicted: counters "warmroute_store_evictions_total" ["reason"]
+            "Records that the memory store evicted, by reason.",
+        pub(super) records: gauge "warmroute_store_records" "Responses and conversations in the memory store.",
+        pub(super) bytes: gauge "warmroute_store_bytes" "Size of the memory store, including overhead.",
+        pub(super) breaker: gauge "warmroute_store_circuit_breaker_state"
+            "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open; in a cluster the worst of its nodes.",
+        pub(super) may_evict: gauge "warmroute_store_may_evict"
+            "1 if the maxmemory-policy of Redis is not noeviction, so that it may drop what is stored or running.",
+        pub(super) in_flight: gauge "warmroute_store_operations_in_flight" "Operations that wait for Redis.",
+        pub(super) reconnects: counter "warmroute_store_connections_opened_total" "Connections opened to Redis.",
+        pub(super) foreign_replies: counter "warmroute_store_foreign_replies_total"
+            "Replies of Redis that belonged to another request and were given to nobody; each connection with one is replaced.",
+        pub(super) replica_waits: counters "warmroute_store_replica_waits_total" ["result"]
+            "Writes that were to wait for replicas of Redis, by result: acknowledged, timed_out, or not_asked \
+             (within a second of a time-out). Those that were not acknowledged stand; a failover may lose them.",
+        pub(super) scripts_reloaded: counter "warmroute_store_scripts_reloaded_total"
+            "Scripts sent again because Redis did not have them cached.",
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Meters {
-    ops: IntCounterVec,
+    pub(super) metrics: Metrics,
     /// Counters of the outcome `ok`, by operation.
     succeeded: Vec<IntCounter>,
     seconds: Vec<Histogram>,
-    fenced: IntCounter,
-    pub(super) evicted: IntCounterVec,
-    pub(super) records: IntGauge,
-    pub(super) bytes: IntGauge,
-    /// 0 closed, 1 half-open, 2 open.
-    pub(super) breaker: IntGauge,
-    pub(super) in_flight: IntGauge,
-    /// 1 if Redis may evict keys.
-    pub(super) may_evict: IntGauge,
-    pub(super) reconnects: IntCounter,
-    pub(super) foreign_replies: IntCounter,
-    pub(super) replica_waits: IntCounterVec,
-    pub(super) scripts_reloaded: IntCounter,
 }
 
 impl Meters {
     pub(super) fn new(registry: &Registry) -> Self {
-        let seconds = registry.histograms(
-            "warmroute_store_operation_duration_seconds",
-            "Duration of operations of the response store.",
-            SECONDS,
-            &["operation"],
-        );
-        let ops = registry.counters(
-            "warmroute_store_operations_total",
-            "Operations of the response store, by outcome.",
-            &["operation", "outcome"],
-        );
+        let metrics = Metrics::new(registry);
         Self {
             succeeded: Op::ALL
-                .map(|op| ops.with_label_values(&[op.as_str(), OK]))
+                .map(|op| metrics.ops.with_label_values(&[op.as_str(), OK]))
                 .into(),
-            ops,
             seconds: Op::ALL
-                .map(|op| seconds.with_label_values(&[op.as_str()]))
+                .map(|op| metrics.duration.with_label_values(&[op.as_str()]))
                 .into(),
-            fenced: registry.counter(
-                "warmroute_store_fenced_writes_total",
-                "Writes refused because of an outdated fencing token: another replica owns the response.",
-            ),
-            evicted: registry.counters(
-                "warmroute_store_evictions_total",
-                "Records that the memory store evicted, by reason.",
-                &["reason"],
-            ),
-            records: registry.gauge(
-                "warmroute_store_records",
-                "Responses and conversations in the memory store.",
-            ),
-            bytes: registry.gauge(
-                "warmroute_store_bytes",
-                "Size of the memory store, including overhead.",
-            ),
-            breaker: registry.gauge(
-                "warmroute_store_circuit_breaker_state",
-                "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open; in a cluster the worst of its nodes.",
-            ),
-            may_evict: registry.gauge(
-                "warmroute_store_may_evict",
-                "1 if the maxmemory-policy of Redis is not noeviction, so that it may drop what is stored or running.",
-            ),
-            in_flight: registry.gauge(
-                "warmroute_store_operations_in_flight",
-                "Operations that wait for Redis.",
-            ),
-            reconnects: registry.counter(
-                "warmroute_store_connections_opened_total",
-                "Connections opened to Redis.",
-            ),
-            foreign_replies: registry.counter(
-                "warmroute_store_foreign_replies_total",
-                "Replies of Redis that belonged to another request and were given to nobody; each connection with one is replaced.",
-            ),
-            replica_waits: registry.counters(
-                "warmroute_store_replica_waits_total",
-                "Writes that were to wait for replicas of Redis, by result: acknowledged, timed_out, or not_asked \
-                 (within a second of a time-out). Those that were not acknowledged stand; a failover may lose them.",
-                &["result"],
-            ),
-            scripts_reloaded: registry.counter(
-                "warmroute_store_scripts_reloaded_total",
-                "Scripts sent again because Redis did not have them cached.",
-            ),
+            metrics,
         }
     }
 
@@ -198,12 +157,13 @@ impl Meters {
             Err(error) => error.as_str(),
         };
         if outcome == FENCED {
-            self.fenced.inc();
+            self.metrics.fenced.inc();
         }
         if outcome == OK {
             self.succeeded[op as usize].inc();
         } else {
-            self.ops.with_label_values(&[op.as_str(), outcome]).inc();
+            let labels = [op.as_str(), outcome];
+            self.metrics.ops.with_label_values(&labels).inc();
         }
         let spent = observe::now().saturating_duration_since(started);
         self.seconds[op as usize].observe(spent.as_secs_f64());

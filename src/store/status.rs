@@ -1,14 +1,12 @@
 //! The status of a response, and its transitions.
 
-use std::fmt;
-
 use crate::observe::metrics::words;
 
 words! {
     /// The status of a response, as clients see it in `status`, and as stores write it. The last four are terminal:
     /// only deletion follows.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-    pub enum Status {
+    pub enum Status: Display {
         Queued = "queued",
         InProgress = "in_progress",
         Completed = "completed",
@@ -40,12 +38,6 @@ impl Status {
             Self::InProgress => next.is_terminal(),
             Self::Completed | Self::Incomplete | Self::Failed | Self::Cancelled => false,
         }
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -10,11 +10,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
-use prometheus::{IntCounter, IntGauge};
 use tokio::sync::{Notify, mpsc};
 
 use crate::http::BodyError;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 
 /// Updates that wait for a viewer.
 const MAX_PENDING: usize = 2;
@@ -42,11 +41,15 @@ struct Viewer {
     needs_all: bool,
 }
 
-#[derive(Debug)]
-struct Metrics {
-    viewers: IntGauge,
-    refused: IntCounter,
-    missed: IntCounter,
+metric_table! {
+    #[derive(Debug)]
+    struct Metrics {
+        viewers: gauge "warmroute_dashboard_viewers" "Open dashboards that get updates from this router.",
+        refused: counter "warmroute_dashboard_viewers_refused_total"
+            "Dashboards that got no updates because `admin.dashboard.max_viewers` others did.",
+        missed: counter "warmroute_dashboard_missed_updates_total"
+            "Updates that a viewer missed because it read too slowly; it gets everything anew.",
+    }
 }
 
 /// Why there is no further viewer.
@@ -62,20 +65,7 @@ impl Viewers {
             max: AtomicU32::new(max),
             state: Mutex::default(),
             joined: Notify::new(),
-            metrics: Metrics {
-                viewers: registry.gauge(
-                    "warmroute_dashboard_viewers",
-                    "Open dashboards that get updates from this router.",
-                ),
-                refused: registry.counter(
-                    "warmroute_dashboard_viewers_refused_total",
-                    "Dashboards that got no updates because `admin.dashboard.max_viewers` others did.",
-                ),
-                missed: registry.counter(
-                    "warmroute_dashboard_missed_updates_total",
-                    "Updates that a viewer missed because it read too slowly; it gets everything anew.",
-                ),
-            },
+            metrics: Metrics::new(registry),
         }
     }
 

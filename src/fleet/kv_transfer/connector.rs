@@ -1,7 +1,5 @@
 //! How engines transfer KV blocks.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +9,7 @@ words! {
     /// How engines transfer KV blocks. Each is a variant here and a file under `relay/kv_transfer`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
     #[serde(rename_all = "snake_case")]
-    pub enum Connector {
+    pub enum Connector: Display {
         /// vLLM's `NixlConnector`: the response of the prefill leg says where the blocks are.
         Nixl = "nixl",
         /// vLLM's `MooncakeConnector`: both legs have an id that the router makes, and the decode leg has the address
@@ -38,11 +36,5 @@ impl Connector {
     /// True if decode workers also take whole requests, without a prefill leg.
     pub fn decodes_alone(self) -> bool {
         self != Connector::Sglang
-    }
-}
-
-impl fmt::Display for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

@@ -48,8 +48,8 @@ pub(super) fn pair(contents: &Contents, now: SystemTime) -> Result<Option<Pair>,
     };
     let mut not_after = None;
     for certificate in &chain {
-        let end =
-            in_date("certificate", path, certificate, now).map_err(|problem| vec![problem])?;
+        let end = in_date(path, certificate, now)
+            .map_err(|message| vec![problem("certificate", &message)])?;
         not_after = not_after.min(Some(end)).or(Some(end));
     }
     let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
@@ -127,21 +127,19 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 /// When a certificate expires, if it is in date now.
 fn in_date(
-    key: &str,
     path: &str,
     certificate: &CertificateDer<'_>,
     now: SystemTime,
-) -> Result<SystemTime, Problem> {
-    let named = |message| (key.to_owned(), message);
+) -> Result<SystemTime, String> {
     let shown = humantime::format_rfc3339_seconds;
     let (not_before, not_after) = validity(certificate)
-        .ok_or_else(|| named(format!("`{path}` has a certificate that cannot be read")))?;
+        .ok_or_else(|| format!("`{path}` has a certificate that cannot be read"))?;
     if now > not_after {
-        return Err(named(format!("`{path}` expired at {}", shown(not_after))));
+        return Err(format!("`{path}` expired at {}", shown(not_after)));
     }
     if now < not_before {
         let from = shown(not_before);
-        return Err(named(format!("`{path}` is not valid before {from}")));
+        return Err(format!("`{path}` is not valid before {from}"));
     }
     Ok(not_after)
 }

@@ -24,32 +24,24 @@ use super::server_config::Built;
 use super::settings::ServerSettings;
 use super::socket::{Early, Socket};
 use crate::observe;
-use crate::observe::metrics::Counted;
+use crate::observe::metrics::{Counted, words};
 
-/// What a listener is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
-    Api,
-    Admin,
-    /// Of other replicas, which speak HTTP/2 only and present their certificates both ways.
-    Peers,
-    /// Of gateways that ask for a worker, over HTTP/2 only.
-    EndpointPicker,
-    /// Of a `warmroute bridge`.
-    Bridge,
+words! {
+    /// What a listener is for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Listener {
+        Api = "api",
+        Admin = "admin",
+        /// Of other replicas, which speak HTTP/2 only and present their certificates both ways.
+        Peers = "peers",
+        /// Of gateways that ask for a worker, over HTTP/2 only.
+        EndpointPicker = "endpoint_picker",
+        /// Of a `warmroute bridge`.
+        Bridge = "bridge",
+    }
 }
 
 impl Listener {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Api => "api",
-            Self::Admin => "admin",
-            Self::Peers => "peers",
-            Self::EndpointPicker => "endpoint_picker",
-            Self::Bridge => "bridge",
-        }
-    }
-
     fn alpn(self) -> &'static [&'static [u8]] {
         match self {
             Self::Api | Self::Admin | Self::Bridge => &[b"h2", b"http/1.1"],
@@ -90,19 +82,19 @@ impl Server {
         let (seen, contents) = Seen::first(&settings.files());
         let current = Current::build(listener, settings, &contents, observe::wall_clock())
             .map_err(|found| {
-                let name = listener.name();
+                let name = listener.as_str();
                 io::Error::other(format!("{name}.tls: {}", one_line(&found)))
             })?;
         let (current, not_after) = current;
-        metrics.in_use(listener.name(), settings.file(), not_after);
-        metrics.is_current(listener.name(), settings.file(), true);
+        metrics.in_use(listener.as_str(), settings.file(), not_after);
+        metrics.is_current(listener.as_str(), settings.file(), true);
         Ok(Arc::new(Self {
             listener,
             current: ArcSwap::from_pointee(current),
             seen: Mutex::new(seen),
             handshakes: Handshakes::default(),
             max_connections: max_connections as usize,
-            running: metrics.running(listener.name()),
+            running: metrics.running(listener.as_str()),
             metrics: metrics.clone(),
         }))
     }
@@ -156,7 +148,7 @@ impl Server {
     }
 
     fn name(&self) -> &'static str {
-        self.listener.name()
+        self.listener.as_str()
     }
 
     /// Shakes hands on a connection of which `early` was read. Returns also the names of the client's certificate, if it

@@ -24,6 +24,7 @@ use super::settings::Settings;
 use crate::http::connection_tasks::ConnectionTasks;
 use crate::http::tls::{self, Protocol, Socket};
 use crate::kv::protobuf::{Service, encode_request};
+use crate::observe::with_causes;
 
 /// Response metadata: the id of the engine incarnation. Only `warmroute bridge` sends it.
 pub const INCARNATION_METADATA: &str = "x-warmroute-incarnation";
@@ -144,7 +145,7 @@ async fn ask(
     let mut client = Grpc::with_origin(Sender(sender), origin)
         .max_decoding_message_size(target.settings.max_message);
     let ready = client.ready().await;
-    ready.map_err(|error| Status::unavailable(chain(&error)))?;
+    ready.map_err(|error| Status::unavailable(with_causes(&error)))?;
     let mut request = tonic::Request::new(encode_request(start));
     request
         .metadata_mut()
@@ -165,7 +166,7 @@ async fn ask(
 
 async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, ConnectionTasks), Status> {
     let settings = &target.settings;
-    let failed = |error: &dyn std::error::Error| Status::unavailable(chain(error));
+    let failed = |error: &dyn std::error::Error| Status::unavailable(with_causes(error));
     let stream = TcpStream::connect(&target.address).await;
     let stream = stream.map_err(|error| failed(&error))?;
     let _ = stream.set_nodelay(true);
@@ -195,21 +196,6 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Connectio
         let _ = connection.await;
     });
     Ok((sender, tasks))
-}
-
-/// An error with its causes, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Some libraries include the cause in their message.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Adapts hyper's connection to the service that tonic's client calls.

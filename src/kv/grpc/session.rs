@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use tonic::Status;
 
-use super::connection::{Call, Connection, PendingCall, chain, is_history_gone};
+use super::connection::{Call, Connection, PendingCall, is_history_gone};
 use crate::kv::source::{SourceBatch, SourceEvent};
+use crate::observe::with_causes;
 
 /// An established connection.
 pub(super) struct Session {
@@ -212,7 +213,7 @@ pub(super) fn explain(status: &Status) -> String {
     };
     match std::error::Error::source(status) {
         Some(cause) if !reason.contains(&cause.to_string()) => {
-            format!("{reason}: {}", chain(cause))
+            format!("{reason}: {}", with_causes(cause))
         }
         _ => reason,
     }

@@ -4,23 +4,17 @@
 use std::io::Write as _;
 
 use super::writer::{begin_in_item, end, item_event, part_event};
+use crate::observe::metrics::words;
 use crate::responses::members::{put_comma, put_string};
 use crate::responses::output_item::PartKind;
 
-/// What a message of the assistant is in its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// A call follows.
-    Commentary,
-    FinalAnswer,
-}
-
-impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Commentary => "commentary",
-            Self::FinalAnswer => "final_answer",
-        }
+words! {
+    /// What a message of the assistant is in its turn.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Phase {
+        /// A call follows.
+        Commentary = "commentary",
+        FinalAnswer = "final_answer",
     }
 }
 
@@ -95,7 +89,7 @@ impl TextItem {
         let content_index = self.parts.len() - 1;
         let part = &mut self.parts[content_index];
         part.text.push_str(text);
-        begin_in_item(out, format_args!("{}.delta", kind.name()), self.index);
+        begin_in_item(out, format_args!("{}.delta", kind.as_str()), self.index);
         // Writing to memory cannot fail.
         let _ = write!(out, r#","content_index":{content_index},"delta":""#);
         out.extend_from_slice(text.as_bytes());
@@ -113,7 +107,7 @@ impl TextItem {
             return;
         };
         let (index, content_index) = (self.index, self.parts.len() - 1);
-        begin_in_item(out, format_args!("{}.done", part.kind.name()), index);
+        begin_in_item(out, format_args!("{}.done", part.kind.as_str()), index);
         let _ = write!(out, r#","content_index":{content_index}"#);
         part.kind.put_members(out, &part.text, &part.logprobs);
         end(out);
@@ -137,7 +131,7 @@ impl TextItem {
         }
         item.push(b']');
         if let Some(phase) = phase.filter(|_| !self.is_reasoning) {
-            put_string(&mut item, "phase", phase.name());
+            put_string(&mut item, "phase", phase.as_str());
         }
         item.push(b'}');
         item_event(out, "output_item.done", self.index, &item);

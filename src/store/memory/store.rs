@@ -117,14 +117,13 @@ impl Memory {
                 in_use += 1;
             }
         }
+        let metrics = &self.meters.metrics;
         if evicted > 0 {
-            self.meters
-                .evicted
-                .with_label_values(&["capacity"])
-                .inc_by(evicted);
+            let of_capacity = metrics.evicted.with_label_values(&["capacity"]);
+            of_capacity.inc_by(evicted);
         }
-        self.meters.bytes.set(self.capacity.bytes() as i64);
-        self.meters.records.set(self.capacity.records() as i64);
+        metrics.bytes.set(self.capacity.bytes() as i64);
+        metrics.records.set(self.capacity.records() as i64);
     }
 
     pub(super) fn notify(&self, owner: Option<Owner>, key: ResponseKey, kind: NoticeKind) {

@@ -61,7 +61,7 @@ impl Executor {
             breakers: Breakers::new(
                 &settings.advanced.circuit_breaker,
                 settings.mode == Mode::Cluster,
-                meters.breaker.clone(),
+                meters.metrics.breaker.clone(),
             ),
             in_flight: AtomicU32::new(0),
             max_in_flight: settings.advanced.max_in_flight,
@@ -167,7 +167,7 @@ impl Executor {
     /// Counts the operation as in flight. `None` if too many are.
     fn enter(&self) -> Option<InFlight<'_>> {
         let before = self.in_flight.fetch_add(1, AcqRel);
-        self.meters.in_flight.inc();
+        self.meters.metrics.in_flight.inc();
         let in_flight = InFlight(self);
         (before < self.max_in_flight).then_some(in_flight)
     }
@@ -180,7 +180,7 @@ impl Executor {
         request: &Request,
         deadline: tokio::time::Instant,
     ) -> Result<(Value, Option<Connection>), Failure> {
-        let meters = &self.meters;
+        let metrics = &self.meters.metrics;
         let wanted = index;
         let (index, mut connection) = self.connection(index, deadline).await?;
         let sending = async {
@@ -190,7 +190,7 @@ impl Executor {
             };
             match (answer, request) {
                 (Err(error), Request::Script(call)) if is_script_missing(&error) => {
-                    meters.scripts_reloaded.inc();
+                    metrics.scripts_reloaded.inc();
                     connection.wire.one(&call.by_text()).await
                 }
                 (answer, _) => answer,
@@ -203,7 +203,7 @@ impl Executor {
                     Ok((value, (index == wanted).then_some(connection)))
                 }
                 None => {
-                    meters.foreign_replies.inc();
+                    metrics.foreign_replies.inc();
                     self.link.on_foreign_reply(index, connection.number);
                     Err(server_failure(unknown(
                         "the reply belongs to another request",
@@ -299,6 +299,6 @@ struct InFlight<'a>(&'a Executor);
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, AcqRel);
-        self.0.meters.in_flight.dec();
+        self.0.meters.metrics.in_flight.dec();
     }
 }

@@ -102,9 +102,9 @@ impl Link {
             opened: AtomicU64::new(0),
             generation: AtomicU64::new(1),
             logged_generation: AtomicU64::new(0),
-            connects: meters.reconnects.clone(),
+            connects: meters.metrics.reconnects.clone(),
             warning: Mutex::default(),
-            may_evict: meters.may_evict.clone(),
+            may_evict: meters.metrics.may_evict.clone(),
         }
     }
 

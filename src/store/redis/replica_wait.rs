@@ -100,7 +100,7 @@ impl ReplicaWait {
             Some(connection) => self.replicated(connection, key).await,
             None => Replicated::NotAsked,
         };
-        let counter = &self.meters.replica_waits;
+        let counter = &self.meters.metrics.replica_waits;
         counter.with_label_values(&[replicated.as_str()]).inc();
     }
 

@@ -6,26 +6,21 @@ use kube::core::Status;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
+use crate::observe::metrics::words;
+use crate::observe::with_causes;
+
 /// The messages of the API quote what was sent.
 const MAX_MESSAGE_CHARS: usize = 400;
 
 const NEEDED_ROLE: &str = "the service account needs a Role with the verbs get, list and watch for";
 
-/// What was asked of the API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
-    Connect,
-    List,
-    Watch,
-}
-
-impl Request {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Connect => "connect",
-            Self::List => "list",
-            Self::Watch => "watch",
-        }
+words! {
+    /// What was asked of the API.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Request {
+        Connect = "connect",
+        List = "list",
+        Watch = "watch",
     }
 }
 
@@ -136,7 +131,7 @@ impl Failure {
 
 impl Target {
     fn failure(&self, request: Request, reason: &'static str, error: &str) -> Failure {
-        let (verb, plural, namespace) = (request.name(), self.plural, &self.namespace);
+        let (verb, plural, namespace) = (request.as_str(), self.plural, &self.namespace);
         Failure {
             request,
             reason,
@@ -144,21 +139,6 @@ impl Target {
             needs_connect: false,
         }
     }
-}
-
-/// The error and all that caused it: the first alone says nothing but that a request failed.
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Many repeat what is under them.
-        if !text.ends_with(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Short: most failures are one broken connection.

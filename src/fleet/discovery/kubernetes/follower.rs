@@ -105,7 +105,8 @@ impl Kubernetes {
                 sleep_until(until).await;
             }
             let connected = self.connect().await.inspect_err(|failure| {
-                self.metrics.failed(failure.request.name(), failure.reason);
+                self.metrics
+                    .failed(failure.request.as_str(), failure.reason);
             });
             self.followed = Some(connected?);
         }

@@ -253,7 +253,7 @@ impl<K: ObjectKind> Watch<K> {
     fn failed(&mut self, failure: Failure) -> Failure {
         self.pause.on_failure(Instant::now(), fastrand::f64());
         let metrics = &self.context.metrics;
-        metrics.failed(failure.request.name(), failure.reason);
+        metrics.failed(failure.request.as_str(), failure.reason);
         failure
     }
 
