@@ -325,6 +325,17 @@ pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     digits
 }
 
+/// The bytes that hex digits, of either case, stand for.
+pub fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
+    pairs.iter().map(byte).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
