@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::ids::{NAME_RULE, is_name};
 use crate::units::{DurationText, SizeText};
 
 /// Whether requests wait in the router.
@@ -198,13 +199,11 @@ impl Settings {
         let mut priorities = BTreeSet::new();
         for (index, class) in self.classes.iter().enumerate() {
             let name = &class.name;
-            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             let mut wrong = |key: &str, message: String| {
                 problems.push((format!("classes[{index}].{key}"), message))
             };
-            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_plain) {
-                let message = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
-                wrong("name", message.to_owned());
+            if !is_name(name) {
+                wrong("name", NAME_RULE.to_owned());
             } else if !names.insert(name) {
                 wrong("name", format!("`{name}` is listed twice"));
             }

@@ -10,6 +10,7 @@ use super::signature::SigningKey;
 use super::target::Target;
 use crate::http::client_address::Networks;
 use crate::http::tls::ClientSettings;
+use crate::ids::{NAME_RULE, is_name};
 use crate::secret::Secret;
 use crate::store::outbox::EventType;
 use crate::units::DurationText;
@@ -145,7 +146,6 @@ pub struct KnownTenants<'a> {
 
 /// For all tenants.
 pub(super) const EVERY_TENANT: &str = "*";
-const NAME_BYTES_MAX: usize = 64;
 /// Each has a task, a queue, and labels in metrics.
 const MAX_ENDPOINTS: usize = 1_000;
 const MAX_SECRETS: usize = 8;
@@ -179,12 +179,8 @@ impl EndpointSettings {
         let mut problems = Vec::new();
         let mut wrong = |key: &str, message: String| problems.push((key.to_owned(), message));
         let name = &self.name;
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_plain) {
-            let message = format!(
-                "`{name}` must be 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, `-`, `_` and `.`"
-            );
-            wrong("name", message);
+        if !is_name(name) {
+            wrong("name", format!("`{name}` {NAME_RULE}"));
         }
         if let Some(message) = self.tenant_problem(tenants) {
             wrong("tenant", message);

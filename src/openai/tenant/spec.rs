@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::ids;
+use crate::ids::{self, NAME_RULE};
 use crate::limits::TenantLimitsSpec;
 use crate::secret::Secret;
 
@@ -54,7 +54,6 @@ impl TenantSpec {
     }
 }
 
-const NAME_BYTES_MAX: usize = 64;
 /// The label of tenants beyond those that have series of their own.
 const RESERVED: &str = "other";
 /// vLLM's own limit.
@@ -74,12 +73,8 @@ pub fn check(listed: &[TenantSpec], has_tokens: bool) -> Vec<(String, String)> {
         let mut wrong =
             |at: String, message: String| problems.push((format!("[{place}]{at}"), message));
         let name = &tenant.name;
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_plain) {
-            let message = format!(
-                "`{name}` must be 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, `-`, `_` and `.`"
-            );
-            wrong(".name".to_owned(), message);
+        if !ids::is_name(name) {
+            wrong(".name".to_owned(), format!("`{name}` {NAME_RULE}"));
         } else if let Some(first) = names.insert(name, place) {
             wrong(
                 ".name".to_owned(),
