@@ -19,7 +19,6 @@ pub mod custom_ids;
 mod endpoints;
 pub mod file;
 pub mod files;
-pub mod http_answer;
 pub mod line;
 mod list_page;
 mod list_query;

@@ -321,6 +321,15 @@ pub fn is_name(text: &str) -> bool {
 #[error("not an id that this router wrote")]
 pub struct InvalidId;
 
+/// What is said of a name that [`is_name`] refuses.
+pub const NAME_RULE: &str = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
+
+/// Whether what a configuration lists can have this name in logs and metrics.
+pub fn is_name(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&text.len()) && text.bytes().all(is_allowed)
+}
+
 /// The first `N` hex digits of some bytes.
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
@@ -332,6 +341,17 @@ pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
         }
     }
     digits
+}
+
+/// The bytes that hex digits, of either case, stand for.
+pub fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
+    pairs.iter().map(byte).collect()
 }
 
 #[cfg(test)]

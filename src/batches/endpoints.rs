@@ -7,7 +7,6 @@ use tracing::info;
 use super::batch::BatchRecord;
 use super::create_batch::CreateBatch;
 use super::file::FilePurpose;
-use super::http_answer::json;
 use super::line::Flavor;
 use super::list_page::{MAX_FETCHES, MIN_FETCHED, list_page};
 use super::list_query::{ListOf, ListQuery};
@@ -62,7 +61,7 @@ impl Batches {
         self.insert(&key, &record, 0).await?;
         self.confirm(&key, &record).await?;
         self.begin(&record);
-        Ok(json(record.object()))
+        Ok(http::json(record.object()))
     }
 
     /// `DELETE /v1/files/{id}`. A file that a batch has yet to read stays.
@@ -91,7 +90,7 @@ impl Batches {
     ) -> Result<Response<http::Body>, ApiError> {
         let query = ListQuery::read(ListOf::Batches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::OpenAi, &query).await?;
-        Ok(json(object::list_object(&records, has_more)))
+        Ok(http::json(object::list_object(&records, has_more)))
     }
 
     /// `GET /v1/batches/{id}`.
@@ -102,7 +101,7 @@ impl Batches {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let (record, _) = self.existing(tenant, flavor, id).await?;
-        Ok(json(record.object()))
+        Ok(http::json(record.object()))
     }
 
     /// `POST /v1/batches/{id}/cancel`.
@@ -127,7 +126,7 @@ impl Batches {
                     "batch is being cancelled"
                 );
                 self.works.wake.notify_one();
-                Ok(json(record.object()))
+                Ok(http::json(record.object()))
             }
             Changed::Unchanged(record) => {
                 Err(ApiError::not_cancellable(record.shown_status().as_str()))

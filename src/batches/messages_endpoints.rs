@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 
 use super::batch::{BatchRecord, RequestCounts};
 use super::files::{FileUpload, ReceivedRequests};
-use super::http_answer::json;
 use super::line::{Flavor, LineEndpoint};
 use super::list_query::{ListOf, ListQuery};
 use super::messages_batch;
@@ -58,7 +57,7 @@ impl Batches {
         });
         let stored = receiver.await;
         let record = stored.unwrap_or_else(|_| Err(ApiError::stopping()))?;
-        Ok(json(record.object()))
+        Ok(http::json(record.object()))
     }
 
     /// First the record, then the object: whatever stops in between, no object is left that no record names. The batch
@@ -96,7 +95,7 @@ impl Batches {
     ) -> Result<Response<http::Body>, ApiError> {
         let query = ListQuery::read(ListOf::MessageBatches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::Messages, &query).await?;
-        Ok(json(messages_batch::list_object(&records, has_more)))
+        Ok(http::json(messages_batch::list_object(&records, has_more)))
     }
 
     /// `DELETE /v1/messages/batches/{id}`.
@@ -110,7 +109,7 @@ impl Batches {
             return Err(ApiError::batch_not_ended(why));
         }
         self.remove(key_of(tenant, Flavor::Messages, id)?).await?;
-        Ok(json(messages_batch::deleted_object(id)))
+        Ok(http::json(messages_batch::deleted_object(id)))
     }
 
     /// `GET /v1/messages/batches/{id}/results`.

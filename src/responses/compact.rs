@@ -13,7 +13,7 @@ use super::client_request::ClientRequest;
 use super::client_state::StateSigner;
 use super::engine_call::collect;
 use super::history::Access;
-use super::http_response::{json, mark_degraded};
+use super::http_response::mark_degraded;
 use super::item::{Ids, is_user_message, joined_text, prefix};
 use super::members::{self, Members, put, put_comma, put_string, put_text};
 use super::object::with_output;
@@ -89,7 +89,7 @@ impl Responses {
             };
             self.store_window(key, &create, &head, &window).await?;
         }
-        let mut response = json(window.with(&head, &item));
+        let mut response = http::json(window.with(&head, &item));
         mark_degraded(&mut response, create.store && !is_stored);
         Ok(response)
     }

@@ -3,7 +3,6 @@
 use hyper::Response;
 
 use super::client_request::ClientRequest;
-use super::http_response::json;
 use super::input::{InputContext, NewInput, ReferencedItems};
 use super::item::Ids;
 use super::members::{self, Members, put, put_text};
@@ -53,12 +52,12 @@ impl Responses {
         retry::while_unknown(|| self.store.create_conversation(key, new.clone()))
             .await
             .map_err(of_write)?;
-        Ok(json(object))
+        Ok(http::json(object))
     }
 
     pub(super) async fn conversation_object(&self, tenant: Tenant, id: &str) -> Answer {
         let object = self.store.conversation(key(tenant, id)?).await?;
-        Ok(json(
+        Ok(http::json(
             object.ok_or_else(|| ApiError::unknown_conversation(id))?,
         ))
     }
@@ -82,7 +81,7 @@ impl Responses {
         let object = with_member(&object.ok_or_else(unknown)?, "metadata", metadata);
         let new = object.clone().into();
         if self.store.update_conversation(key, new).await? {
-            Ok(json(object))
+            Ok(http::json(object))
         } else {
             Err(unknown())
         }
@@ -91,7 +90,7 @@ impl Responses {
     pub(super) async fn delete_conversation(&self, tenant: Tenant, id: &str) -> Answer {
         if self.store.delete_conversation(key(tenant, id)?).await? {
             let object = "conversation.deleted";
-            Ok(json(format!(
+            Ok(http::json(format!(
                 r#"{{"id":"{id}","object":"{object}","deleted":true}}"#
             )))
         } else {
@@ -113,7 +112,7 @@ impl Responses {
         let token = IdempotencyToken(fastrand::u64(..));
         let put = retry::while_unknown(|| self.store.add_items(key, token, items.clone())).await;
         match put.map_err(of_write)? {
-            PutOutcome::Done => Ok(json(page::of_items(&texts(&items), false))),
+            PutOutcome::Done => Ok(http::json(page::of_items(&texts(&items), false))),
             PutOutcome::Gone => Err(ApiError::unknown_conversation(id)),
             PutOutcome::Taken(item) => {
                 let why = format!("an item with id '{item}' exists already");
@@ -132,7 +131,7 @@ impl Responses {
         };
         match self.store.items(key(tenant, id)?, page).await? {
             ItemsOutcome::Found { items, has_more } => {
-                Ok(json(page::of_items(&texts(&items), has_more)))
+                Ok(http::json(page::of_items(&texts(&items), has_more)))
             }
             ItemsOutcome::Gone => Err(ApiError::unknown_conversation(id)),
             ItemsOutcome::UnknownAfter => {
@@ -207,7 +206,7 @@ fn metadata<'a>(members: &Members<'a>) -> Result<Option<&'a str>, ApiError> {
 
 fn item_answer(found: ItemOutcome, id: &str, item: &str) -> Answer {
     match found {
-        ItemOutcome::Found(found) => Ok(json(found)),
+        ItemOutcome::Found(found) => Ok(http::json(found)),
         ItemOutcome::NoItem => Err(ApiError::unknown_conversation_item(item)),
         ItemOutcome::Gone => Err(ApiError::unknown_conversation(id)),
     }

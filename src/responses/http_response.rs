@@ -1,6 +1,5 @@
 //! Headers of the answers that the router writes itself.
 
-use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Response};
 
@@ -15,14 +14,6 @@ const TOOLS: HeaderName = HeaderName::from_static("x-warmroute-tools-left-out");
 /// Bytes of that header.
 const TOOLS_BYTES_MAX: usize = 256;
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-
-/// An answer of 200 with a JSON body.
-pub(super) fn json(body: impl Into<Bytes>) -> Response<http::Body> {
-    let mut response = Response::new(http::full(body));
-    let kind = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-}
 
 /// An answer of 200 with a stream of events.
 pub(super) fn events_response(body: http::Body) -> Response<http::Body> {

@@ -7,7 +7,6 @@ use super::client_request::ClientRequest;
 use super::engine_body;
 use super::engine_call::collect;
 use super::history::Access;
-use super::http_response::json;
 use super::item::Ids;
 use super::members::{self, Members};
 use super::request::{CreateRequest, random};
@@ -36,7 +35,7 @@ impl Responses {
             .prompt_tokens(request, &create, &expanded.input)
             .await?;
         let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
-        Ok(json(text))
+        Ok(http::json(text))
     }
 
     /// The tokens of the prompt with a list of items as engines get them.

@@ -6,7 +6,6 @@ use hyper::Response;
 
 use super::client_state::StateSigner;
 use super::compact;
-use super::http_response::json;
 use super::members::{self, Members};
 use super::object::{with_member, with_output};
 use super::page::{self, Query};
@@ -48,9 +47,11 @@ impl Responses {
         }
         let object = object(&record);
         if !includes_encrypted_reasoning || !record.status.is_terminal() {
-            return Ok(json(object));
+            return Ok(http::json(object));
         }
-        Ok(json(self.with_encrypted_reasoning(tenant, id, object)))
+        Ok(http::json(
+            self.with_encrypted_reasoning(tenant, id, object),
+        ))
     }
 
     /// A Response object whose reasoning items have state tokens of themselves, as if its create had asked for them.
@@ -92,7 +93,7 @@ impl Responses {
         match self.store.delete(key).await? {
             DeleteOutcome::Done { .. } => {
                 let text = format!(r#"{{"id":"{id}","object":"response.deleted","deleted":true}}"#);
-                Ok(json(text))
+                Ok(http::json(text))
             }
             DeleteOutcome::Gone => Err(ApiError::unknown_response(id)),
         }
@@ -109,11 +110,11 @@ impl Responses {
             return Err(ApiError::foreground_cancel());
         }
         if record.status.is_terminal() {
-            return Ok(json(object(&record)));
+            return Ok(http::json(object(&record)));
         }
         self.cancel_in_background(key(tenant, id)?, &record).await?;
         // Read again: it may have ended before the cancel.
-        Ok(json(object(&self.record(tenant, id).await?)))
+        Ok(http::json(object(&self.record(tenant, id).await?)))
     }
 
     pub(super) async fn input_items(
@@ -126,7 +127,7 @@ impl Responses {
         let key = key(tenant, id)?;
         let items = self.store.input(key).await?;
         let items = items.ok_or_else(|| ApiError::unknown_response(id))?;
-        Ok(json(page::of_list(&items, &query)?))
+        Ok(http::json(page::of_list(&items, &query)?))
     }
 
     async fn record(&self, tenant: Tenant, id: &str) -> Result<Record, ApiError> {

@@ -49,7 +49,7 @@ impl Key {
             return Err("is empty");
         }
         let bytes = if text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            from_hex(text)
+            ids::from_hex(text)
                 .ok_or("has an odd number of hex digits; make one with `openssl rand -hex 32`")?
         } else {
             from_base64(text)
@@ -133,19 +133,6 @@ impl Key {
 
 fn hmac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::<Sha256>::new_from_slice(key).expect("a key of any length makes an HMAC")
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if !rest.is_empty() {
-        return None;
-    }
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let mut bytes = pairs.iter().map(|[high, low]| {
-        let byte = digit(*high)? << 4 | digit(*low)?;
-        u8::try_from(byte).ok()
-    });
-    bytes.by_ref().collect()
 }
 
 fn from_base64(text: &str) -> Option<Vec<u8>> {

@@ -261,9 +261,7 @@ fn unpack(key: &Key, verified: Verified<'_>) -> Result<Payload, RejectReason> {
     let items = String::from_utf8(items).map_err(|_| RejectReason::Unreadable)?;
     serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| RejectReason::Unreadable)?;
     Ok(Payload {
-        kind: verified.kind,
         response_id: verified.response_id,
-        model: verified.model,
         issued_s: verified.issued_s,
         items,
     })

@@ -36,9 +36,7 @@ pub struct Content<'a> {
 /// The content of a token that was verified and unpacked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Payload {
-    pub kind: Kind,
     pub response_id: String,
-    pub model: String,
     /// Seconds since 1970.
     pub issued_s: u64,
     /// A JSON array of items, byte for byte as it was issued.

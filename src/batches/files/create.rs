@@ -13,7 +13,6 @@ use super::pieces::{HeadBytes, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadP
 use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord, UNCONFIRMED_LIMIT};
-use crate::batches::http_answer::json;
 use crate::batches::storage::StorageWriter;
 use crate::http;
 use crate::http::server::RequestBody;
@@ -69,7 +68,7 @@ impl Files {
         });
         let stored = receiver.await;
         let record = stored.unwrap_or_else(|_| Err(ApiError::stopping()))?;
-        Ok(json(record.object()))
+        Ok(http::json(record.object()))
     }
 
     async fn receive(

@@ -4,7 +4,6 @@ use hyper::Response;
 
 use super::service::Files;
 use crate::batches::file;
-use crate::batches::http_answer::json;
 use crate::batches::list_page::{MAX_FETCHES, list_page};
 use crate::batches::list_query::{ListOf, ListQuery};
 use crate::http;
@@ -42,6 +41,6 @@ impl Files {
             shown,
         );
         let (records, has_more) = page.await?;
-        Ok(json(file::list_object(&records, has_more)))
+        Ok(http::json(file::list_object(&records, has_more)))
     }
 }

@@ -12,7 +12,6 @@ use super::metrics::Metrics;
 use super::slots::UploadSlots;
 use crate::batches::clock::Clock;
 use crate::batches::file::{self, FileRecord};
-use crate::batches::http_answer::json;
 use crate::batches::repeat::{repeat, until_known};
 use crate::batches::settings::Settings;
 use crate::batches::storage::{Storage, StorageError};
@@ -88,7 +87,7 @@ impl Files {
     /// `GET /v1/files/{id}`.
     pub async fn get(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
         let record = self.existing(tenant, id).await?;
-        Ok(json(record.object()))
+        Ok(http::json(record.object()))
     }
 
     /// `DELETE /v1/files/{id}`.
@@ -96,7 +95,7 @@ impl Files {
         self.existing(tenant, id).await?;
         self.remove(tenant, id).await?;
         self.metrics.on_deleted("client");
-        Ok(json(file::deleted_object(id)))
+        Ok(http::json(file::deleted_object(id)))
     }
 
     /// The record of a file. `None`: there is no such file, or it has expired.

@@ -194,7 +194,8 @@ pub(super) fn keys_of(listed: &Secret) -> impl Iterator<Item = (Option<usize>, &
 
 pub(super) fn digest(text: &str) -> Result<KeyDigest, &'static str> {
     if let Some(hex) = text.strip_prefix(DIGEST) {
-        return from_hex(hex).ok_or("must be `sha256:` and 64 hex digits");
+        let digest: Option<KeyDigest> = ids::from_hex(hex).and_then(|bytes| bytes.try_into().ok());
+        return digest.ok_or("must be `sha256:` and 64 hex digits");
     }
     if text.is_empty() {
         return Err("is empty");
@@ -204,17 +205,4 @@ pub(super) fn digest(text: &str) -> Result<KeyDigest, &'static str> {
         return Err("has characters that no bearer token can have");
     }
     Ok(Sha256::digest(text).into())
-}
-
-fn from_hex(text: &str) -> Option<KeyDigest> {
-    let mut digest = [0; 32];
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if pairs.len() != digest.len() || !rest.is_empty() {
-        return None;
-    }
-    for (byte, [high, low]) in digest.iter_mut().zip(pairs) {
-        let digit = |of: u8| char::from(of).to_digit(16);
-        *byte = u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()?;
-    }
-    Some(digest)
 }

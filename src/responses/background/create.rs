@@ -17,7 +17,7 @@ use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
 use crate::responses::history::Access;
-use crate::responses::http_response::{events_response, json};
+use crate::responses::http_response::events_response;
 use crate::responses::item::Ids;
 use crate::responses::object::with_output;
 use crate::responses::prepare::PreparedResponse;
@@ -78,7 +78,7 @@ impl Responses {
         }));
         is_created?;
         if !create.stream {
-            return Ok(json(with_output(&response, b"[]")));
+            return Ok(http::json(with_output(&response, b"[]")));
         }
         self.background.count_reader("live");
         let reader = Reader::new(self.clone(), key, None, Some(run), response);

@@ -27,7 +27,7 @@ impl FallbackReason {
 
     /// Every label value of the metric.
     pub(super) fn labels() -> impl Iterator<Item = &'static str> {
-        let engine_reasons = engine::Error::REASONS;
+        let engine_reasons = engine::Error::ALL.map(engine::Error::as_str);
         Self::ROUTER_REASONS.into_iter().chain(engine_reasons)
     }
 
@@ -38,7 +38,7 @@ impl FallbackReason {
             FallbackReason::Untokenizable(_) => None,
             FallbackReason::QueueFull => Some(queue_full),
             FallbackReason::Timeout => Some(timeout),
-            FallbackReason::Engine(error) => Some(error.reason()),
+            FallbackReason::Engine(error) => Some(error.as_str()),
             FallbackReason::EngineCircuitOpen => Some(engine_circuit_open),
             FallbackReason::NoWorker => Some(no_worker),
         }
