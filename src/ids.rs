@@ -321,15 +321,6 @@ pub fn is_name(text: &str) -> bool {
 #[error("not an id that this router wrote")]
 pub struct InvalidId;
 
-/// What is said of a name that [`is_name`] refuses.
-pub const NAME_RULE: &str = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
-
-/// Whether what a configuration lists can have this name in logs and metrics.
-pub fn is_name(text: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=64).contains(&text.len()) && text.bytes().all(is_allowed)
-}
-
 /// The first `N` hex digits of some bytes.
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     const HEX: &[u8; 16] = b"0123456789abcdef";

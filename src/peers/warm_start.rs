@@ -131,11 +131,7 @@ mod tests {
             let mut progress = warm();
             lack(&mut progress);
             assert_eq!(progress.end(false), None, "{progress:?}");
-            assert_eq!(
-                progress.end(true),
-                Some(Warmth::TimedOut),
-                "{progress:?}"
-            );
+            assert_eq!(progress.end(true), Some(Warmth::TimedOut), "{progress:?}");
         }
     }
 

@@ -171,7 +171,9 @@ impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
                 reader.on_member(key, json).map_err(|error| {
                     // The body's parser adds the position in the body. The one in the value would mislead.
                     let text = error.to_string();
-                    let reason = text.split_once(" at line ").map_or(&*text, |(reason, _)| reason);
+                    let reason = text
+                        .split_once(" at line ")
+                        .map_or(&*text, |(reason, _)| reason);
                     de::Error::custom(reason)
                 })
             }
