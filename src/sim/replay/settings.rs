@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::candidate::Constants;
 use super::engine::EngineSettings;
 use super::policy::ComparedPolicy;
 use super::results::TraceSummary;
@@ -43,8 +42,8 @@ pub struct Settings {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Policies to compare. Default: every policy but consistent_hash, models of policies of other routers
-    /// (longest_prefix, prefix_threshold, dynamo_default, vllm_router, lmetric, llm_d), and seconds, a cost in seconds.
+    /// Policies to compare. Default: every policy but consistent_hash, and models of policies of other routers
+    /// (longest_prefix, prefix_threshold, dynamo_default, vllm_router, lmetric, llm_d).
     /// cache_aware_queue is cache_aware with the queue, as by default; the others send each request at once.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(skip)]
@@ -250,7 +249,6 @@ impl Settings {
             shares_routed: self.shares_routed(),
             is_alone: self.is_alone(),
             rates: self.rates(size),
-            constants: self.constants(size),
         }
     }
 
@@ -290,18 +288,6 @@ impl Settings {
             )),
             Rates::Learnt => PrefillRates::Learnt,
         }
-    }
-
-    /// What the formula in seconds knows of each worker; of the mean engine if workers count as equal.
-    fn constants(&self, size: FleetSize) -> Vec<Constants> {
-        let engines = self.engines(size).into_iter();
-        let times = engines.map(|engine| match self.rates {
-            Rates::Ignored => self.mean_times(),
-            Rates::Configured | Rates::Learnt => engine.times,
-        });
-        times
-            .map(|times| Constants::new(&times, size.running_max))
-            .collect()
     }
 
     fn shares_routed(&self) -> bool {

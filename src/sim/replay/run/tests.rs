@@ -5,13 +5,12 @@ use crate::kv::{predicted, unconfirmed};
 use crate::observe;
 use crate::queue;
 use crate::routing::{self, Policy};
-use crate::sim::replay::candidate::Constants;
 use crate::sim::replay::formula::Formula;
 use crate::sim::replay::policy::ComparedPolicy;
 use crate::sim::replay::router::{CacheIndexKind, PrefillRates};
 use crate::sim::replay::workload::WorkloadSettings;
 use crate::sim::replay::workload::tests::{entry, settings as workload_settings};
-use crate::sim::step_time::{AnswerTimes, StepTimes};
+use crate::sim::step_time::{AnswerTimes, Batch, StepTimes};
 
 const CACHE_AWARE: ComparedPolicy = ComparedPolicy::Router(Policy::CacheAware);
 
@@ -58,19 +57,19 @@ fn settings(
         shares_routed: true,
         is_alone: false,
         rates: rates_of(&fleet.engines),
-        constants: fleet
-            .engines
-            .iter()
-            .map(|engine| Constants::new(&engine.times, engine.running_max))
-            .collect(),
     }
 }
 
 /// Routers know what engines compute.
 fn rates_of(engines: &[EngineSettings]) -> PrefillRates {
     let rates = engines.iter().map(|engine| {
-        let constants = Constants::new(&engine.times, engine.running_max);
-        constants.rate
+        let step = |prompt_tokens| {
+            engine.times.of(Batch {
+                prompt_tokens,
+                ..Batch::default()
+            })
+        };
+        1_000.0 / (step(1_000) - step(0)).as_secs_f64()
     });
     PrefillRates::Configured(rates.collect())
 }
