@@ -14,7 +14,7 @@ use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::fleet_view::FleetView;
 pub(super) use self::line::Sent;
 use self::line::{Line, Workers};
-pub(super) use self::speeds::PrefillRates;
+pub(super) use self::speeds::Rates;
 use self::speeds::{Loads, Speeds};
 use super::engine::EngineGauges;
 use super::formula::Candidate;
@@ -129,7 +129,9 @@ pub(super) struct Settings {
     pub(super) shares_routed: bool,
     /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
-    pub(super) rates: PrefillRates,
+    pub(super) rates: Rates,
+    /// By worker.
+    pub(super) prefill_rates: Vec<f64>,
 }
 
 impl Router {
@@ -162,7 +164,7 @@ impl Router {
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
-            speeds: Speeds::new(&settings.rates, settings.workers),
+            speeds: Speeds::new(settings.rates, &settings.prefill_rates),
             answers: AnswerTokens::default(),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
