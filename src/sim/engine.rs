@@ -68,7 +68,7 @@ impl Engine {
             prompt_tokens: request.prompt.len(),
             tokens: request.prompt,
             answer: request.answer,
-            root: self.settings.root ^ request.salt,
+            root: request.salt,
             label: request.label,
             report_cached: request.report_cached,
             received_tokens: request.received_tokens,
@@ -128,7 +128,7 @@ impl Engine {
 
     /// Prompt tokens that are not cached.
     pub fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
-        prompt.len() - self.cache.hit_tokens(self.settings.root ^ salt, prompt)
+        prompt.len() - self.cache.hit_tokens(salt, prompt)
     }
 
     /// The queue is full, so the next request would be refused.

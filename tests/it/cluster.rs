@@ -217,8 +217,7 @@ impl Engine {
         }
         command
             .args(["--block-tokens", &settings.block_tokens.to_string()])
-            .args(["--cache-blocks", &settings.cache_blocks.to_string()])
-            .args(["--hash-seed", &settings.hash_seed.to_string()]);
+            .args(["--cache-blocks", &settings.cache_blocks.to_string()]);
         if settings.no_responses {
             command.arg("--no-responses");
         }

@@ -19,8 +19,6 @@ pub struct Settings {
     /// Tokens computed in one step.
     pub batch_tokens_max: NonZeroU32,
     pub step_times: StepTimes,
-    /// The hash that a prompt's first block is chained to. Engines with the same root have the same block hashes.
-    pub root: u64,
 }
 
 #[derive(Clone, Debug, Default)]
