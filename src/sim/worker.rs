@@ -62,7 +62,7 @@ use crate::sim::fault::Faults;
 #[derive(Debug)]
 pub struct Worker {
     listener: TcpListener,
-    /// The bootstrap server of a Mooncake prefill engine.
+    /// The bootstrap server of a Mooncake prefill engine, on a free port.
     bootstrap: Option<TcpListener>,
     engines: ranks::Engines,
     handle: Handle,
@@ -82,9 +82,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         Some(Role::Prefill | Role::Both)
             if settings.transfer.connector == Some(Connector::Mooncake) =>
         {
-            let any_port = SocketAddr::new(addr.ip(), 0);
-            let address = settings.transfer.bootstrap.unwrap_or(any_port);
-            Some(TcpListener::bind(address).await?)
+            Some(TcpListener::bind((addr.ip(), 0)).await?)
         }
         Some(_) | None => None,
     };

@@ -1,13 +1,11 @@
 //! Command-line arguments of KV transfers. Pure.
 
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::http::listen_address::listen_address;
 use crate::sim::default_arguments;
 use crate::units::parse_milliseconds;
 
@@ -27,10 +25,6 @@ pub struct Settings {
     /// KV connector to imitate. Without it the engine transfers nothing and does everything itself.
     #[arg(long = "kv-connector", value_name = "CONNECTOR", value_enum)]
     pub connector: Option<Connector>,
-
-    /// Address of a Mooncake prefill engine's bootstrap server; by default a free port on the listen address.
-    #[arg(long = "bootstrap", value_name = "ADDRESS", value_parser = listen_address)]
-    pub bootstrap: Option<SocketAddr>,
 
     /// How long a prefill engine keeps blocks for a decode engine to fetch, and how long a Mooncake decode engine
     /// waits for them. By default as in vLLM: 30s for NIXL, 480s for Mooncake.
