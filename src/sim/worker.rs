@@ -53,8 +53,9 @@ pub use self::recorder::{ReceivedRequest, RequestStats};
 use self::routes::Listener;
 pub use self::settings::Settings;
 use self::shared::Shared;
-pub use self::transfer::settings::{Connector, Role, Settings as TransferSettings};
+pub use self::transfer::settings::{Connector, Settings as TransferSettings};
 pub use self::transfer::state::TransferStats;
+pub use crate::fleet::Role;
 use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
 

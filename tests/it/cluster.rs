@@ -179,7 +179,7 @@ impl Engine {
     }
 
     pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
-        let role = role(&settings);
+        let role = settings.transfer.role().unwrap_or_default();
         let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
         let (events, bootstrap) = (handle.kv_events(), handle.bootstrap());
@@ -234,7 +234,7 @@ impl Engine {
         let events = lines.by_ref().take(usize::from(ranks));
         let events = events.map(|line| bound(&line.unwrap())).collect();
         let has_bootstrap = settings.transfer.connector == Some(worker::Connector::Mooncake)
-            && settings.transfer.role != Some(worker::Role::Decode);
+            && settings.transfer.role != Some(Role::Decode);
         let bootstrap = has_bootstrap.then(|| lines.next().unwrap().unwrap());
         let bootstrap = bootstrap.map(|line| {
             let address = line.trim_start_matches("bootstrap on http://");
@@ -244,7 +244,7 @@ impl Engine {
             name: name.to_owned(),
             address: address.parse().ok()?,
             events,
-            role: role(settings),
+            role: settings.transfer.role().unwrap_or_default(),
             bootstrap,
             is_killed: false,
             process: Process::Child(child),
@@ -396,15 +396,6 @@ fn with_own_ports(mut settings: Settings) -> Settings {
         }
     }
     settings
-}
-
-/// The engine's role, as a router calls it.
-fn role(settings: &Settings) -> Role {
-    match settings.transfer.role() {
-        None | Some(worker::Role::Both) => Role::Both,
-        Some(worker::Role::Prefill) => Role::Prefill,
-        Some(worker::Role::Decode) => Role::Decode,
-    }
 }
 
 fn transfer_arguments(settings: &Settings) -> Vec<String> {

@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use crate::fleet::Role;
 use crate::sim::default_arguments;
 use crate::units::parse_milliseconds;
 
@@ -17,7 +18,7 @@ pub struct Settings {
     #[arg(
         long = "kv-role",
         value_name = "ROLE",
-        value_enum,
+        value_parser = roles(),
         requires = "connector"
     )]
     pub role: Option<Role>,
@@ -54,16 +55,7 @@ pub struct Settings {
     pub tokens_per_second: NonZeroU32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    Prefill,
-    Decode,
-    Both,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Connector {
     /// The prefill engine's answer has the address and the ids of its blocks.
     Nixl,
@@ -97,4 +89,12 @@ impl Default for Settings {
     fn default() -> Self {
         default_arguments()
     }
+}
+
+fn roles() -> impl TypedValueParser<Value = Role> {
+    PossibleValuesParser::new(Role::ALL.map(Role::as_str)).map(|word| {
+        let mut roles = Role::ALL.into_iter();
+        let role = roles.find(|role| role.as_str() == word);
+        role.expect("one of the possible values")
+    })
 }
