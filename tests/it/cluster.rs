@@ -18,6 +18,7 @@ use warmroute::app::App;
 use warmroute::config::{Config, reader};
 use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::fleet::kv_transfer;
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
@@ -67,6 +68,28 @@ pub(crate) fn chat_only() -> Settings {
     Settings {
         no_responses: true,
         ..fast()
+    }
+}
+
+/// An engine with this role in disaggregated prefill/decode.
+pub(crate) fn with_role(settings: Settings, connector: worker::Connector, role: Role) -> Settings {
+    Settings {
+        transfer: worker::TransferSettings {
+            role: Some(role),
+            connector: Some(connector),
+            connect_ms: 50,
+            ..worker::TransferSettings::default()
+        },
+        ..settings
+    }
+}
+
+/// The engines' connector, as a router is told of it.
+pub(crate) fn router_connector(connector: worker::Connector) -> kv_transfer::Connector {
+    match connector {
+        worker::Connector::Nixl => kv_transfer::Connector::Nixl,
+        worker::Connector::Mooncake => kv_transfer::Connector::Mooncake,
+        worker::Connector::Moriio => kv_transfer::Connector::Moriio,
     }
 }
 
