@@ -87,7 +87,7 @@ impl Pair {
 
     async fn up(self) -> Self {
         for router in [&self.a, &self.b] {
-            is_up(router).await;
+            router.worker_is_up().await;
         }
         self
     }
@@ -119,14 +119,6 @@ fn patient(config: &mut Config) {
     let redis = config.responses.store.redis.as_mut().unwrap();
     redis.advanced.read_timeout = Duration::from_secs(10);
     redis.advanced.write_timeout = Duration::from_secs(10);
-}
-
-async fn is_up(router: &Router) {
-    eventually("the worker is up", async || {
-        let fleet = client::get(router.admin, "/fleet").await.json();
-        fleet["workers"][0]["health"] == "up"
-    })
-    .await;
 }
 
 fn key() -> Secret {

@@ -599,6 +599,15 @@ impl Router {
         }
     }
 
+    /// Waits until its first worker is up.
+    pub(crate) async fn worker_is_up(&self) {
+        eventually("the worker is up", async || {
+            let fleet = client::get(self.admin, "/fleet").await.json();
+            fleet["workers"][0]["health"] == "up"
+        })
+        .await;
+    }
+
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
     }
