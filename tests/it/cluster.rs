@@ -813,6 +813,11 @@ impl Engine {
             .find(|arrival| arrival.method == "POST")
             .expect("a POST has arrived")
     }
+
+    /// The body of the last POST that it was sent.
+    pub(crate) async fn last_body(&self) -> Value {
+        serde_json::from_slice(&self.last_post().await.body).unwrap()
+    }
 }
 
 /// What `x-warmroute-decision` says.

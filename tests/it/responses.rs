@@ -42,8 +42,7 @@ impl Cluster {
 
     /// The body of the last request to an engine.
     async fn sent(&self) -> Value {
-        let arrival = self.engines[0].last_post().await;
-        serde_json::from_slice(&arrival.body).unwrap()
+        self.engines[0].last_body().await
     }
 }
 

@@ -181,7 +181,7 @@ async fn a_conversation_goes_on_with_all_its_turns() {
         "input": [{"type": "function_call_output", "call_id": call["call_id"], "output": "warm"}]});
     let second = create(&cluster, &next).await;
     assert_eq!(second["output"][0]["type"], "message");
-    let sent: Value = serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     let roles: Vec<&Value> = sent["messages"]
         .as_array()
         .unwrap()
@@ -330,8 +330,7 @@ async fn tools_that_no_worker_can_run_are_left_out_and_named() {
         let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.header(LEFT_OUT), "local_shell, web_search");
-        let sent = cluster.engines[0].last_post().await;
-        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         let sent = sent["tools"].as_array().unwrap();
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0]["function"]["name"], "apply_patch");

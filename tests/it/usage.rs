@@ -211,8 +211,7 @@ async fn a_client_gets_the_usage_of_a_stream_only_if_it_asked() {
             "{}",
             answer.text()
         );
-        let sent = cluster.engines[0].last_post().await;
-        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         assert_eq!(sent["stream_options"]["include_usage"], true, "{sent}");
     }
 }
