@@ -698,7 +698,7 @@ impl Cluster {
         Self::of(engines, Router::here(&config).await).await
     }
 
-    async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
+    pub(crate) async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
         let mut engines = Vec::new();
         for (place, settings) in settings.into_iter().enumerate() {
             engines.push(Engine::here(&format!("w{place}"), settings).await);
