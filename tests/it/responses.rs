@@ -19,11 +19,11 @@ async fn one() -> Cluster {
     Cluster::fast(1).await
 }
 
-fn ask(input: impl Into<Value>) -> Value {
+pub(crate) fn ask(input: impl Into<Value>) -> Value {
     json!({"model": "sim", "input": input.into(), "max_output_tokens": 4})
 }
 
-fn with(mut body: Value, more: Value) -> Value {
+pub(crate) fn with(mut body: Value, more: Value) -> Value {
     let more = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(more);
     body

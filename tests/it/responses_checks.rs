@@ -5,6 +5,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, fast};
+use crate::responses;
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/responses";
@@ -14,10 +15,7 @@ async fn one() -> Cluster {
 }
 
 fn with(more: Value) -> Value {
-    let mut body = json!({"model": "sim", "input": "x", "max_output_tokens": 4});
-    let members = body.as_object_mut().unwrap();
-    members.extend(more.as_object().unwrap().clone());
-    body
+    responses::with(responses::ask("x"), more)
 }
 
 fn refused(answer: &Answer, status: u16, code: &str, param: &str) {

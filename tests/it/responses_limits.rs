@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use warmroute::sim::worker::Settings;
 
 use crate::cluster::{Cluster, eventually, fast};
+use crate::responses;
 
 const PATH: &str = "/v1/responses";
 
@@ -20,10 +21,7 @@ async fn each() -> [(Cluster, &'static str); 2] {
 }
 
 fn body(input: &Value, more: Value) -> String {
-    let mut body = json!({"model": "sim", "input": input, "max_output_tokens": 4});
-    let more = more.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(more);
-    body.to_string()
+    responses::with(responses::ask(input.clone()), more).to_string()
 }
 
 /// The end of a response that runs in the background.

@@ -10,22 +10,13 @@ use warmroute::sim::worker::Settings;
 
 use crate::client;
 use crate::cluster::{Cluster, chat_only, eventually, fast, unhurried};
+use crate::responses::{ask, with};
 
 const PATH: &str = "/v1/responses";
 const CHAT_PATH: &str = "/v1/chat/completions";
 
 async fn cluster(engines: Vec<Settings>) -> Cluster {
     Cluster::start(engines, |_| {}).await
-}
-
-fn with(mut body: Value, more: Value) -> Value {
-    let more = more.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(more);
-    body
-}
-
-fn ask(input: impl Into<Value>) -> Value {
-    json!({"model": "sim", "input": input.into(), "max_output_tokens": 4})
 }
 
 async fn create(cluster: &Cluster, body: &Value) -> Value {

@@ -13,7 +13,7 @@ use warmroute::sim::worker::{Connector, Role, Settings, TransferStats};
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, chat, eventually, fast, router_connector, with_role};
-use crate::failures::{hang, refuse};
+use crate::failures::{hang, refuse, unnoticed};
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
@@ -306,11 +306,6 @@ pub(crate) fn split(config: &mut Config, connector: Connector) {
     config.routing.policy = Policy::RoundRobin;
     config.requests.max_attempts = 4;
     config.fleet.circuit_breaker.failure_threshold = 1_000;
-}
-
-/// An engine is gone for longer than a test takes before the probes notice.
-pub(super) fn unnoticed(config: &mut Config) {
-    config.fleet.health.interval = Duration::from_secs(600);
 }
 
 #[tokio::test]

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::Settings;
 
-use super::failures::{BOTH, Fleet, said, unnoticed};
+use super::failures::{BOTH, Fleet, said};
 use crate::cluster::eventually;
-use crate::failures::{hang, refuse};
+use crate::failures::{hang, refuse, unnoticed};
 
 const PATH: &str = "/v1/responses";
 
