@@ -52,29 +52,15 @@ impl Pair {
 
     async fn with(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
         let (engine, redis, config) = Self::parts(engine, change).await;
-        let (a, b) = (Router::here(&config).await, Router::here(&config).await);
-        Self {
-            a,
-            b,
-            engine,
-            redis,
-        }
-        .up()
-        .await
+        let a = Router::here(&config).await;
+        Self::beside(a, engine, redis, &config).await
     }
 
     /// The first router is a process of its own.
     async fn with_child(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
         let (engine, redis, config) = Self::parts(engine, change).await;
-        let (a, b) = (Router::child(&config).await, Router::here(&config).await);
-        Self {
-            a,
-            b,
-            engine,
-            redis,
-        }
-        .up()
-        .await
+        let a = Router::child(&config).await;
+        Self::beside(a, engine, redis, &config).await
     }
 
     async fn parts(engine: Settings, change: impl FnOnce(&mut Config)) -> (Engine, Server, Config) {
@@ -85,11 +71,18 @@ impl Pair {
         (engine, redis, config)
     }
 
-    async fn up(self) -> Self {
-        for router in [&self.a, &self.b] {
+    /// Starts the second router, and waits for both.
+    async fn beside(a: Router, engine: Engine, redis: Server, config: &Config) -> Self {
+        let b = Router::here(config).await;
+        for router in [&a, &b] {
             router.worker_is_up().await;
         }
-        self
+        Self {
+            a,
+            b,
+            engine,
+            redis,
+        }
     }
 
     /// Waits until the engine runs this many requests.

@@ -30,7 +30,7 @@ pub(crate) fn with(mut body: Value, more: Value) -> Value {
 }
 
 impl Cluster {
-    async fn create(&self, body: &Value) -> Value {
+    pub(crate) async fn create(&self, body: &Value) -> Value {
         let answer = self.post(PATH, body.to_string()).await;
         assert_eq!(answer.status, 200, "{body} {}", answer.text());
         answer.json()
