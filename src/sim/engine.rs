@@ -57,10 +57,7 @@ impl Engine {
 
     /// Queues a request. Nothing is computed before the next `on_timeout`.
     pub fn submit(&mut self, now: Instant, request: Request) -> Result<RequestKey, Refused> {
-        if let Err(refused) = self.check(&request) {
-            self.counters.refused += 1;
-            return Err(refused);
-        }
+        self.check(&request)?;
         let key = RequestKey(self.next_key);
         self.next_key += 1;
         self.waiting.push_back(Sequence {
@@ -94,7 +91,6 @@ impl Engine {
             return false;
         }
         self.is_blocked = false;
-        self.counters.cancelled += 1;
         true
     }
 

@@ -97,8 +97,6 @@ pub struct Counters {
     pub generation_tokens: u64,
     pub preemptions: u64,
     pub finished: u64,
-    pub cancelled: u64,
-    pub refused: u64,
     /// Requests whose kept blocks expired.
     pub kept_expired: u64,
     /// The largest number of blocks kept at one time.
@@ -115,8 +113,6 @@ impl Sum for Counters {
             generation_tokens: sum.generation_tokens + one.generation_tokens,
             preemptions: sum.preemptions + one.preemptions,
             finished: sum.finished + one.finished,
-            cancelled: sum.cancelled + one.cancelled,
-            refused: sum.refused + one.refused,
             kept_expired: sum.kept_expired + one.kept_expired,
             kept_blocks_peak: sum.kept_blocks_peak + one.kept_blocks_peak,
         })
