@@ -57,10 +57,7 @@ impl Engine {
 
     /// Queues a request. Nothing is computed before the next `on_timeout`.
     pub fn submit(&mut self, now: Instant, request: Request) -> Result<RequestKey, Refused> {
-        if let Err(refused) = self.check(&request) {
-            self.counters.refused += 1;
-            return Err(refused);
-        }
+        self.check(&request)?;
         let key = RequestKey(self.next_key);
         self.next_key += 1;
         self.waiting.push_back(Sequence {
@@ -68,7 +65,7 @@ impl Engine {
             prompt_tokens: request.prompt.len(),
             tokens: request.prompt,
             answer: request.answer,
-            root: self.settings.root ^ request.salt,
+            root: request.salt,
             label: request.label,
             report_cached: request.report_cached,
             received_tokens: request.received_tokens,
@@ -94,7 +91,6 @@ impl Engine {
             return false;
         }
         self.is_blocked = false;
-        self.counters.cancelled += 1;
         true
     }
 
@@ -128,7 +124,7 @@ impl Engine {
 
     /// Prompt tokens that are not cached.
     pub fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
-        prompt.len() - self.cache.hit_tokens(self.settings.root ^ salt, prompt)
+        prompt.len() - self.cache.hit_tokens(salt, prompt)
     }
 
     /// The queue is full, so the next request would be refused.

@@ -6,7 +6,6 @@
 //! never fail, load no adapters, have one tier and one rank, and compute prompts and answers in the same steps; clients
 //! never leave.
 
-mod candidate;
 mod engine;
 mod formula;
 mod loads;
@@ -17,7 +16,6 @@ mod reported;
 mod results;
 mod router;
 mod run;
-mod seconds;
 mod settings;
 mod workload;
 

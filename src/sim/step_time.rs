@@ -88,17 +88,6 @@ impl StepTimes {
             + self.context_token * context_tokens
             + self.prompt_token * u128::from(batch.prompt_tokens)
     }
-
-    /// The times in seconds: of a step; more for each answer; more for each token of their contexts; of a prompt token.
-    pub fn seconds(&self) -> [f64; 4] {
-        [
-            self.step,
-            self.answer,
-            self.context_token,
-            self.prompt_token,
-        ]
-        .map(|time| time as f64 / PICOSECONDS_PER_SECOND)
-    }
 }
 
 pub fn picoseconds(time: Duration) -> Picoseconds {

@@ -53,8 +53,9 @@ pub use self::recorder::{ReceivedRequest, RequestStats};
 use self::routes::Listener;
 pub use self::settings::Settings;
 use self::shared::Shared;
-pub use self::transfer::settings::{Connector, Role, Settings as TransferSettings};
+pub use self::transfer::settings::{Connector, Settings as TransferSettings};
 pub use self::transfer::state::TransferStats;
+pub use crate::fleet::Role;
 use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
 
@@ -62,7 +63,7 @@ use crate::sim::fault::Faults;
 #[derive(Debug)]
 pub struct Worker {
     listener: TcpListener,
-    /// The bootstrap server of a Mooncake prefill engine.
+    /// The bootstrap server of a Mooncake prefill engine, on a free port.
     bootstrap: Option<TcpListener>,
     engines: ranks::Engines,
     handle: Handle,
@@ -82,9 +83,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         Some(Role::Prefill | Role::Both)
             if settings.transfer.connector == Some(Connector::Mooncake) =>
         {
-            let any_port = SocketAddr::new(addr.ip(), 0);
-            let address = settings.transfer.bootstrap.unwrap_or(any_port);
-            Some(TcpListener::bind(address).await?)
+            Some(TcpListener::bind((addr.ip(), 0)).await?)
         }
         Some(_) | None => None,
     };

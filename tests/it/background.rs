@@ -52,29 +52,15 @@ impl Pair {
 
     async fn with(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
         let (engine, redis, config) = Self::parts(engine, change).await;
-        let (a, b) = (Router::here(&config).await, Router::here(&config).await);
-        Self {
-            a,
-            b,
-            engine,
-            redis,
-        }
-        .up()
-        .await
+        let a = Router::here(&config).await;
+        Self::beside(a, engine, redis, &config).await
     }
 
     /// The first router is a process of its own.
     async fn with_child(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
         let (engine, redis, config) = Self::parts(engine, change).await;
-        let (a, b) = (Router::child(&config).await, Router::here(&config).await);
-        Self {
-            a,
-            b,
-            engine,
-            redis,
-        }
-        .up()
-        .await
+        let a = Router::child(&config).await;
+        Self::beside(a, engine, redis, &config).await
     }
 
     async fn parts(engine: Settings, change: impl FnOnce(&mut Config)) -> (Engine, Server, Config) {
@@ -85,11 +71,18 @@ impl Pair {
         (engine, redis, config)
     }
 
-    async fn up(self) -> Self {
-        for router in [&self.a, &self.b] {
-            is_up(router).await;
+    /// Starts the second router, and waits for both.
+    async fn beside(a: Router, engine: Engine, redis: Server, config: &Config) -> Self {
+        let b = Router::here(config).await;
+        for router in [&a, &b] {
+            router.worker_is_up().await;
         }
-        self
+        Self {
+            a,
+            b,
+            engine,
+            redis,
+        }
     }
 
     /// Waits until the engine runs this many requests.
@@ -119,14 +112,6 @@ fn patient(config: &mut Config) {
     let redis = config.responses.store.redis.as_mut().unwrap();
     redis.advanced.read_timeout = Duration::from_secs(10);
     redis.advanced.write_timeout = Duration::from_secs(10);
-}
-
-async fn is_up(router: &Router) {
-    eventually("the worker is up", async || {
-        let fleet = client::get(router.admin, "/fleet").await.json();
-        fleet["workers"][0]["health"] == "up"
-    })
-    .await;
 }
 
 fn key() -> Secret {

@@ -18,6 +18,7 @@ use warmroute::app::App;
 use warmroute::config::{Config, reader};
 use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::fleet::kv_transfer;
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
@@ -67,6 +68,28 @@ pub(crate) fn chat_only() -> Settings {
     Settings {
         no_responses: true,
         ..fast()
+    }
+}
+
+/// An engine with this role in disaggregated prefill/decode.
+pub(crate) fn with_role(settings: Settings, connector: worker::Connector, role: Role) -> Settings {
+    Settings {
+        transfer: worker::TransferSettings {
+            role: Some(role),
+            connector: Some(connector),
+            connect_ms: 50,
+            ..worker::TransferSettings::default()
+        },
+        ..settings
+    }
+}
+
+/// The engines' connector, as a router is told of it.
+pub(crate) fn router_connector(connector: worker::Connector) -> kv_transfer::Connector {
+    match connector {
+        worker::Connector::Nixl => kv_transfer::Connector::Nixl,
+        worker::Connector::Mooncake => kv_transfer::Connector::Mooncake,
+        worker::Connector::Moriio => kv_transfer::Connector::Moriio,
     }
 }
 
@@ -179,7 +202,7 @@ impl Engine {
     }
 
     pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
-        let role = role(&settings);
+        let role = settings.transfer.role().unwrap_or_default();
         let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
         let (events, bootstrap) = (handle.kv_events(), handle.bootstrap());
@@ -217,8 +240,7 @@ impl Engine {
         }
         command
             .args(["--block-tokens", &settings.block_tokens.to_string()])
-            .args(["--cache-blocks", &settings.cache_blocks.to_string()])
-            .args(["--hash-seed", &settings.hash_seed.to_string()]);
+            .args(["--cache-blocks", &settings.cache_blocks.to_string()]);
         if settings.no_responses {
             command.arg("--no-responses");
         }
@@ -235,7 +257,7 @@ impl Engine {
         let events = lines.by_ref().take(usize::from(ranks));
         let events = events.map(|line| bound(&line.unwrap())).collect();
         let has_bootstrap = settings.transfer.connector == Some(worker::Connector::Mooncake)
-            && settings.transfer.role != Some(worker::Role::Decode);
+            && settings.transfer.role != Some(Role::Decode);
         let bootstrap = has_bootstrap.then(|| lines.next().unwrap().unwrap());
         let bootstrap = bootstrap.map(|line| {
             let address = line.trim_start_matches("bootstrap on http://");
@@ -245,7 +267,7 @@ impl Engine {
             name: name.to_owned(),
             address: address.parse().ok()?,
             events,
-            role: role(settings),
+            role: settings.transfer.role().unwrap_or_default(),
             bootstrap,
             is_killed: false,
             process: Process::Child(child),
@@ -397,15 +419,6 @@ fn with_own_ports(mut settings: Settings) -> Settings {
         }
     }
     settings
-}
-
-/// The engine's role, as a router calls it.
-fn role(settings: &Settings) -> Role {
-    match settings.transfer.role() {
-        None | Some(worker::Role::Both) => Role::Both,
-        Some(worker::Role::Prefill) => Role::Prefill,
-        Some(worker::Role::Decode) => Role::Decode,
-    }
 }
 
 fn transfer_arguments(settings: &Settings) -> Vec<String> {
@@ -586,6 +599,15 @@ impl Router {
         }
     }
 
+    /// Waits until its first worker is up.
+    pub(crate) async fn worker_is_up(&self) {
+        eventually("the worker is up", async || {
+            let fleet = client::get(self.admin, "/fleet").await.json();
+            fleet["workers"][0]["health"] == "up"
+        })
+        .await;
+    }
+
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
     }
@@ -676,7 +698,7 @@ impl Cluster {
         Self::of(engines, Router::here(&config).await).await
     }
 
-    async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
+    pub(crate) async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
         let mut engines = Vec::new();
         for (place, settings) in settings.into_iter().enumerate() {
             engines.push(Engine::here(&format!("w{place}"), settings).await);
@@ -790,6 +812,11 @@ impl Engine {
         posts
             .find(|arrival| arrival.method == "POST")
             .expect("a POST has arrived")
+    }
+
+    /// The body of the last POST that it was sent.
+    pub(crate) async fn last_body(&self) -> Value {
+        serde_json::from_slice(&self.last_post().await.body).unwrap()
     }
 }
 

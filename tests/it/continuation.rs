@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::fleet::kv_transfer;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings};
+use warmroute::sim::worker::{Connector, Role, Settings};
 
 use crate::client;
-use crate::cluster::{Cluster, Engine, chat_only, eventually, fast, unhurried};
+use crate::cluster::{
+    Cluster, Engine, chat_only, eventually, fast, router_connector, unhurried, with_role,
+};
 use crate::model_names::named;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -320,22 +321,11 @@ async fn without_the_setting_engines_are_not_asked_for_ids() {
 #[tokio::test]
 async fn after_a_prefill_leg_another_decode_worker_goes_on_alone() {
     for connector in [Connector::Nixl, Connector::Mooncake] {
-        let engine = |role| Settings {
-            transfer: TransferSettings {
-                role: Some(role),
-                connector: Some(connector),
-                connect_ms: 50,
-                ..TransferSettings::default()
-            },
-            ..fast()
-        };
+        let engine = |role| with_role(fast(), connector, role);
         let roles = [Role::Prefill, Role::Decode, Role::Decode];
         let cluster = Cluster::start(roles.map(engine).to_vec(), |config| {
             continued(config, 1);
-            config.prefill_decode.connector = Some(match connector {
-                Connector::Nixl => kv_transfer::Connector::Nixl,
-                _ => kv_transfer::Connector::Mooncake,
-            });
+            config.prefill_decode.connector = Some(router_connector(connector));
             config.prefill_decode.advanced.min_remote_tokens = 16;
         })
         .await;

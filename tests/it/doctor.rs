@@ -51,14 +51,6 @@ fn followed(engine: &Engine) -> WorkerSpec {
     }
 }
 
-async fn engines(settings: Vec<Settings>) -> Vec<Engine> {
-    let mut engines = Vec::new();
-    for (place, settings) in settings.into_iter().enumerate() {
-        engines.push(Engine::here(&format!("w{place}"), settings).await);
-    }
-    engines
-}
-
 fn text(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
@@ -69,7 +61,7 @@ async fn what_a_fleet_lacks_is_named_with_the_line_to_change() {
         block_tokens: 64.try_into().unwrap(),
         ..fast()
     };
-    let engines = engines(vec![telling(), other, telling()]).await;
+    let engines = Cluster::engines_here(vec![telling(), other, telling()]).await;
     let workers = engines.iter().map(followed).collect();
     let mut cluster = Cluster::with(engines, |config| {
         config.workers = workers;
@@ -125,7 +117,7 @@ async fn what_a_fleet_lacks_is_named_with_the_line_to_change() {
 
 #[tokio::test]
 async fn a_fleet_that_lacks_nothing_has_no_findings() {
-    let engines = engines(vec![telling(), telling()]).await;
+    let engines = Cluster::engines_here(vec![telling(), telling()]).await;
     let workers = engines.iter().map(followed).collect();
     let cluster = Cluster::with(engines, |config| {
         config.workers = workers;
@@ -143,7 +135,7 @@ async fn a_fleet_that_lacks_nothing_has_no_findings() {
 
 #[tokio::test]
 async fn a_router_that_cannot_be_asked_is_no_finding() {
-    let engines = engines(vec![fast()]).await;
+    let engines = Cluster::engines_here(vec![fast()]).await;
     let mut config = config();
     config.workers = engines.iter().map(Engine::listed).collect();
     config.admin.token = Secret::new("operator");

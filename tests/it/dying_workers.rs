@@ -47,11 +47,7 @@ impl Fleet {
     }
 
     async fn of_single_workers(count: usize) -> Self {
-        let mut engines = Vec::new();
-        for number in 0..count {
-            engines.push(Engine::here(&format!("w{number}"), fast()).await);
-        }
-        Self::start(engines, |_| {}).await
+        Self::start(Cluster::engines_here(vec![fast(); count]).await, |_| {}).await
     }
 
     /// Prefill workers p0 and p1, decode workers d0 and d1.

@@ -43,7 +43,7 @@ fn by_turns(config: &mut Config) {
 }
 
 /// An engine is gone for longer than a test takes before the probes notice.
-fn unnoticed(config: &mut Config) {
+pub(crate) fn unnoticed(config: &mut Config) {
     config.fleet.health.interval = Duration::from_secs(600);
 }
 

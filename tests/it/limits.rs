@@ -88,11 +88,7 @@ impl Replicas {
         let mut routers = Vec::new();
         for _ in 0..count {
             let router = Router::here(&config).await;
-            eventually("the worker is up", async || {
-                let fleet = client::get(router.admin, "/fleet").await.json();
-                fleet["workers"][0]["health"] == "up"
-            })
-            .await;
+            router.worker_is_up().await;
             routers.push(router);
         }
         Self {

@@ -7,10 +7,10 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker::{self, Connector, Role, Settings, TransferSettings, TransferStats};
+use warmroute::sim::worker::{self, Connector, Role, Settings, TransferStats};
 
 use crate::client;
-use crate::cluster::{Removed, Router, eventually, fast};
+use crate::cluster::{Removed, Router, eventually, fast, with_role};
 
 /// A pretend engine that hands over or takes.
 struct Side {
@@ -49,15 +49,7 @@ impl Side {
 }
 
 fn engine(role: Role, connector: Connector) -> Settings {
-    Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(connector),
-            connect_ms: 50,
-            ..fast().transfer
-        },
-        ..fast()
-    }
+    with_role(fast(), connector, role)
 }
 
 async fn prefill(name: &'static str, connector: Connector) -> Side {

@@ -79,11 +79,7 @@ pub(crate) fn workers<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Stri
 }
 
 pub(crate) async fn engines(count: usize) -> Vec<Engine> {
-    let mut engines = Vec::new();
-    for number in 0..count {
-        engines.push(Engine::here(&format!("w{number}"), fast()).await);
-    }
-    engines
+    Cluster::engines_here(vec![fast(); count]).await
 }
 
 pub(crate) async fn reload(cluster: &Cluster) -> Answer {

@@ -19,18 +19,18 @@ async fn one() -> Cluster {
     Cluster::fast(1).await
 }
 
-fn ask(input: impl Into<Value>) -> Value {
+pub(crate) fn ask(input: impl Into<Value>) -> Value {
     json!({"model": "sim", "input": input.into(), "max_output_tokens": 4})
 }
 
-fn with(mut body: Value, more: Value) -> Value {
+pub(crate) fn with(mut body: Value, more: Value) -> Value {
     let more = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(more);
     body
 }
 
 impl Cluster {
-    async fn create(&self, body: &Value) -> Value {
+    pub(crate) async fn create(&self, body: &Value) -> Value {
         let answer = self.post(PATH, body.to_string()).await;
         assert_eq!(answer.status, 200, "{body} {}", answer.text());
         answer.json()
@@ -42,8 +42,7 @@ impl Cluster {
 
     /// The body of the last request to an engine.
     async fn sent(&self) -> Value {
-        let arrival = self.engines[0].last_post().await;
-        serde_json::from_slice(&arrival.body).unwrap()
+        self.engines[0].last_body().await
     }
 }
 

@@ -5,6 +5,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, fast};
+use crate::responses;
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/responses";
@@ -14,10 +15,7 @@ async fn one() -> Cluster {
 }
 
 fn with(more: Value) -> Value {
-    let mut body = json!({"model": "sim", "input": "x", "max_output_tokens": 4});
-    let members = body.as_object_mut().unwrap();
-    members.extend(more.as_object().unwrap().clone());
-    body
+    responses::with(responses::ask("x"), more)
 }
 
 fn refused(answer: &Answer, status: u16, code: &str, param: &str) {
@@ -140,8 +138,7 @@ async fn reasoning_is_encrypted_for_a_retrieve_that_includes_it() {
     let next = with(json!({"input": carried, "store": false}));
     let answer = cluster.post(PATH, next.to_string()).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let sent = cluster.engines[0].last_post().await;
-    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     assert_eq!(
         sent["input"][1]["content"][0]["text"],
         created["output"][0]["content"][0]["text"]
@@ -165,8 +162,7 @@ async fn a_screenshot_reaches_the_engine_as_an_image() {
     let body = with(json!({"input": input}));
     let answer = cluster.post(PATH, body.to_string()).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let sent = cluster.engines[0].last_post().await;
-    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     assert_eq!(
         sent["input"].as_array().unwrap()[1..],
         [
@@ -270,8 +266,7 @@ async fn items_of_clients_and_hosted_tools_reach_the_engine_as_functions() {
         .post(PATH, with(json!({"input": input})).to_string())
         .await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let sent = cluster.engines[0].last_post().await;
-    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     let sent = sent["input"].as_array().unwrap();
     let call = |id: &str, name: &str, arguments: &Value| {
         json!({"type": "function_call", "call_id": id, "name": name,

@@ -36,12 +36,6 @@ impl Cluster {
         answer.json()
     }
 
-    async fn created(&self, body: &Value) -> Value {
-        let answer = self.post(PATH, body.to_string()).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.json()
-    }
-
     /// The body of the last request to the engine, and its `input` as the engine got it.
     async fn last_sent(&self) -> (Value, String) {
         let arrival = self.engines[0].last_post().await;
@@ -73,7 +67,7 @@ async fn a_conversation_becomes_its_user_messages_and_a_summary() {
     let cluster = one().await;
     let tools = json!([{"type": "function", "name": "f"}]);
     let first = cluster
-        .created(&json!({"model": "sim", "input": "one", "tools": tools, "tool_choice": "none", "instructions": "brief"}))
+        .create(&json!({"model": "sim", "input": "one", "tools": tools, "tool_choice": "none", "instructions": "brief"}))
         .await;
     let (_, turn) = cluster.last_sent().await;
     let body = json!({"model": "sim", "input": "two", "previous_response_id": first["id"], "tools": tools,
@@ -121,13 +115,11 @@ async fn a_compacted_conversation_goes_on_by_its_items_or_by_its_id() {
     let mut window = compacted["output"].as_array().unwrap().clone();
     window.push(json!({"role": "user", "content": "three"}));
     cluster
-        .created(&json!({"model": "sim", "input": window, "store": false}))
+        .create(&json!({"model": "sim", "input": window, "store": false}))
         .await;
     let (by_items, _) = cluster.last_sent().await;
     cluster
-        .created(
-            &json!({"model": "sim", "input": "three", "previous_response_id": compacted["id"]}),
-        )
+        .create(&json!({"model": "sim", "input": "three", "previous_response_id": compacted["id"]}))
         .await;
     let (by_id, _) = cluster.last_sent().await;
     assert_eq!(by_items["input"], by_id["input"]);
@@ -147,7 +139,7 @@ async fn a_compacted_conversation_goes_on_by_its_items_or_by_its_id() {
     assert_eq!(output.len(), 4);
     let both = json!([compacted["output"][2], output[3], {"role": "user", "content": "five"}]);
     cluster
-        .created(&json!({"model": "sim", "input": both, "store": false}))
+        .create(&json!({"model": "sim", "input": both, "store": false}))
         .await;
     let (sent, _) = cluster.last_sent().await;
     assert_eq!(sent["input"].as_array().unwrap().len(), 2, "{sent}");
@@ -161,10 +153,10 @@ async fn a_chain_with_too_many_turns_is_compacted_and_goes_on() {
     .await;
     let next = |previous: &Value| json!({"model": "sim", "input": "x", "previous_response_id": previous["id"]});
     let mut last = cluster
-        .created(&json!({"model": "sim", "input": "first"}))
+        .create(&json!({"model": "sim", "input": "first"}))
         .await;
     for _ in 0..2 {
-        last = cluster.created(&next(&last)).await;
+        last = cluster.create(&next(&last)).await;
     }
     let refused = cluster.post(PATH, next(&last).to_string()).await;
     assert_eq!(
@@ -173,7 +165,7 @@ async fn a_chain_with_too_many_turns_is_compacted_and_goes_on() {
     );
     assert!(refused.text().contains(COMPACT), "{}", refused.text());
     let compacted = cluster.compacted(&next(&last)).await;
-    cluster.created(&next(&compacted)).await;
+    cluster.create(&next(&compacted)).await;
     let (sent, _) = cluster.last_sent().await;
     assert_eq!(texts(&sent["input"])[0], "first");
 }
@@ -255,17 +247,17 @@ fn kinds(response: &Value) -> Vec<&str> {
 async fn a_long_conversation_is_compacted_before_its_answer() {
     let cluster = one().await;
     let first = cluster
-        .created(&json!({"model": "sim", "input": "one", "instructions": "brief"}))
+        .create(&json!({"model": "sim", "input": "one", "instructions": "brief"}))
         .await;
     let (_, turn) = cluster.last_sent().await;
     let mut body = json!({"model": "sim", "input": "two", "instructions": "brief", "previous_response_id": first["id"],
         "context_management": with_threshold(1_000_000)});
-    let short = cluster.created(&body).await;
+    let short = cluster.create(&body).await;
     assert_eq!(kinds(&short), ["message"]);
 
     body["context_management"] = with_threshold(1);
     let before = cluster.engines[0].generated().await;
-    let compacted = cluster.created(&body).await;
+    let compacted = cluster.create(&body).await;
     assert_eq!(kinds(&compacted), ["compaction", "message"]);
     assert_eq!(compacted["previous_response_id"], first["id"]);
     assert_eq!(
@@ -297,9 +289,7 @@ async fn a_long_conversation_is_compacted_before_its_answer() {
 
     // It goes on from the summary, and what came before it is not sent again.
     cluster
-        .created(
-            &json!({"model": "sim", "input": "three", "previous_response_id": compacted["id"]}),
-        )
+        .create(&json!({"model": "sim", "input": "three", "previous_response_id": compacted["id"]}))
         .await;
     let (next, _) = cluster.last_sent().await;
     let next = texts(&next["input"]);
@@ -310,7 +300,7 @@ async fn a_long_conversation_is_compacted_before_its_answer() {
     // A client that keeps the items itself goes on from the compaction item.
     let kept = json!([compacted["output"][0], {"role": "user", "content": "three"}]);
     cluster
-        .created(&json!({"model": "sim", "input": kept, "store": false}))
+        .create(&json!({"model": "sim", "input": kept, "store": false}))
         .await;
     let (next, _) = cluster.last_sent().await;
     assert_eq!(texts(&next["input"])[0], sent_texts[1]);
@@ -387,7 +377,7 @@ async fn a_trigger_compacts_at_once_and_there_is_no_other_answer() {
         assert!(response["usage"]["output_tokens"].as_u64().unwrap() > 0);
         assert_eq!(cluster.engines[0].generated().await, before + 1);
         cluster
-            .created(
+            .create(
                 &json!({"model": "sim", "input": "two", "previous_response_id": response["id"]}),
             )
             .await;

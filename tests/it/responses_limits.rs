@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use warmroute::sim::worker::Settings;
 
 use crate::cluster::{Cluster, eventually, fast};
+use crate::responses;
 
 const PATH: &str = "/v1/responses";
 
@@ -20,16 +21,7 @@ async fn each() -> [(Cluster, &'static str); 2] {
 }
 
 fn body(input: &Value, more: Value) -> String {
-    let mut body = json!({"model": "sim", "input": input, "max_output_tokens": 4});
-    let more = more.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(more);
-    body.to_string()
-}
-
-/// What the engine was sent last.
-async fn sent(cluster: &Cluster) -> Value {
-    let arrival = cluster.engines[0].last_post().await;
-    serde_json::from_slice(&arrival.body).unwrap()
+    responses::with(responses::ask(input.clone()), more).to_string()
 }
 
 /// The end of a response that runs in the background.
@@ -95,7 +87,7 @@ async fn a_too_long_input_loses_its_oldest_items_on_every_way() {
                 } else {
                     assert!(answer.text().contains(r#""truncation":"auto""#));
                 }
-                let sent = sent(&cluster).await;
+                let sent = cluster.engines[0].last_body().await;
                 let list = sent[items].as_array().unwrap();
                 assert_eq!(list.len(), kept, "{items} {more}");
                 assert!(sent.get("truncation").is_none());
@@ -135,7 +127,8 @@ async fn max_tool_calls_is_checked_echoed_and_passed_where_tools_can_run() {
         } else {
             Value::Null
         };
-        assert_eq!(sent(&cluster).await["max_tool_calls"], passed);
+        let sent = cluster.engines[0].last_body().await;
+        assert_eq!(sent["max_tool_calls"], passed);
         let background = json!({"max_tool_calls": 3, "background": true});
         let answer = cluster.post(PATH, body(&json!("x"), background)).await;
         assert_eq!(ended(&cluster, &answer.json()).await["max_tool_calls"], 3);

@@ -10,28 +10,13 @@ use warmroute::sim::worker::Settings;
 
 use crate::client;
 use crate::cluster::{Cluster, chat_only, eventually, fast, unhurried};
+use crate::responses::{ask, with};
 
 const PATH: &str = "/v1/responses";
 const CHAT_PATH: &str = "/v1/chat/completions";
 
 async fn cluster(engines: Vec<Settings>) -> Cluster {
     Cluster::start(engines, |_| {}).await
-}
-
-fn with(mut body: Value, more: Value) -> Value {
-    let more = more.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(more);
-    body
-}
-
-fn ask(input: impl Into<Value>) -> Value {
-    json!({"model": "sim", "input": input.into(), "max_output_tokens": 4})
-}
-
-async fn create(cluster: &Cluster, body: &Value) -> Value {
-    let answer = cluster.post(PATH, body.to_string()).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
 }
 
 /// The events of a stream, which must be numbered and end with `[DONE]`.
@@ -113,8 +98,8 @@ async fn a_client_cannot_tell_a_chat_worker_from_a_native_one() {
     let native = cluster(vec![fast()]).await;
     let chat = cluster(vec![chat_only()]).await;
     for request in requests() {
-        let expected = create(&native, &request).await;
-        let found = create(&chat, &request).await;
+        let expected = native.create(&request).await;
+        let found = chat.create(&request).await;
         let sent = chat.engines[0].last_post().await;
         assert_eq!(sent.path, CHAT_PATH);
         let usage_of = |response: &Value| response["usage"]["output_tokens"].clone();
@@ -165,11 +150,9 @@ fn without_repeats(mut kinds: Vec<String>) -> Vec<String> {
 async fn a_conversation_goes_on_with_all_its_turns() {
     let cluster = cluster(vec![chat_only()]).await;
     let tool = json!({"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}});
-    let first = create(
-        &cluster,
-        &json!({"model": "sim", "input": "a", "tools": [tool], "reasoning": {"effort": "low"}}),
-    )
-    .await;
+    let first =
+        json!({"model": "sim", "input": "a", "tools": [tool], "reasoning": {"effort": "low"}});
+    let first = cluster.create(&first).await;
     let call = first["output"]
         .as_array()
         .unwrap()
@@ -179,9 +162,9 @@ async fn a_conversation_goes_on_with_all_its_turns() {
         .clone();
     let next = json!({"model": "sim", "previous_response_id": first["id"], "tools": [tool], "max_output_tokens": 4,
         "input": [{"type": "function_call_output", "call_id": call["call_id"], "output": "warm"}]});
-    let second = create(&cluster, &next).await;
+    let second = cluster.create(&next).await;
     assert_eq!(second["output"][0]["type"], "message");
-    let sent: Value = serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     let roles: Vec<&Value> = sent["messages"]
         .as_array()
         .unwrap()
@@ -224,7 +207,7 @@ async fn background_responses_run_resume_and_cancel() {
     };
     let cluster = cluster(vec![slow]).await;
     let body = |tokens: usize| json!({"model": "sim", "input": "x", "background": true, "max_output_tokens": tokens});
-    let created = create(&cluster, &body(10)).await;
+    let created = cluster.create(&body(10)).await;
     let path = format!("{PATH}/{}", created["id"].as_str().unwrap());
     assert_eq!(created["status"], "queued");
     eventually("it ends", async || {
@@ -241,7 +224,7 @@ async fn background_responses_run_resume_and_cancel() {
         .await;
     let count = rest.text().split_terminator("\n\n").count();
     assert_eq!(count, all.len() - 4 + 1, "{}", rest.text());
-    let created = create(&cluster, &body(2_000)).await;
+    let created = cluster.create(&body(2_000)).await;
     let path = format!("{PATH}/{}", created["id"].as_str().unwrap());
     eventually("it runs", async || cluster.requests().await[0] == 3).await;
     let cancelled = cluster.post(&format!("{path}/cancel"), "").await;
@@ -258,11 +241,8 @@ async fn of_a_mixed_fleet_each_worker_gets_its_form() {
     cluster.is_worker("w0", "responses", "native").await;
     cluster.is_worker("w1", "responses", "chat").await;
     eventually("both were asked", async || {
-        create(
-            &cluster,
-            &ask(format!("{} is a prompt of its own", fastrand::u64(..))),
-        )
-        .await;
+        let prompt = format!("{} is a prompt of its own", fastrand::u64(..));
+        cluster.create(&ask(prompt)).await;
         let counts = cluster.requests().await;
         counts.iter().all(|count| *count > 0)
     })
@@ -274,7 +254,7 @@ async fn of_a_mixed_fleet_each_worker_gets_its_form() {
     let native_only = with(ask("search"), json!({"tools": [{"type": "web_search"}]}));
     let before = cluster.requests().await[1];
     for _ in 0..20 {
-        create(&cluster, &native_only).await;
+        cluster.create(&native_only).await;
     }
     assert_eq!(cluster.requests().await[1], before);
 }
@@ -289,7 +269,7 @@ async fn a_retry_on_a_worker_of_the_other_kind_is_converted_again() {
         };
         cluster.engines[failing].fault(faults).await;
         for number in 0..8 {
-            let response = create(&cluster, &ask(format!("{number} prompt"))).await;
+            let response = cluster.create(&ask(format!("{number} prompt"))).await;
             assert_eq!(response["status"], "incomplete");
         }
         let path = [CHAT_PATH, PATH][failing];
@@ -330,8 +310,7 @@ async fn tools_that_no_worker_can_run_are_left_out_and_named() {
         let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.header(LEFT_OUT), "local_shell, web_search");
-        let sent = cluster.engines[0].last_post().await;
-        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         let sent = sent["tools"].as_array().unwrap();
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0]["function"]["name"], "apply_patch");
@@ -456,7 +435,7 @@ async fn what_a_worker_serves_is_asked_for_unless_the_configuration_says_it() {
         }
     };
     let chat = Cluster::start(vec![fast()], says(ResponsesApi::Chat)).await;
-    create(&chat, &ask("x")).await;
+    chat.create(&ask("x")).await;
     assert_eq!(chat.engines[0].last_post().await.path, CHAT_PATH);
     let native = Cluster::start(vec![chat_only()], says(ResponsesApi::Native)).await;
     native.is_worker("w0", "responses", "native").await;

@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 use warmroute::peers::settings::PeerDiscovery;
 
 use crate::client;
-use crate::cluster::{Engine, Router, chat, eventually, fast};
+use crate::cluster::{Cluster, Engine, Router, chat, eventually, fast};
 use crate::peers::{are_connected, fleet_page, replica};
 
 /// A prompt that starts as no other does.
@@ -23,14 +23,6 @@ async fn explain(router: &Router, body: &str) -> Value {
         .json()
 }
 
-async fn engines(count: usize) -> Vec<Engine> {
-    let mut engines = Vec::new();
-    for number in 0..count {
-        engines.push(Engine::here(&format!("w{number}"), fast()).await);
-    }
-    engines
-}
-
 async fn has_workers(router: &Router, count: usize) {
     eventually("all workers are up", async || {
         let explained = explain(router, &prompt(0)).await;
@@ -43,7 +35,7 @@ async fn has_workers(router: &Router, count: usize) {
 
 #[tokio::test]
 async fn a_prompt_that_one_replica_routed_is_followed_by_the_other_to_its_worker() {
-    let engines = engines(4).await;
+    let engines = Cluster::engines_here(vec![fast(); 4]).await;
     let first = Router::here(&replica(&engines, &[])).await;
     let second = Router::here(&replica(&engines, &[&first])).await;
     are_connected(&[&first, &second]).await;
@@ -103,7 +95,7 @@ async fn replicas_that_hear_of_no_other_send_prompts_with_the_same_start_to_the_
     // It accepts connections and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_address = silent.local_addr().unwrap().to_string();
-    let engines = engines(4).await;
+    let engines = Cluster::engines_here(vec![fast(); 4]).await;
     let mut config = replica(&engines, &[]);
     let source = PeerDiscovery::Static(vec![silent_address]);
     config.peers.discovery.push(source);

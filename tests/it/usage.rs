@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::kv_transfer::Connector;
-use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
+use warmroute::sim::worker::{self, Role};
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, eventually, fast, tenant, unhurried};
+use crate::cluster::{Cluster, eventually, fast, tenant, unhurried, with_role};
 use crate::model_names::named;
 use crate::reload::Folder;
 
@@ -211,8 +211,7 @@ async fn a_client_gets_the_usage_of_a_stream_only_if_it_asked() {
             "{}",
             answer.text()
         );
-        let sent = cluster.engines[0].last_post().await;
-        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         assert_eq!(sent["stream_options"]["include_usage"], true, "{sent}");
     }
 }
@@ -268,15 +267,7 @@ async fn a_stream_that_its_client_left_counts_what_passed_and_is_marked() {
 async fn a_disaggregated_and_a_background_request_count_once() {
     let folder = Folder::new();
     let file = folder.path("usage.jsonl");
-    let of = |role| Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(worker::Connector::Nixl),
-            connect_ms: 50,
-            ..TransferSettings::default()
-        },
-        ..fast()
-    };
+    let of = |role| with_role(fast(), worker::Connector::Nixl, role);
     let cluster = Cluster::start(vec![of(Role::Prefill), of(Role::Decode)], |config| {
         config.prefill_decode.connector = Some(Connector::Nixl);
         config.prefill_decode.advanced.min_remote_tokens = 24;

@@ -28,14 +28,9 @@ fn forgetful() -> Settings {
 }
 
 fn without_replay() -> Settings {
-    let settings = forgetful();
-    Settings {
-        kv: publisher::Settings {
-            replay: None,
-            ..settings.kv
-        },
-        ..settings
-    }
+    let mut settings = forgetful();
+    settings.kv.replay = None;
+    settings
 }
 
 fn prompt(family: u32, blocks: u32) -> String {

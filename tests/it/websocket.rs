@@ -6,7 +6,7 @@ mod lanes;
 mod replicas;
 mod socket;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 use warmroute::responses::Mode;
 use warmroute::sim::fault::Faults;
@@ -85,12 +85,6 @@ async fn turns_follow_each_other_on_one_connection() {
     .await;
 }
 
-/// What an engine was asked last.
-async fn sent(cluster: &Cluster) -> Value {
-    let arrival = cluster.engines[0].last_post().await;
-    serde_json::from_slice(&arrival.body).unwrap()
-}
-
 #[tokio::test]
 async fn what_is_not_stored_is_continued_on_its_connection_alone() {
     let cluster = Cluster::fast(1).await;
@@ -100,7 +94,7 @@ async fn what_is_not_stored_is_continued_on_its_connection_alone() {
         .await;
     let again = json!({"input": "two", "store": false, "previous_response_id": id(&first)});
     let second = socket.respond(again).await;
-    let input = sent(&cluster).await["input"].clone();
+    let input = cluster.engines[0].last_body().await["input"].clone();
     let text = |place: usize| input[place]["content"][0]["text"].clone();
     assert_eq!((text(0), text(2)), (json!("one"), json!("two")), "{input}");
     assert_eq!(text(1), first["output"][0]["content"][0]["text"]);
@@ -109,7 +103,7 @@ async fn what_is_not_stored_is_continued_on_its_connection_alone() {
     let third = socket.respond(third).await;
     let fourth = json!({"model": "sim", "input": "four", "previous_response_id": id(&third)});
     assert_eq!(cluster.post(PATH, fourth.to_string()).await.status, 200);
-    let input = sent(&cluster).await["input"].clone();
+    let input = cluster.engines[0].last_body().await["input"].clone();
     assert_eq!(input.as_array().unwrap().len(), 7, "{input}");
     // Another connection has only the store.
     let mut other = Socket::open(cluster.router.api).await;
@@ -217,7 +211,7 @@ async fn a_response_that_generates_nothing_can_be_continued() {
     assert_eq!(response["usage"]["total_tokens"], 0);
     let next = json!({"input": "two", "store": false, "previous_response_id": id(response)});
     socket.respond(next).await;
-    let input = sent(&cluster).await["input"].clone();
+    let input = cluster.engines[0].last_body().await["input"].clone();
     assert_eq!(input.as_array().unwrap().len(), 2, "{input}");
     // A client that only knows its tools yet.
     let tools =
@@ -248,7 +242,7 @@ async fn a_response_that_generates_nothing_warms_the_cache_for_the_next_turn() {
         cluster.metric("warmroute_prewarms_total", &done).await == 1.0
     })
     .await;
-    let body = sent(&cluster).await;
+    let body = cluster.engines[0].last_body().await;
     assert_eq!(
         (&body["max_output_tokens"], &body["store"]),
         (&json!(1), &json!(false))
@@ -290,7 +284,8 @@ async fn the_habits_of_codex_are_understood() {
     let more = json!({"stream": true, "stream_options": {"include_obfuscation": false},
         "client_metadata": {"traceparent": "x"}});
     let response = socket.respond(more).await;
-    assert_eq!(sent(&cluster).await.get("client_metadata"), None);
+    let sent = cluster.engines[0].last_body().await;
+    assert_eq!(sent.get("client_metadata"), None);
     let processed = json!({"type": "response.processed", "response_id": id(&response)});
     socket.text(&processed.to_string()).await;
     socket.respond(json!({})).await;

@@ -329,14 +329,10 @@ impl Deployment {
 }
 
 fn kv_transfer(role: Role) -> worker::TransferSettings {
-    let role = match role {
-        Role::Both => return worker::TransferSettings::default(),
-        Role::Prefill => worker::Role::Prefill,
-        Role::Decode => worker::Role::Decode,
-    };
+    let is_leg = role != Role::Both;
     worker::TransferSettings {
-        role: Some(role),
-        connector: Some(worker::Connector::Nixl),
+        role: is_leg.then_some(role),
+        connector: is_leg.then_some(worker::Connector::Nixl),
         ..worker::TransferSettings::default()
     }
 }

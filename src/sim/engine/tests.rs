@@ -23,7 +23,6 @@ fn settings() -> Settings {
         queue_max: 3,
         batch_tokens_max: number(50),
         step_times: StepTimes::new(Duration::from_millis(10), AnswerTimes::NONE, 1_000.0),
-        root: 1,
     }
 }
 

@@ -19,8 +19,6 @@ pub struct Settings {
     /// Tokens computed in one step.
     pub batch_tokens_max: NonZeroU32,
     pub step_times: StepTimes,
-    /// The hash that a prompt's first block is chained to. Engines with the same root have the same block hashes.
-    pub root: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -99,8 +97,6 @@ pub struct Counters {
     pub generation_tokens: u64,
     pub preemptions: u64,
     pub finished: u64,
-    pub cancelled: u64,
-    pub refused: u64,
     /// Requests whose kept blocks expired.
     pub kept_expired: u64,
     /// The largest number of blocks kept at one time.
@@ -117,8 +113,6 @@ impl Sum for Counters {
             generation_tokens: sum.generation_tokens + one.generation_tokens,
             preemptions: sum.preemptions + one.preemptions,
             finished: sum.finished + one.finished,
-            cancelled: sum.cancelled + one.cancelled,
-            refused: sum.refused + one.refused,
             kept_expired: sum.kept_expired + one.kept_expired,
             kept_blocks_peak: sum.kept_blocks_peak + one.kept_blocks_peak,
         })

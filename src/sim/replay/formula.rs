@@ -1,8 +1,6 @@
-//! Models of the published routing formulas of other routers, and of one in seconds, for comparison only. They get the
-//! same knowledge of caches and loads as this router's policies. Pure.
+//! Models of the published routing formulas of other routers, for comparison only. They get the same knowledge of caches
+//! and loads as this router's policies. Pure.
 
-use super::candidate::{Candidate, Prompt};
-use super::seconds::cost_seconds;
 use crate::observe::metrics::words;
 
 words! {
@@ -24,9 +22,25 @@ words! {
         /// The highest sum of scores of the cached prefix, the queue and the KV memory, weighed 3 to 2 to 2: llm-d's
         /// scheduler.
         LlmD = "llm_d",
-        /// The lowest cost in seconds.
-        Seconds = "seconds",
     }
+}
+
+/// A worker as the formulas see it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Candidate {
+    /// All requests there: waiting, computing, generating.
+    pub(super) requests: u32,
+    /// Queued prefill tokens.
+    pub(super) queued_tokens: u64,
+    /// Prompt tokens of all requests of the worker.
+    pub(super) active_tokens: u64,
+    /// Cached tokens of this prompt.
+    pub(super) cached_tokens: u32,
+    /// By the engine's own metrics: requests that wait, and the used part of the KV memory.
+    pub(super) waiting: u32,
+    pub(super) kv_usage: f64,
+    /// A random number that breaks ties.
+    pub(super) tie: u64,
 }
 
 /// The defaults of SMG.
@@ -41,8 +55,9 @@ const LLM_D_QUEUE: f64 = 2.0;
 const LLM_D_KV_MEMORY: f64 = 2.0;
 
 impl Formula {
-    pub(super) fn choose(self, prompt: &Prompt, workers: &[Candidate]) -> Option<usize> {
-        let new_tokens = |worker: &Candidate| u64::from(worker.new_tokens(prompt));
+    pub(super) fn choose(self, prompt_tokens: u32, workers: &[Candidate]) -> Option<usize> {
+        let new_tokens =
+            |worker: &Candidate| u64::from(prompt_tokens.saturating_sub(worker.cached_tokens));
         match self {
             Formula::DynamoDefault => least(workers, |worker| {
                 // This prompt's tokens would be active on any worker, so they are left out.
@@ -51,7 +66,7 @@ impl Formula {
             Formula::LongestPrefix => longest_prefix(workers),
             Formula::PrefixThreshold => {
                 let longest = longest_prefix(workers)?;
-                if is_good(prompt, &workers[longest], MIN_CACHED_RATIO, workers) {
+                if is_good(prompt_tokens, &workers[longest], MIN_CACHED_RATIO, workers) {
                     Some(longest)
                 } else {
                     fewest_requests(workers)
@@ -59,7 +74,12 @@ impl Formula {
             }
             Formula::VllmRouter => {
                 let longest = longest_prefix(workers)?;
-                if is_good(prompt, &workers[longest], VLLM_MIN_CACHED_RATIO, workers) {
+                if is_good(
+                    prompt_tokens,
+                    &workers[longest],
+                    VLLM_MIN_CACHED_RATIO,
+                    workers,
+                ) {
                     any_of_longest_prefix(workers)
                 } else {
                     fewest_requests(workers)
@@ -68,28 +88,27 @@ impl Formula {
             Formula::Lmetric => least(workers, |worker| {
                 (worker.queued_tokens + new_tokens(worker)) * u64::from(worker.requests + 1)
             }),
-            Formula::LlmD => llm_d(prompt, workers),
-            Formula::Seconds => lowest(workers, |worker| cost_seconds(prompt, worker)),
+            Formula::LlmD => llm_d(prompt_tokens, workers),
         }
     }
 }
 
 /// Whether loads are balanced and a cached prefix is at least this part of the prompt.
-fn is_good(prompt: &Prompt, longest: &Candidate, min_ratio: f64, workers: &[Candidate]) -> bool {
+fn is_good(prompt_tokens: u32, longest: &Candidate, min_ratio: f64, workers: &[Candidate]) -> bool {
     let requests = || workers.iter().map(|worker| worker.requests);
     let most = requests().max().unwrap_or(0);
     let fewest = requests().min().unwrap_or(0);
     let is_uneven =
         most - fewest > MAX_LOAD_DIFFERENCE && f64::from(most) > MAX_LOAD_RATIO * f64::from(fewest);
     let cached = f64::from(longest.cached_tokens);
-    !is_uneven && cached > min_ratio * f64::from(prompt.tokens)
+    !is_uneven && cached > min_ratio * f64::from(prompt_tokens)
 }
 
-fn llm_d(prompt: &Prompt, workers: &[Candidate]) -> Option<usize> {
+fn llm_d(prompt_tokens: u32, workers: &[Candidate]) -> Option<usize> {
     let waiting = || workers.iter().map(|worker| worker.waiting);
     let (shortest, longest) = (waiting().min()?, waiting().max()?);
     lowest(workers, |worker| {
-        let prefix = f64::from(worker.cached_tokens) / f64::from(prompt.tokens.max(1));
+        let prefix = f64::from(worker.cached_tokens) / f64::from(prompt_tokens.max(1));
         let queue = match longest - shortest {
             0 => 1.0,
             range => f64::from(longest - worker.waiting) / f64::from(range),
@@ -143,11 +162,7 @@ mod tests {
     }
 
     fn check(formula: Formula, workers: &[Candidate], expected: usize) {
-        let prompt = Prompt {
-            tokens: 1_000,
-            ..Prompt::default()
-        };
-        let chosen = formula.choose(&prompt, workers);
+        let chosen = formula.choose(1_000, workers);
         assert_eq!(chosen, Some(expected), "{formula:?}");
     }
 

@@ -197,7 +197,7 @@ fn is_highlighted(row: &PolicyResult) -> bool {
 fn color(row: &PolicyResult) -> &'static str {
     const COLORS: [&str; ComparedPolicy::ALL.len()] = [
         "#e8590c", "#1c7ed6", "#15aabf", "#7048e8", "#868e96", "#adb5bd", "#2b8a3e", "#94d82d",
-        "#862e9c", "#f08c00", "#c2255c", "#5c940d", "#1864ab", "#a61e4d",
+        "#862e9c", "#f08c00", "#c2255c", "#5c940d", "#1864ab",
     ];
     let colors = ComparedPolicy::ALL.iter().zip(COLORS);
     let mut found = colors.filter(|(policy, _)| policy.name() == row.policy);

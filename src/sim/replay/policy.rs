@@ -1,4 +1,4 @@
-//! A policy in the comparison: one of this router's, or a formula beside them, mostly another router's. Pure.
+//! A policy in the comparison: one of this router's, or a model of another router's formula. Pure.
 
 use std::str::FromStr;
 
@@ -14,7 +14,7 @@ pub(super) enum ComparedPolicy {
 }
 
 impl ComparedPolicy {
-    pub(super) const ALL: [ComparedPolicy; 14] = [
+    pub(super) const ALL: [ComparedPolicy; 13] = [
         ComparedPolicy::Queued,
         ComparedPolicy::Router(Policy::CacheAware),
         ComparedPolicy::Router(Policy::LeastLoad),
@@ -28,7 +28,6 @@ impl ComparedPolicy {
         ComparedPolicy::Model(Formula::VllmRouter),
         ComparedPolicy::Model(Formula::Lmetric),
         ComparedPolicy::Model(Formula::LlmD),
-        ComparedPolicy::Model(Formula::Seconds),
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -41,12 +40,7 @@ impl ComparedPolicy {
 
     /// A model of another router's formula.
     pub(super) fn is_model(self) -> bool {
-        !matches!(
-            self,
-            ComparedPolicy::Router(_)
-                | ComparedPolicy::Queued
-                | ComparedPolicy::Model(Formula::Seconds)
-        )
+        matches!(self, ComparedPolicy::Model(_))
     }
 
     /// The routing settings, with this policy.

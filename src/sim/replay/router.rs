@@ -14,10 +14,10 @@ use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::fleet_view::FleetView;
 pub(super) use self::line::Sent;
 use self::line::{Line, Workers};
-pub(super) use self::speeds::PrefillRates;
+pub(super) use self::speeds::Rates;
 use self::speeds::{Loads, Speeds};
-use super::candidate::{Candidate, Constants, Prompt};
 use super::engine::EngineGauges;
+use super::formula::Candidate;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
@@ -67,8 +67,6 @@ pub(super) struct Router {
     in_flight: FxHashMap<usize, InFlight>,
     speeds: Speeds,
     answers: AnswerTokens,
-    /// By worker.
-    constants: Vec<Constants>,
     cache_index: CacheIndex,
     routing: routing::Settings,
     policy: ComparedPolicy,
@@ -131,9 +129,9 @@ pub(super) struct Settings {
     pub(super) shares_routed: bool,
     /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
-    pub(super) rates: PrefillRates,
-    /// By worker: what the formula in seconds knows of them.
-    pub(super) constants: Vec<Constants>,
+    pub(super) rates: Rates,
+    /// By worker.
+    pub(super) prefill_rates: Vec<f64>,
 }
 
 impl Router {
@@ -166,9 +164,8 @@ impl Router {
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
-            speeds: Speeds::new(&settings.rates, settings.workers),
+            speeds: Speeds::new(settings.rates, &settings.prefill_rates),
             answers: AnswerTokens::default(),
-            constants: settings.constants.clone(),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
             policy: settings.policy,
@@ -274,8 +271,8 @@ impl Router {
                 routing::decide(&self.routing, &request, &view)?.index.get()
             }
             ComparedPolicy::Model(formula) => {
-                let candidates = self.candidates(loads, &cached, gauges, job);
-                formula.choose(&self.prompt(job), &candidates)?
+                let candidates = candidates(loads, &cached, gauges, job);
+                formula.choose(job.input_tokens, &candidates)?
             }
         };
         let uncached_tokens = job
@@ -427,37 +424,6 @@ impl Router {
         }
     }
 
-    fn prompt(&self, job: &Job) -> Prompt {
-        let rates = self.constants.iter().map(|constants| constants.rate);
-        Prompt {
-            tokens: job.input_tokens,
-            answer_tokens: self.answers.mean(),
-            mean_rate: rates.sum::<f64>() / self.constants.len().max(1) as f64,
-        }
-    }
-
-    fn candidates(
-        &self,
-        loads: &[LoadShare],
-        cached: &CachedTokens,
-        gauges: &[EngineGauges],
-        job: &Job,
-    ) -> Vec<Candidate> {
-        let workers = loads.iter().zip(gauges).zip(&self.constants).enumerate();
-        workers
-            .map(|(worker_index, ((load, gauges), constants))| Candidate {
-                requests: load.requests,
-                queued_tokens: load.queued_tokens,
-                active_tokens: load.context_tokens,
-                cached_tokens: cached.tokens(ViewIndex::new(worker_index)),
-                waiting: gauges.waiting,
-                kv_usage: gauges.kv_usage,
-                constants: *constants,
-                tie: tie_breaker(job.seed, worker_index),
-            })
-            .collect()
-    }
-
     fn cached(&self, now: Duration, job: &Job, reported: &ReportedIndex) -> CachedTokens {
         let max_owners = routing::PREFIX_CANDIDATES;
         match &self.cache_index {
@@ -478,6 +444,26 @@ impl Router {
             }
         }
     }
+}
+
+fn candidates(
+    loads: &[LoadShare],
+    cached: &CachedTokens,
+    gauges: &[EngineGauges],
+    job: &Job,
+) -> Vec<Candidate> {
+    let workers = loads.iter().zip(gauges).enumerate();
+    workers
+        .map(|(worker_index, (load, gauges))| Candidate {
+            requests: load.requests,
+            queued_tokens: load.queued_tokens,
+            active_tokens: load.context_tokens,
+            cached_tokens: cached.tokens(ViewIndex::new(worker_index)),
+            waiting: gauges.waiting,
+            kv_usage: gauges.kv_usage,
+            tie: tie_breaker(job.seed, worker_index),
+        })
+        .collect()
 }
 
 /// Each worker whose load has changed since it was reported, with the reported load and the new one.

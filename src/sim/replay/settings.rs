@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::candidate::Constants;
 use super::engine::EngineSettings;
 use super::policy::ComparedPolicy;
 use super::results::TraceSummary;
-use super::router::{self, CacheIndexKind, PrefillRates};
+use super::router::{self, CacheIndexKind, Rates};
 use super::run::Fleet;
 use super::workload::WorkloadSettings;
 use crate::config::Config;
@@ -43,8 +42,8 @@ pub struct Settings {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Policies to compare. Default: every policy but consistent_hash, models of policies of other routers
-    /// (longest_prefix, prefix_threshold, dynamo_default, vllm_router, lmetric, llm_d), and seconds, a cost in seconds.
+    /// Policies to compare. Default: every policy but consistent_hash, and models of policies of other routers
+    /// (longest_prefix, prefix_threshold, dynamo_default, vllm_router, lmetric, llm_d).
     /// cache_aware_queue is cache_aware with the queue, as by default; the others send each request at once.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(skip)]
@@ -169,18 +168,6 @@ pub(super) enum Shared {
     Routed,
 }
 
-/// What a router knows of its workers' speeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Rates {
-    /// Nothing: workers count as equal.
-    Ignored,
-    /// They are configured (`prefill_rate`).
-    Configured,
-    /// What first tokens show.
-    Learnt,
-}
-
 /// How many engines there are, and how much each can hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FleetSize {
@@ -249,8 +236,8 @@ impl Settings {
             cache_tokens: size.cache_blocks as u64 * u64::from(self.block_tokens.get()),
             shares_routed: self.shares_routed(),
             is_alone: self.is_alone(),
-            rates: self.rates(size),
-            constants: self.constants(size),
+            rates: self.rates,
+            prefill_rates: self.prefill_rates(size),
         }
     }
 
@@ -266,7 +253,7 @@ impl Settings {
     /// By worker.
     fn engines(&self, size: FleetSize) -> Vec<EngineSettings> {
         let step = Duration::from_millis(self.decode_ms);
-        let rates = prefill_rates(self.prefill_tokens_per_second, &self.speeds, size.workers);
+        let rates = self.prefill_rates(size);
         let factors = answer_factors(&self.decode_speeds, size.workers);
         let workers = rates.into_iter().zip(factors);
         workers
@@ -280,27 +267,12 @@ impl Settings {
             .collect()
     }
 
-    fn rates(&self, size: FleetSize) -> PrefillRates {
-        match self.rates {
-            Rates::Ignored => PrefillRates::Ignored,
-            Rates::Configured => PrefillRates::Configured(prefill_rates(
-                self.prefill_tokens_per_second,
-                &self.speeds,
-                size.workers,
-            )),
-            Rates::Learnt => PrefillRates::Learnt,
-        }
-    }
-
-    /// What the formula in seconds knows of each worker; of the mean engine if workers count as equal.
-    fn constants(&self, size: FleetSize) -> Vec<Constants> {
-        let engines = self.engines(size).into_iter();
-        let times = engines.map(|engine| match self.rates {
-            Rates::Ignored => self.mean_times(),
-            Rates::Configured | Rates::Learnt => engine.times,
-        });
-        times
-            .map(|times| Constants::new(&times, size.running_max))
+    /// The prefill rate of each worker. Their mean is what the arguments say.
+    fn prefill_rates(&self, size: FleetSize) -> Vec<f64> {
+        let speeds = self.speeds.iter().cycle().take(size.workers as usize);
+        let mean_speed = speeds.clone().sum::<f64>() / f64::from(size.workers);
+        speeds
+            .map(|speed| self.prefill_tokens_per_second * speed / mean_speed)
             .collect()
     }
 
@@ -336,13 +308,6 @@ impl Settings {
             report::grouped(self.prefill_tokens_per_second as u64),
         )
     }
-}
-
-/// The prefill rate of each worker. Their mean is `mean`.
-fn prefill_rates(mean: f64, speeds: &[f64], workers: u32) -> Vec<f64> {
-    let speeds = speeds.iter().cycle().take(workers as usize);
-    let mean_speed = speeds.clone().sum::<f64>() / f64::from(workers);
-    speeds.map(|speed| mean * speed / mean_speed).collect()
 }
 
 /// How many times as long as the mean engine each worker takes for answers.

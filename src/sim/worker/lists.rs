@@ -2,10 +2,9 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
-use super::request::{self, Api, GenerationRequest, Tokenized};
+use super::request::{self, Api, GenerationRequest};
 use super::settings::Settings;
 
 pub(crate) const VERSION: &str = r#"{"version":"0.32.0"}"#;
@@ -23,20 +22,6 @@ pub(crate) fn models(settings: &Settings, models: &[String], created: u64) -> Va
             "root": id,
             "parent": (!is_base).then_some(base),
             "max_model_len": is_base.then(|| settings.context_tokens()),
-            "permission": [{
-                "id": format!("modelperm-{:016x}", xxh3_64(id.as_bytes())),
-                "object": "model_permission",
-                "created": created,
-                "allow_create_engine": false,
-                "allow_sampling": true,
-                "allow_logprobs": true,
-                "allow_search_indices": false,
-                "allow_view": true,
-                "allow_fine_tuning": false,
-                "organization": "*",
-                "group": null,
-                "is_blocking": false,
-            }],
         })
     };
     let data: Vec<Value> = models.iter().map(model).collect();
@@ -44,12 +29,12 @@ pub(crate) fn models(settings: &Settings, models: &[String], created: u64) -> Va
 }
 
 /// The answer of `/tokenize`.
-pub(crate) fn tokens(tokenized: &Tokenized, max_model_len: usize) -> Value {
+pub(crate) fn tokens(tokens: &[u32], max_model_len: usize) -> Value {
     json!({
-        "count": tokenized.tokens.len(),
+        "count": tokens.len(),
         "max_model_len": max_model_len,
-        "tokens": tokenized.tokens,
-        "token_strs": tokenized.pieces,
+        "tokens": tokens,
+        "token_strs": null,
     })
 }
 

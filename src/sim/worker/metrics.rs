@@ -85,26 +85,11 @@ impl Page<'_> {
 
     fn counters(&mut self, counters: &[Counters]) {
         type Row = (&'static str, &'static str, fn(&Counters) -> u64);
-        let rows: [Row; 6] = [
-            (
-                "prefix_cache_queries_total",
-                "Prefix cache queries, in terms of number of queried tokens.",
-                |counters| counters.prefix_queries,
-            ),
+        let rows: [Row; 3] = [
             (
                 "prefix_cache_hits_total",
                 "Prefix cache hits, in terms of number of cached tokens.",
                 |counters| counters.prefix_hits,
-            ),
-            (
-                "external_prefix_cache_hits_total",
-                "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached tokens.",
-                |counters| counters.received_tokens,
-            ),
-            (
-                "num_preemptions_total",
-                "Cumulative number of preemption from the engine.",
-                |counters| counters.preemptions,
             ),
             (
                 "prompt_tokens_total",

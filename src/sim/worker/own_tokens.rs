@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::error::ApiError;
-use super::request::{self, Api, Prompt, Tokenized};
+use super::request::{self, Api, Prompt};
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt;
@@ -86,7 +86,7 @@ impl OwnTokens {
     }
 
     /// The tokens of a `/tokenize` request, whose body is that of a chat or of a completion.
-    pub(crate) fn tokenized(&self, body: &[u8]) -> Result<Tokenized, ApiError> {
+    pub(crate) fn tokenized(&self, body: &[u8]) -> Result<Vec<u32>, ApiError> {
         #[derive(Deserialize)]
         struct Body {
             messages: Option<IgnoredAny>,
@@ -96,9 +96,7 @@ impl OwnTokens {
             Some(_) => prompt::Api::Chat,
             None => prompt::Api::Completions,
         };
-        let tokens = self.tokens(api, body)?;
-        let pieces = None;
-        Ok(Tokenized { tokens, pieces })
+        self.tokens(api, body)
     }
 
     fn tokens(&self, api: prompt::Api, body: &[u8]) -> Result<Vec<u32>, ApiError> {

@@ -23,13 +23,11 @@ use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
 
 const DIMENSIONS: u64 = 8;
-const DIMENSIONS_MAX: u64 = 8_192;
 
 #[derive(Deserialize)]
 struct EmbeddingBody {
     model: Option<String>,
     input: Option<Prompt>,
-    dimensions: Option<u64>,
     encoding_format: Option<String>,
 }
 
@@ -96,13 +94,9 @@ pub(crate) fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let model = request::check_model(request.model, &shared.models.list())?;
     let prompts = input.into_tokens();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    let dimensions = request
-        .dimensions
-        .unwrap_or(DIMENSIONS)
-        .clamp(1, DIMENSIONS_MAX);
     let is_base64 = request.encoding_format.as_deref() == Some("base64");
     let embedding = |(index, prompt): (usize, &Vec<u32>)| {
-        let values = (0..dimensions).map(|seed| score(prompt, seed));
+        let values = (0..DIMENSIONS).map(|seed| score(prompt, seed));
         let embedding = if is_base64 {
             let bytes: Vec<u8> = values
                 .flat_map(|value| (value as f32).to_le_bytes())

@@ -455,7 +455,7 @@ fn finish(
 }
 
 /// The tokens of a `/tokenize` request: of a prompt, or of a conversation rendered as for a chat.
-pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized, ApiError> {
+pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Vec<u32>, ApiError> {
     #[derive(Deserialize)]
     struct Body {
         model: Option<String>,
@@ -463,7 +463,6 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized,
         messages: Option<Vec<Value>>,
         tools: Option<Value>,
         add_generation_prompt: Option<bool>,
-        return_token_strs: Option<bool>,
     }
     let request: Body = from_json(body)?;
     check_model(request.model, models)?;
@@ -475,25 +474,10 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized,
         }
         (None, None) => return Err(missing_field("prompt", body)),
     };
-    let pieces = || {
-        segments
-            .iter()
-            .flat_map(|segment| tokenizer::pieces(segment))
-    };
-    let wants_pieces = request.return_token_strs == Some(true);
-    Ok(Tokenized {
-        pieces: wants_pieces.then(|| pieces().collect()),
-        tokens: segments
-            .iter()
-            .flat_map(|segment| tokenizer::encode(segment))
-            .collect(),
-    })
-}
-
-#[derive(Debug)]
-pub(crate) struct Tokenized {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) pieces: Option<Vec<String>>,
+    Ok(segments
+        .iter()
+        .flat_map(|segment| tokenizer::encode(segment))
+        .collect())
 }
 
 #[cfg(test)]

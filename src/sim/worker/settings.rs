@@ -74,10 +74,6 @@ pub struct Settings {
     #[arg(long, value_name = "REQUESTS", default_value_t = 1024)]
     pub queue_max: usize,
 
-    /// Seed of the block hashes. Engines with the same seed have the same hashes.
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
-    pub hash_seed: u64,
-
     /// Number of data-parallel ranks: engines behind this address, each with its own cache and KV events.
     #[arg(long, value_name = "RANKS", default_value_t = NonZeroU16::MIN)]
     pub data_parallel_size: NonZeroU16,
@@ -134,7 +130,6 @@ impl Settings {
                 self.answer_times,
                 self.prefill_tokens_per_second.get().into(),
             ),
-            root: self.hash_seed,
         }
     }
 

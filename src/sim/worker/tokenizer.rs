@@ -44,14 +44,6 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
     text.as_bytes().chunks(TOKEN_BYTES).map(id).collect()
 }
 
-/// The text of each token. A character that spans two tokens is replaced.
-pub(crate) fn pieces(text: &str) -> Vec<String> {
-    text.as_bytes()
-        .chunks(TOKEN_BYTES)
-        .map(|piece| String::from_utf8_lossy(piece).into_owned())
-        .collect()
-}
-
 /// Renders a conversation as ChatML, in segments that are tokenized separately.
 pub(crate) fn render(turns: &[Turn], add_generation_prompt: bool) -> Vec<String> {
     let mut segments = Vec::with_capacity(turns.len() * 3 + 1);

@@ -12,9 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use warmroute::observe;
 
-use super::{
-    PATH, Pair, ask, create, ended, events, is_up, over, part, path, patient, short_lease,
-};
+use super::{PATH, Pair, ask, create, ended, events, over, part, path, patient, short_lease};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
@@ -124,7 +122,7 @@ async fn pair(cut: Cut) -> (Pair, Gate) {
     config.responses.store.redis.as_mut().unwrap().urls = vec![format!("redis://{}", gate.address)];
     let a = Router::child(&config).await;
     for router in [&a, &b] {
-        is_up(router).await;
+        router.worker_is_up().await;
     }
     let pair = Pair {
         a,

@@ -218,7 +218,7 @@ async fn a_pause_of_a_router_whose_store_is_its_memory_loses_nothing() {
     config.responses.state_token.keys = vec![super::key()];
     super::short_lease(&mut config);
     let router = Router::child(&config).await;
-    super::is_up(&router).await;
+    router.worker_is_up().await;
     let one = create(&router, &ask(300, json!({}))).await;
     let body = ask(300, json!({"stream": true}));
     let mut live = client::open(router.api, "POST", PATH, &[], body.to_string()).await;

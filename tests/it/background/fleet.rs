@@ -7,7 +7,7 @@ use serde_json::Value;
 use warmroute::config::Config;
 use warmroute::sim::worker::Settings;
 
-use super::{PATH, is_up, over, part, path, patient, short_lease};
+use super::{PATH, over, part, path, patient, short_lease};
 use crate::client::{self, Open};
 use crate::cluster::{Engine, Router, eventually};
 use crate::redis_server::Server;
@@ -47,7 +47,7 @@ impl Fleet {
             routers.push(Router::child(&config).await);
         }
         for router in &routers {
-            is_up(router).await;
+            router.worker_is_up().await;
         }
         Self {
             routers,
@@ -60,7 +60,7 @@ impl Fleet {
     /// Replaces a router process, which is killed if it still runs.
     pub(super) async fn replace(&mut self, place: usize) {
         let router = Router::child(&self.config).await;
-        is_up(&router).await;
+        router.worker_is_up().await;
         self.routers[place] = router;
     }
 

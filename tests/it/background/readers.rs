@@ -73,8 +73,7 @@ async fn a_polled_response_that_is_not_stored_carries_its_state_token() {
     let mut body = ask(4, next);
     body["include"] = more["include"].clone();
     create(&pair.b, &body).await;
-    let sent = pair.engine.last_post().await;
-    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = pair.engine.last_body().await;
     let texts = sent["input"].to_string();
     assert!(texts.contains("hello") && texts.contains("next"), "{texts}");
 }

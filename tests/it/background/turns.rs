@@ -48,8 +48,7 @@ fn texts(items: &[Value]) -> Vec<String> {
 
 /// What the engine was asked last.
 async fn asked(pair: &Pair) -> Vec<String> {
-    let body = pair.engine.last_post().await.body;
-    let body: Value = serde_json::from_slice(&body).unwrap();
+    let body = pair.engine.last_body().await;
     texts(body["input"].as_array().unwrap())
 }
 

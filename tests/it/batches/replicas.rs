@@ -57,23 +57,15 @@ impl Site {
 
     async fn router(&self) -> Router {
         let router = Router::here(&self.config).await;
-        is_up(&router).await;
+        router.worker_is_up().await;
         router
     }
 
     async fn child(&self) -> Router {
         let router = Router::child(&self.config).await;
-        is_up(&router).await;
+        router.worker_is_up().await;
         router
     }
-}
-
-async fn is_up(router: &Router) {
-    eventually("the worker is up", async || {
-        let fleet = client::get(router.admin, "/fleet").await.json();
-        fleet["workers"][0]["health"] == "up"
-    })
-    .await;
 }
 
 fn lines(count: usize, max_tokens: u32) -> Vec<String> {
@@ -243,7 +235,7 @@ async fn a_replica_with_a_folder_of_its_own_does_no_harm() {
     let mut config = site.config.clone();
     config.batches.folder = own.path("files").to_str().unwrap().to_owned();
     let other = Router::here(&config).await;
-    is_up(&other).await;
+    other.worker_is_up().await;
     let elsewhere = Client::of(&other);
     let created = client.create(&file, json!({})).await;
     let uploaded = client::send(other.api, "POST", "/v1/files", &[FORM], form(&lines(1, 2))).await;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use warmroute::kv::stream::Settings as Stream;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
-use warmroute::sim::worker::{Settings, publisher};
+use warmroute::sim::worker::Settings;
 
 use super::followed::{self, Followed, Last, Prompt, Wire, held, over_zmq, scored, small, stale};
 use crate::client;
@@ -344,14 +344,9 @@ async fn what_is_believed_is_held_whatever_a_bridge_loses() {
 }
 
 fn without_replay() -> Settings {
-    let settings = small(telling());
-    Settings {
-        kv: publisher::Settings {
-            replay: None,
-            ..settings.kv
-        },
-        ..settings
-    }
+    let mut settings = small(telling());
+    settings.kv.replay = None;
+    settings
 }
 
 #[tokio::test]

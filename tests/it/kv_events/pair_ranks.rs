@@ -3,27 +3,18 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use warmroute::fleet::kv_transfer::Connector;
-use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
+use warmroute::sim::worker::{self, Role, Settings};
 
 use super::exact::two_ranks_of;
 use super::followed::{Followed, Prompt, Wire};
 use super::ranks::in_every_rank;
 use crate::client::Answer;
-use crate::cluster::{Engine, eventually, telling};
+use crate::cluster::{Engine, eventually, router_connector, telling, with_role};
 
 const PATH: &str = "/v1/completions";
 
 fn of_role(connector: worker::Connector, role: Role) -> Settings {
-    Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(connector),
-            connect_ms: 50,
-            ..TransferSettings::default()
-        },
-        ..telling()
-    }
+    with_role(telling(), connector, role)
 }
 
 /// A router before a prefill and a decode worker, which it was told to have so many ranks.
@@ -34,11 +25,7 @@ async fn pair(
 ) -> Followed {
     let ranks = [prefill.1, decode.1];
     let followed = Followed::of(Wire::Zmq, vec![prefill.0, decode.0], |config| {
-        config.prefill_decode.connector = Some(match connector {
-            worker::Connector::Nixl => Connector::Nixl,
-            worker::Connector::Mooncake => Connector::Mooncake,
-            worker::Connector::Moriio => Connector::Moriio,
-        });
+        config.prefill_decode.connector = Some(router_connector(connector));
         config.prefill_decode.advanced.min_remote_tokens = 24;
         for (listed, ranks) in config.workers.iter_mut().zip(ranks) {
             listed.events.as_mut().unwrap().ranks = ranks;

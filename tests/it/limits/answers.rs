@@ -308,8 +308,7 @@ async fn a_request_that_names_no_max_tokens_gets_the_most_that_its_tenant_may_as
     let sent = async |name: &str, path: &str, body: serde_json::Value| {
         let answer = post_as(&cluster.router, name, path, &body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let arrival = cluster.engines[0].last_post().await;
-        let body: serde_json::Value = serde_json::from_slice(&arrival.body).unwrap();
+        let body = cluster.engines[0].last_body().await;
         let names = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
         names.map(|name| body[name].as_u64())
     };

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::fleet::kv_transfer;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::{Faults, TransferFaults};
-use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings, TransferStats};
+use warmroute::sim::worker::{Connector, Role, Settings, TransferStats};
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, Engine, chat, eventually, fast};
-use crate::failures::{hang, refuse};
+use crate::cluster::{Cluster, Engine, chat, eventually, fast, router_connector, with_role};
+use crate::failures::{hang, refuse, unnoticed};
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
@@ -24,16 +23,9 @@ const ROUNDS: usize = 20;
 pub(crate) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
 
 pub(crate) fn engine(role: Role, connector: Connector) -> Settings {
-    Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(connector),
-            lease_ms: Some(LEASE.as_millis() as u64),
-            connect_ms: 50,
-            ..TransferSettings::default()
-        },
-        ..fast()
-    }
+    let mut engine = with_role(fast(), connector, role);
+    engine.transfer.lease_ms = Some(LEASE.as_millis() as u64);
+    engine
 }
 
 /// Prefill engines p0, p1 ..., then decode engines d0, d1 ..., behind a router that splits whatever it can.
@@ -308,21 +300,12 @@ fn impatient(config: &mut Config) {
 
 /// Splits all prompts, in turns.
 pub(crate) fn split(config: &mut Config, connector: Connector) {
-    config.prefill_decode.connector = Some(match connector {
-        Connector::Nixl => kv_transfer::Connector::Nixl,
-        Connector::Mooncake => kv_transfer::Connector::Mooncake,
-        Connector::Moriio => kv_transfer::Connector::Moriio,
-    });
+    config.prefill_decode.connector = Some(router_connector(connector));
     config.prefill_decode.advanced.min_remote_tokens = 16;
     config.prefill_decode.advanced.kv_lease = LEASE;
     config.routing.policy = Policy::RoundRobin;
     config.requests.max_attempts = 4;
     config.fleet.circuit_breaker.failure_threshold = 1_000;
-}
-
-/// An engine is gone for longer than a test takes before the probes notice.
-pub(super) fn unnoticed(config: &mut Config) {
-    config.fleet.health.interval = Duration::from_secs(600);
 }
 
 #[tokio::test]

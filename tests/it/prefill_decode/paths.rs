@@ -11,21 +11,11 @@ use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
 use super::failures::transfer_faults;
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, Engine, eventually, fast, generating, unhurried};
+use crate::cluster::{
+    Cluster, Engine, eventually, fast, generating, router_connector, unhurried, with_role,
+};
 
 const NIXL: worker::Connector = worker::Connector::Nixl;
-
-fn with_role(settings: Settings, connector: worker::Connector, role: Role) -> Settings {
-    Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(connector),
-            connect_ms: 50,
-            ..TransferSettings::default()
-        },
-        ..settings
-    }
-}
 
 /// `count` prefill engines, then as many that decode. Prompts of a few tokens are split.
 async fn pairs(
@@ -38,11 +28,7 @@ async fn pairs(
     let mut engines = vec![of(Role::Prefill); count];
     engines.extend(vec![of(Role::Decode); count]);
     let cluster = Cluster::start(engines, |config| {
-        config.prefill_decode.connector = Some(match connector {
-            worker::Connector::Nixl => Connector::Nixl,
-            worker::Connector::Mooncake => Connector::Mooncake,
-            worker::Connector::Moriio => Connector::Moriio,
-        });
+        config.prefill_decode.connector = Some(router_connector(connector));
         config.prefill_decode.advanced.min_remote_tokens = 24;
         change(config);
     })

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::Settings;
 
-use super::failures::{BOTH, Fleet, said, unnoticed};
+use super::failures::{BOTH, Fleet, said};
 use crate::cluster::eventually;
-use crate::failures::{hang, refuse};
+use crate::failures::{hang, refuse, unnoticed};
 
 const PATH: &str = "/v1/responses";
 
@@ -18,12 +18,6 @@ fn ask(topic: &str, tokens: usize, more: Value) -> Value {
     let fields = body.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
     body
-}
-
-async fn create(fleet: &Fleet, body: &Value) -> Value {
-    let answer = fleet.cluster.post(PATH, body.to_string()).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
 }
 
 async fn stored(fleet: &Fleet, response: &Value) -> Value {
@@ -47,15 +41,15 @@ async fn ended(fleet: &Fleet, response: &Value) -> Value {
 async fn a_chain_goes_on_at_other_workers_when_those_of_its_past_fail() {
     for connector in BOTH {
         let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
-        let first = create(&fleet, &ask("ships", 8, json!({}))).await;
-        let healthy = create(&fleet, &continued(&first)).await;
+        let first = fleet.cluster.create(&ask("ships", 8, json!({}))).await;
+        let healthy = fleet.cluster.create(&continued(&first)).await;
         for broken in ["p0", "p1", "d0", "d1"] {
             let mut engines = fleet.cluster.engines.iter();
             let engine = engines.find(|engine| engine.name == broken).unwrap();
             engine.fault(refuse(503)).await;
             // The same history gives the same text, wherever it is computed.
             for _ in 0..2 {
-                let next = create(&fleet, &continued(&first)).await;
+                let next = fleet.cluster.create(&continued(&first)).await;
                 assert_eq!(next["previous_response_id"], first["id"]);
                 assert_eq!(
                     said(&next.to_string()),
@@ -126,9 +120,9 @@ async fn a_background_response_outlives_what_fails_at_either_engine() {
             for round in 0..4 {
                 let topic = format!("tide {place} {round}");
                 let whole = ask(&topic, 6, json!({"store": false}));
-                let expected = said(&create(&fleet, &whole).await.to_string());
+                let expected = said(&fleet.cluster.create(&whole).await.to_string());
                 let body = ask(&topic, 6, json!({"background": true}));
-                let response = create(&fleet, &body).await;
+                let response = fleet.cluster.create(&body).await;
                 assert_eq!(response["status"], "queued");
                 let last = ended(&fleet, &response).await;
                 assert_eq!(last["status"], "incomplete", "{last}");
@@ -180,7 +174,8 @@ async fn a_cancelled_response_leaves_either_leg() {
 /// A background response is cancelled once its leg, counted by `legs` with those that were aborted, has started.
 async fn cancelled(fleet: &Fleet, what: &str, legs: impl AsyncFn() -> (u64, u64)) {
     let (started, aborted) = legs().await;
-    let response = create(fleet, &ask(what, 8, json!({"background": true}))).await;
+    let body = ask(what, 8, json!({"background": true}));
+    let response = fleet.cluster.create(&body).await;
     eventually("the leg has started", async || legs().await.0 > started).await;
     let cancel = format!("{PATH}/{}/cancel", response["id"].as_str().unwrap());
     let answer = fleet.cluster.post(&cancel, "").await;
@@ -202,10 +197,11 @@ async fn pairs_that_speak_chat_completions_only_answer_as_others_do() {
             ..settings
         };
         let fleet = Fleet::of(connector, (1, 1), chat_only, unnoticed).await;
-        let first = create(&fleet, &ask("ships", 8, json!({}))).await;
-        let next = create(&fleet, &continued(&first)).await;
+        let first = fleet.cluster.create(&ask("ships", 8, json!({}))).await;
+        let next = fleet.cluster.create(&continued(&first)).await;
         assert_eq!(stored(&fleet, &next).await, next);
-        let background = create(&fleet, &ask("tides", 8, json!({"background": true}))).await;
+        let background = ask("tides", 8, json!({"background": true}));
+        let background = fleet.cluster.create(&background).await;
         assert_eq!(ended(&fleet, &background).await["status"], "incomplete");
         for engine in &fleet.cluster.engines {
             let seen = engine.kv_transfers().await;

@@ -4,6 +4,7 @@ use warmroute::openai::tenant::TenantSpec;
 use warmroute::responses::Mode;
 use warmroute::sim::worker::Settings;
 
+use super::order::arrivals;
 use super::{CHAT, Waiter, block, row, set_hang, wait, waiting, with_queue};
 use crate::cluster::{Cluster, Router, chat, eventually, fast};
 use crate::peers;
@@ -30,19 +31,6 @@ fn worker_of(decision: &str) -> String {
     let fields = decision.split("; ").filter_map(|pair| pair.split_once('='));
     let worker = fields.into_iter().find(|(key, _)| *key == "worker");
     worker.map(|(_, name)| name.to_owned()).unwrap()
-}
-
-/// The first words of what the first engine got after its first request, in their order.
-async fn order(cluster: &Cluster) -> String {
-    let stats = cluster.engines[0].stats().await;
-    let posts = stats.last.iter().filter(|request| request.method == "POST");
-    let label = |body: &[u8]| {
-        let body: serde_json::Value = serde_json::from_slice(body).unwrap();
-        let text = body["messages"][0]["content"].as_str().unwrap();
-        text.split(' ').next().unwrap().to_owned()
-    };
-    let labels: Vec<String> = posts.map(|post| label(&post.body)).collect();
-    labels[1..].concat()
 }
 
 /// Waits in the queue of any model.
@@ -145,7 +133,7 @@ async fn classes_hold_over_the_models_of_one_worker() {
     for waiter in waiters {
         assert_eq!(waiter.answer().await.status, 200);
     }
-    assert_eq!(order(&cluster).await, "hhhlll");
+    assert_eq!(arrivals(&cluster).await.concat(), "hhhlll");
 }
 
 #[tokio::test]
@@ -179,7 +167,7 @@ async fn a_tenant_with_several_models_of_one_worker_has_one_turn() {
     for waiter in waiters {
         assert_eq!(waiter.answer().await.status, 200);
     }
-    assert_eq!(order(&cluster).await, "abababaaa");
+    assert_eq!(arrivals(&cluster).await.concat(), "abababaaa");
 }
 
 #[tokio::test]

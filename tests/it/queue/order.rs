@@ -5,8 +5,8 @@ use warmroute::openai::tenant::TenantSpec;
 use super::{Blocker, Waiter, block, cluster, wait, with_queue};
 use crate::cluster::{Cluster, chat, eventually, fast};
 
-/// The label of a request: the text of its message up to the first space.
-async fn arrivals(cluster: &Cluster) -> Vec<String> {
+/// The first words of what the first engine got after its first request, in their order.
+pub(super) async fn arrivals(cluster: &Cluster) -> Vec<String> {
     let stats = cluster.engines[0].stats().await;
     let posts = stats.last.iter().filter(|request| request.method == "POST");
     let label = |body: &[u8]| {

@@ -1,23 +1,15 @@
 //! With disaggregated prefill/decode, room is judged where prompts are computed.
 
 use warmroute::fleet::kv_transfer::Connector;
-use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
+use warmroute::sim::worker::{self, Role, Settings};
 
 use super::{CHAT, block, seconds, send, wait, waiting, with_queue};
 use crate::client;
-use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::cluster::{Cluster, chat, eventually, fast, with_role};
 use crate::patience::too_long;
 
 fn engine(role: Role) -> Settings {
-    Settings {
-        transfer: TransferSettings {
-            role: Some(role),
-            connector: Some(worker::Connector::Nixl),
-            connect_ms: 50,
-            ..TransferSettings::default()
-        },
-        ..fast()
-    }
+    with_role(fast(), worker::Connector::Nixl, role)
 }
 
 async fn pair() -> Cluster {

@@ -1,6 +1,5 @@
 //! Settings that requests read: each request keeps those with which it started.
 
-use serde_json::Value;
 use warmroute::config::Config;
 
 use super::{Clients, Folder, applied, engines, reload, text, workers};
@@ -50,8 +49,7 @@ async fn a_tenant_s_key_is_revoked_and_its_stream_goes_on() {
     applied(&cluster).await;
     assert_eq!(post_as(&cluster, "old").await.status, 401);
     assert_eq!(post_as(&cluster, "new").await.status, 200);
-    let sent = cluster.engines[0].last_post().await;
-    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = cluster.engines[0].last_body().await;
     assert_eq!(sent["cache_salt"], "salt");
     let (rest, is_whole) = stream.rest().await;
     assert!(is_whole && rest.contains("[DONE]"), "{rest}");

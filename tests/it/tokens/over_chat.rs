@@ -104,8 +104,7 @@ async fn a_template_that_fails_on_a_later_system_message_is_sent_none() {
             "input": input});
         let answer = cluster.post(PATH, body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let sent: Value =
-            serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         let messages = sent["messages"].as_array().unwrap().iter();
         let roles: Vec<String> = messages
             .map(|message| message["role"].as_str().unwrap().to_owned())

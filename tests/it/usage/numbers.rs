@@ -208,8 +208,7 @@ async fn the_usage_of_each_event_is_asked_for_and_kept_from_the_client() {
             "{}",
             answer.text()
         );
-        let sent = cluster.engines[0].last_post().await;
-        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = cluster.engines[0].last_body().await;
         assert_eq!(
             sent["stream_options"]["continuous_usage_stats"], true,
             "{sent}"

@@ -15,7 +15,7 @@ use warmroute::sim::worker::Settings;
 
 use super::{forgetful, is_ready, rank, replica};
 use crate::client;
-use crate::cluster::{Engine, Router, eventually};
+use crate::cluster::{Cluster, Engine, Router, eventually};
 
 #[derive(Clone, Copy, Debug)]
 enum Through {
@@ -115,10 +115,7 @@ async fn share(size: Size, through: Through) -> (f64, Duration) {
         cache_blocks: NonZeroU32::new(size.blocks as u32).unwrap(),
         ..forgetful()
     };
-    let mut engines = Vec::new();
-    for number in 0..size.engines {
-        engines.push(Engine::here(&format!("w{number}"), settings.clone()).await);
-    }
+    let engines = Cluster::engines_here(vec![settings; size.engines]).await;
     let first = Router::here(&replica(&engines, &[])).await;
     is_ready(&first).await;
     for engine in &engines {

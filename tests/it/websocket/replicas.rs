@@ -31,11 +31,7 @@ async fn three() -> Replicas {
     let mut routers = Vec::new();
     for _ in 0..3 {
         let router = Router::here(&config).await;
-        eventually("the worker is up", async || {
-            let fleet = client::get(router.admin, "/fleet").await.json();
-            fleet["workers"][0]["health"] == "up"
-        })
-        .await;
+        router.worker_is_up().await;
         routers.push(router);
     }
     Replicas {

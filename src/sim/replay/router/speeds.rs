@@ -6,13 +6,15 @@ use crate::fleet;
 use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{Learner, LoadNow, OwnSpeed, Passed, Seen, Speed};
 
-/// What a router knows of the workers' prefill rates.
-#[derive(Clone, Debug)]
-pub(crate) enum PrefillRates {
-    /// Nothing.
+/// What a router knows of its workers' speeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Rates {
+    /// Nothing: workers count as equal.
     Ignored,
-    /// The rates are configured, by worker.
-    Configured(Vec<f64>),
+    /// They are configured (`prefill_rate`).
+    Configured,
+    /// What first tokens show.
     Learnt,
 }
 
@@ -26,20 +28,22 @@ pub(super) struct Speeds {
 }
 
 impl Speeds {
-    pub(super) fn new(rates: &PrefillRates, workers: usize) -> Self {
+    /// `prefill_rates`: of each worker, if they are configured.
+    pub(super) fn new(rates: Rates, prefill_rates: &[f64]) -> Self {
+        let workers = prefill_rates.len();
         let learners = match rates {
-            PrefillRates::Learnt => workers,
-            PrefillRates::Ignored | PrefillRates::Configured(_) => 0,
+            Rates::Learnt => workers,
+            Rates::Ignored | Rates::Configured => 0,
         };
         let speeds = match rates {
-            PrefillRates::Configured(rates) => {
+            Rates::Configured => {
                 let of = |rate: &f64| Speed {
                     prompt_token: 1.0 / rate,
                     ..Speed::default()
                 };
-                rates.iter().map(of).collect()
+                prefill_rates.iter().map(of).collect()
             }
-            PrefillRates::Ignored | PrefillRates::Learnt => vec![Speed::default(); workers],
+            Rates::Ignored | Rates::Learnt => vec![Speed::default(); workers],
         };
         Self {
             learners: (0..learners).map(|_| Default::default()).collect(),

@@ -5,13 +5,12 @@ use crate::kv::{predicted, unconfirmed};
 use crate::observe;
 use crate::queue;
 use crate::routing::{self, Policy};
-use crate::sim::replay::candidate::Constants;
 use crate::sim::replay::formula::Formula;
 use crate::sim::replay::policy::ComparedPolicy;
-use crate::sim::replay::router::{CacheIndexKind, PrefillRates};
+use crate::sim::replay::router::{CacheIndexKind, Rates};
 use crate::sim::replay::workload::WorkloadSettings;
 use crate::sim::replay::workload::tests::{entry, settings as workload_settings};
-use crate::sim::step_time::{AnswerTimes, StepTimes};
+use crate::sim::step_time::{AnswerTimes, Batch, StepTimes};
 
 const CACHE_AWARE: ComparedPolicy = ComparedPolicy::Router(Policy::CacheAware);
 
@@ -57,22 +56,23 @@ fn settings(
         cache_tokens: fleet.engines[0].cache_blocks as u64 * 10,
         shares_routed: true,
         is_alone: false,
-        rates: rates_of(&fleet.engines),
-        constants: fleet
-            .engines
-            .iter()
-            .map(|engine| Constants::new(&engine.times, engine.running_max))
-            .collect(),
+        rates: Rates::Configured,
+        prefill_rates: prefill_rates(&fleet.engines),
     }
 }
 
 /// Routers know what engines compute.
-fn rates_of(engines: &[EngineSettings]) -> PrefillRates {
-    let rates = engines.iter().map(|engine| {
-        let constants = Constants::new(&engine.times, engine.running_max);
-        constants.rate
-    });
-    PrefillRates::Configured(rates.collect())
+fn prefill_rates(engines: &[EngineSettings]) -> Vec<f64> {
+    let rate = |engine: &EngineSettings| {
+        let step = |prompt_tokens| {
+            engine.times.of(Batch {
+                prompt_tokens,
+                ..Batch::default()
+            })
+        };
+        1_000.0 / (step(1_000) - step(0)).as_secs_f64()
+    };
+    engines.iter().map(rate).collect()
 }
 
 fn outcome_of(
@@ -202,13 +202,13 @@ fn engine_of(speed: f64, step_ms: u64) -> EngineSettings {
 }
 
 /// Mean times to the first token and to the end of the answer.
-fn mean_times(jobs: &[Job], engines: [EngineSettings; 4], rates: &PrefillRates) -> [f64; 2] {
+fn mean_times(jobs: &[Job], engines: [EngineSettings; 4], rates: Rates) -> [f64; 2] {
     let fleet = Fleet {
         engines: engines.to_vec(),
         ..fleet()
     };
     let settings = router::Settings {
-        rates: rates.clone(),
+        rates,
         ..settings(CACHE_AWARE, CacheIndexKind::Exact, &fleet)
     };
     let outcome = run(jobs, fleet, &settings, observe::now(), |_| {});
@@ -222,21 +222,14 @@ fn learnt_rates_shorten_the_wait_at_workers_of_unequal_speed_and_change_nothing_
     let unequal = [0.4, 0.4, 1.6, 1.6];
     let jobs = distinct_prompts(3_000, 7);
     let of = |speeds: [f64; 4], rates| {
-        mean_times(&jobs, speeds.map(|speed| engine_of(speed, 0)), &rates)[0]
+        mean_times(&jobs, speeds.map(|speed| engine_of(speed, 0)), rates)[0]
     };
-    let (ignored, learnt) = (
-        of(unequal, PrefillRates::Ignored),
-        of(unequal, PrefillRates::Learnt),
-    );
+    let (ignored, learnt) = (of(unequal, Rates::Ignored), of(unequal, Rates::Learnt));
     assert!(learnt < 0.9 * ignored, "{learnt} {ignored}");
-    let rates = unequal.map(|speed| speed * 4_000.0);
-    let known = of(unequal, PrefillRates::Configured(rates.to_vec()));
+    let known = of(unequal, Rates::Configured);
     assert!(learnt < 1.1 * known, "{learnt} {known}");
     let equal = [1.0; 4];
-    let (learnt, ignored) = (
-        of(equal, PrefillRates::Learnt),
-        of(equal, PrefillRates::Ignored),
-    );
+    let (learnt, ignored) = (of(equal, Rates::Learnt), of(equal, Rates::Ignored));
     assert!(learnt < 1.03 * ignored, "{learnt} {ignored}");
 }
 
@@ -255,15 +248,15 @@ fn learning_does_no_harm_where_some_workers_decode_slowly_and_where_all_are_equa
             batch_tokens_max: 400,
             ..engine_of(3.0, step_ms)
         });
-        mean_times(&jobs, engines, &rates)
+        mean_times(&jobs, engines, rates)
     };
     let ([first, whole], [learnt_first, learnt_whole]) =
-        (of(40, PrefillRates::Ignored), of(40, PrefillRates::Learnt));
+        (of(40, Rates::Ignored), of(40, Rates::Learnt));
     // The cost has no term for what a step takes with nothing in it: in simulation one that counted in full filled the fast
     // workers until answers took a tenth longer.
     assert!(learnt_whole < 1.03 * whole, "{learnt_whole} {whole}");
     assert!(learnt_first < 1.3 * first, "{learnt_first} {first}");
-    let (learnt, ignored) = (of(10, PrefillRates::Learnt), of(10, PrefillRates::Ignored));
+    let (learnt, ignored) = (of(10, Rates::Learnt), of(10, Rates::Ignored));
     for (learnt, ignored) in learnt.into_iter().zip(ignored) {
         assert!(learnt < 1.03 * ignored, "{learnt} {ignored}");
     }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::settings::Role;
+use crate::fleet::Role;
 
 /// The parameters of a request, for either connector.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -1,13 +1,12 @@
 //! Command-line arguments of KV transfers. Pure.
 
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::http::listen_address::listen_address;
+use crate::fleet::Role;
 use crate::sim::default_arguments;
 use crate::units::parse_milliseconds;
 
@@ -19,7 +18,7 @@ pub struct Settings {
     #[arg(
         long = "kv-role",
         value_name = "ROLE",
-        value_enum,
+        value_parser = roles(),
         requires = "connector"
     )]
     pub role: Option<Role>,
@@ -27,10 +26,6 @@ pub struct Settings {
     /// KV connector to imitate. Without it the engine transfers nothing and does everything itself.
     #[arg(long = "kv-connector", value_name = "CONNECTOR", value_enum)]
     pub connector: Option<Connector>,
-
-    /// Address of a Mooncake prefill engine's bootstrap server; by default a free port on the listen address.
-    #[arg(long = "bootstrap", value_name = "ADDRESS", value_parser = listen_address)]
-    pub bootstrap: Option<SocketAddr>,
 
     /// How long a prefill engine keeps blocks for a decode engine to fetch, and how long a Mooncake decode engine
     /// waits for them. By default as in vLLM: 30s for NIXL, 480s for Mooncake.
@@ -60,16 +55,7 @@ pub struct Settings {
     pub tokens_per_second: NonZeroU32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    Prefill,
-    Decode,
-    Both,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Connector {
     /// The prefill engine's answer has the address and the ids of its blocks.
     Nixl,
@@ -103,4 +89,12 @@ impl Default for Settings {
     fn default() -> Self {
         default_arguments()
     }
+}
+
+fn roles() -> impl TypedValueParser<Value = Role> {
+    PossibleValuesParser::new(Role::ALL.map(Role::as_str)).map(|word| {
+        let mut roles = Role::ALL.into_iter();
+        let role = roles.find(|role| role.as_str() == word);
+        role.expect("one of the possible values")
+    })
 }
