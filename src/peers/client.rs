@@ -6,11 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
-use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request};
+use hyper::{Method, Request, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tonic::metadata::GRPC_CONTENT_TYPE;
 
 use super::handshake::{Identity, Side};
 use super::link::{Failure, Link, RawLink, status_in};
@@ -118,11 +118,8 @@ async fn ask(
     let request = Request::builder()
         .method(Method::POST)
         .uri(format!("http://{address}{call}"))
-        .header(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/grpc"),
-        )
-        .header(header::TE, HeaderValue::from_static("trailers"))
+        .header(header::CONTENT_TYPE, GRPC_CONTENT_TYPE)
+        .header(header::TE, "trailers")
         .body(grpc::request_body(queue))
         .map_err(|error| Failure::Lost(error.to_string()))?;
     let answer = match sender.send_request(request).await {

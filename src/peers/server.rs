@@ -130,9 +130,7 @@ impl Server {
             _ => None,
         };
         let Some(call) = call else {
-            return grpc::refuse(&Status::unimplemented(
-                "only other replicas are served here",
-            ));
+            return Status::unimplemented("only other replicas are served here").into_http();
         };
         let settings = &self.state.settings;
         let (outgoing, queue) = RawLink::channel();
