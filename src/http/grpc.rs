@@ -4,6 +4,7 @@
 //! and the streams of all subscribers send the same bytes.
 
 pub mod health;
+mod raw;
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,6 +18,7 @@ use hyper::{HeaderMap, Request, Response, header};
 use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
+pub use self::raw::Raw;
 use super::{Body, BodyError};
 
 /// The compression flag and the length.

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper::http::uri::PathAndQuery;
@@ -16,12 +16,12 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, Streaming};
 
 use super::settings::Settings;
 use crate::http::connection_tasks::ConnectionTasks;
+use crate::http::grpc::Raw;
 use crate::http::tls::{self, Protocol, Socket};
 use crate::kv::protobuf::{Service, encode_request};
 
@@ -226,44 +226,5 @@ impl tower::Service<Request<Body>> for Sender {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(self.0.send_request(request))
-    }
-}
-
-/// A codec that passes messages as bytes: digests and size limits need the bytes, and a message that cannot be decoded
-/// need not end the call.
-#[derive(Clone, Copy, Debug, Default)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        into.put(message);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(from.copy_to_bytes(from.remaining())))
     }
 }
