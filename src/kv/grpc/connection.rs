@@ -4,13 +4,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper::http::uri::PathAndQuery;
-use hyper::{Request, Response, Uri};
+use hyper::{Request, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -128,7 +126,7 @@ pub(super) fn is_history_gone(status: &Status) -> bool {
 }
 
 async fn ask(
-    sender: http2::SendRequest<Body>,
+    mut sender: http2::SendRequest<Body>,
     target: &Target,
     service: Service,
     start: u64,
@@ -141,10 +139,11 @@ async fn ask(
     let origin: Uri = origin
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
-    let mut client = Grpc::with_origin(Sender(sender), origin)
-        .max_decoding_message_size(target.settings.max_message);
-    let ready = client.ready().await;
+    let ready = sender.ready().await;
     ready.map_err(|error| Status::unavailable(chain(&error)))?;
+    let send = tower::service_fn(move |request: Request<Body>| sender.send_request(request));
+    let mut client =
+        Grpc::with_origin(send, origin).max_decoding_message_size(target.settings.max_message);
     let mut request = tonic::Request::new(encode_request(start));
     request
         .metadata_mut()
@@ -210,21 +209,4 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// Adapts hyper's connection to the service that tonic's client calls.
-struct Sender(http2::SendRequest<Body>);
-
-impl tower::Service<Request<Body>> for Sender {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
 }
