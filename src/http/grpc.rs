@@ -1,6 +1,6 @@
 //! gRPC over HTTP/2: framing, bodies of messages, and the status at the end of a response.
 //!
-//! Not tonic's server, because that encodes each message for each stream. Here a message is framed once,
+//! Not tonic's server, which copies each message into a buffer of each stream. Here a message is framed once,
 //! and the streams of all subscribers send the same bytes.
 
 pub mod health;
