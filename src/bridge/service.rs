@@ -23,7 +23,7 @@ use crate::http::server::RequestBody;
 use crate::http::{Body, full};
 use crate::kv::grpc::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use crate::kv::protobuf::{self, Service};
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Counted, Registry};
 
 /// A request is a sequence number or a service name.
 const MAX_REQUEST_BYTES: usize = 1_024;
@@ -102,7 +102,7 @@ impl BridgeService {
             ));
         }
         let slot = self.reserve_slot()?;
-        let mut subscription = Subscription::new(slot, self.metrics.clone());
+        let mut subscription = Subscription::new(slot, &self.metrics);
         let mut incarnations = Vec::with_capacity(feeds.len());
         let mut lasts = Vec::with_capacity(feeds.len());
         for feed in feeds {
@@ -183,18 +183,17 @@ struct Subscription {
     turn: usize,
     /// Whether it was answered; a refused one was no subscriber.
     has_joined: bool,
-    metrics: Metrics,
+    _count: Counted,
     _slot: OwnedSemaphorePermit,
 }
 
 impl Subscription {
-    fn new(slot: OwnedSemaphorePermit, metrics: Metrics) -> Self {
-        metrics.subscribers.inc();
+    fn new(slot: OwnedSemaphorePermit, metrics: &Metrics) -> Self {
         Self {
             cursors: Vec::new(),
             turn: 0,
             has_joined: false,
-            metrics,
+            _count: Counted::new(&metrics.subscribers),
             _slot: slot,
         }
     }
@@ -222,7 +221,6 @@ impl Drop for Subscription {
         for (feed, cursor) in &self.cursors {
             feed.leave(cursor);
         }
-        self.metrics.subscribers.dec();
         if self.has_joined {
             info!("subscriber left");
         }

@@ -8,10 +8,9 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use prometheus::IntGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::observe::metrics::{Registry, metric_table};
+use crate::observe::metrics::{Counted, Registry, metric_table};
 
 /// A join that takes longer lets the next rank begin: one slow engine must not keep others waiting.
 const MAX_JOIN_TIME: Duration = Duration::from_secs(30);
@@ -86,18 +85,15 @@ impl Joins {
     pub(super) async fn enter(self, now: impl FnOnce() -> Instant) -> Joining {
         let metrics = &self.0.metrics;
         metrics.delayed.inc();
-        metrics.waiting.inc();
-        let _waiting = Decrement(metrics.waiting.clone());
+        let _waiting = Counted::new(&metrics.waiting);
         let permit = self.0.permits.clone().acquire_owned().await;
         self.joining(now(), permit.expect("the semaphore is never closed"))
     }
 
     fn joining(&self, now: Instant, permit: OwnedSemaphorePermit) -> Joining {
-        let joining = &self.0.metrics.joining;
-        joining.inc();
         Joining {
             until: now + MAX_JOIN_TIME,
-            _count: Decrement(joining.clone()),
+            _count: Counted::new(&self.0.metrics.joining),
             _permit: permit,
         }
     }
@@ -116,17 +112,8 @@ impl Joins {
 #[derive(Debug)]
 pub(super) struct Joining {
     pub(super) until: Instant,
-    _count: Decrement,
+    _count: Counted,
     _permit: OwnedSemaphorePermit,
-}
-
-#[derive(Debug)]
-struct Decrement(IntGauge);
-
-impl Drop for Decrement {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }
 
 /// The bytes of one rank's waiting batches in the budget of all ranks; given back when dropped.
