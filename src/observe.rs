@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-pub use self::clock::now;
+pub use self::clock::{now, sleep_until};
 use self::log_text::{PlainFields, Timestamp};
 pub use self::log_writer::ACCESS_LOG;
 use self::log_writer::{LogWriter, MAX_QUEUED_BYTES, Writers};

@@ -89,15 +89,12 @@ impl EndpointPicker {
     ) -> Response<http::Body> {
         if !grpc::is_grpc(&request) {
             let status = Status::invalid_argument("this port serves gRPC: ext_proc and health");
-            return grpc::refuse(&status);
+            return status.into_http();
         }
         match request.uri().path() {
             wire::PROCESS => self.process(api, request, peer),
-            health::CHECK => {
-                let answered = self.check(request).await;
-                answered.unwrap_or_else(|status| grpc::refuse(&status))
-            }
-            path => grpc::refuse(&Status::unimplemented(format!("{path} is not served here"))),
+            health::CHECK => self.check(request).await.unwrap_or_else(Status::into_http),
+            path => Status::unimplemented(format!("{path} is not served here")).into_http(),
         }
     }
 

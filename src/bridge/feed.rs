@@ -197,15 +197,6 @@ impl Feed {
         self.inner.lock().closed.clone()
     }
 
-    /// The current incarnation's id.
-    pub fn incarnation(&self) -> Option<String> {
-        let inner = self.inner.lock();
-        inner
-            .incarnation
-            .as_ref()
-            .map(|incarnation| incarnation.id().to_owned())
-    }
-
     /// Subscribes a client that has all batches up to `after`; 0: none. Waits while a snapshot is made.
     pub async fn subscribe(self: &Arc<Self>, after: u64) -> Result<Subscribed, Status> {
         let mut has_waited = false;

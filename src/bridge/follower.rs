@@ -36,13 +36,7 @@ pub async fn follow<S: Source>(mut source: S, settings: stream::Settings, feed: 
         feed,
     };
     loop {
-        let deadline = follower.stream.next_timeout();
-        let timeout = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let timeout = observe::sleep_until(follower.stream.next_timeout());
         let steps = tokio::select! {
             biased;
             // Before the timer: if this process was paused, events that arrived meanwhile come first.

@@ -78,7 +78,7 @@ impl BridgeService {
             }
             path => Err(Status::unimplemented(format!("{path} is not served here"))),
         };
-        answered.unwrap_or_else(|status| grpc::refuse(&status))
+        answered.unwrap_or_else(Status::into_http)
     }
 
     async fn subscribe(&self, request: Request<RequestBody>) -> Result<Response<Body>, Status> {

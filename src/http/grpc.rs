@@ -1,9 +1,10 @@
 //! gRPC over HTTP/2: framing, bodies of messages, and the status at the end of a response.
 //!
-//! Not tonic's server, because that encodes each message for each stream. Here a message is framed once,
+//! Not tonic's server, which copies each message into a buffer of each stream. Here a message is framed once,
 //! and the streams of all subscribers send the same bytes.
 
 pub mod health;
+mod raw;
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,16 +14,15 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_core::Stream;
 use http_body::Frame;
 use http_body_util::{BodyExt, Limited};
-use hyper::header::{self, HeaderValue};
-use hyper::{HeaderMap, Request, Response};
-use tonic::{Code, Status};
+use hyper::{HeaderMap, Request, Response, header};
+use tonic::Status;
+use tonic::metadata::GRPC_CONTENT_TYPE;
 
+pub use self::raw::Raw;
 use super::{Body, BodyError};
 
 /// The compression flag and the length.
 const HEAD_BYTES: usize = 5;
-
-const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Clients send the first message of a call together with its head. A call without one would keep its connection busy.
 pub const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,15 +96,6 @@ pub fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// A response that consists of a status only, in its headers.
-pub fn refuse(status: &Status) -> Response<Body> {
-    let mut response = Response::new(super::full(Bytes::new()));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
-    put(status, headers);
-    response
-}
-
 /// A response that sends framed messages as the stream yields them; the headers are sent at once. An error
 /// ends it with that status, the end of the stream with success.
 pub fn answer(
@@ -112,7 +103,7 @@ pub fn answer(
 ) -> Response<Body> {
     let mut response = Response::new(body(messages, Ending::Status));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
+    headers.insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     response
 }
 
@@ -185,7 +176,8 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
         }
         let status = failed.unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
-        put(&status, &mut trailers);
+        let added = status.add_header(&mut trailers);
+        added.expect("a status escapes its message");
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 
@@ -194,20 +186,10 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
     }
 }
 
-fn put(status: &Status, headers: &mut HeaderMap) {
-    if status.add_header(headers).is_err() {
-        // The message cannot be a header value even when escaped; the code is sent without it.
-        let bare = Status::new(status.code(), "");
-        let fits = bare.add_header(headers).is_ok();
-        debug_assert!(
-            fits || status.code() == Code::Ok,
-            "a code is a header value"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
     use crate::http::piped::pipe;
     use crate::http::server::RequestBody;
@@ -262,7 +244,7 @@ mod tests {
         assert_eq!(first.into_data().unwrap(), frame(b"x"));
         assert!(request.frame().await.unwrap().is_err());
         assert!(request.frame().await.is_none());
-        let refused = refuse(&Status::out_of_range("no"));
+        let refused = Status::out_of_range("no").into_http::<Body>();
         assert_eq!(refused.headers()["grpc-status"], "11");
     }
 }

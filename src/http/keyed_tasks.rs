@@ -5,15 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::future::{Future, pending};
+use std::future::Future;
 use std::hash::Hash;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::task::JoinMap;
 use tracing::error;
 
 use super::drain::Tasks;
+use crate::observe;
 
 /// A task that panics at once each time must neither use up a core nor fill the log.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
@@ -63,12 +64,7 @@ impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
     pub async fn restart_due(&mut self) {
         loop {
             let next = self.keys.values().flatten().min().copied();
-            let pause = async {
-                match next {
-                    Some(at) => sleep_until(at).await,
-                    None => pending().await,
-                }
-            };
+            let pause = observe::sleep_until(next.map(Instant::into_std));
             tokio::select! {
                 Some((key, result)) = self.running.join_next() => {
                     let error = result.err().map(|error| error.to_string());
@@ -99,6 +95,7 @@ impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::sync::Arc;
 
     use super::*;

@@ -47,7 +47,6 @@ pub struct Grpc {
     metrics: Metrics,
     /// Sequence number of the last batch, across connections.
     last: Option<u64>,
-    /// Failed attempts since the last message.
     /// Streams in a row that were not opened, or ended soon.
     failures: u32,
     connected_at: Option<Instant>,

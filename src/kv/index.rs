@@ -16,8 +16,8 @@ mod tree_copy;
 mod types;
 mod writer;
 
+pub use self::budget::MemoryAccount;
 pub(super) use self::budget::MemoryBudget;
-pub use self::budget::PageMemory;
 pub use self::metrics::IndexKey;
 pub(super) use self::metrics::Metrics;
 pub use self::prefix_index::PrefixIndex;

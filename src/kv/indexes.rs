@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::block::BlockShape;
-use super::index::{IndexKey, MemoryBudget, Metrics, PageMemory, PrefixIndex, TreeBlock};
+use super::index::{IndexKey, MemoryAccount, MemoryBudget, Metrics, PrefixIndex, TreeBlock};
 use crate::ids::{Model, WorkerId};
 use crate::observe::metrics::Registry;
 use crate::units::SizeText;
@@ -44,6 +44,7 @@ type ByModel = FxHashMap<Model, ByShape<Weak<PrefixIndex>>>;
 #[derive(Debug)]
 pub struct PrefixIndexes {
     budget: Arc<MemoryBudget>,
+    page_budget: Arc<MemoryBudget>,
     metrics: Metrics,
     indexes: ArcSwap<ByModel>,
     /// Held while an index is added.
@@ -53,8 +54,10 @@ pub struct PrefixIndexes {
 impl PrefixIndexes {
     pub fn new(settings: Settings, registry: &Registry) -> Arc<Self> {
         let metrics = Metrics::new(registry);
+        let budget = MemoryBudget::new(settings.max_index_memory, metrics.bytes.clone());
         Arc::new(Self {
-            budget: MemoryBudget::new(settings.max_index_memory, metrics.bytes.clone()),
+            page_budget: budget.for_pages(),
+            budget,
             metrics,
             indexes: ArcSwap::default(),
             adding: Mutex::default(),
@@ -88,8 +91,8 @@ impl PrefixIndexes {
     }
 
     /// An account for one rank's pages, within the memory limit of the indexes.
-    pub fn page_memory(&self) -> PageMemory {
-        PageMemory::new(self.budget.clone())
+    pub fn page_memory(&self) -> MemoryAccount {
+        MemoryAccount::new(self.page_budget.clone())
     }
 
     /// The indexes of a model that have trees.

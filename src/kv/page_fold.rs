@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 pub use self::copied::{CopiedPages, PageCopyCursor};
 use self::pages::{NO_PAGE, PageNumber, Pages};
 use super::event::{EngineHash, Event, Removed, Stored, Tier};
-use super::index::PageMemory;
+use super::index::MemoryAccount;
 
 /// Tokens of a block, where pages are smaller.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -34,7 +34,7 @@ const MIN_FORGOTTEN: usize = 32;
 pub struct PageFold {
     page_size: u32,
     pages: Pages,
-    memory: Option<PageMemory>,
+    memory: Option<MemoryAccount>,
     /// Counts stores.
     clock: u32,
     /// Pages that were forgotten, or not taken, for want of memory since the caller took this count.
@@ -66,7 +66,7 @@ impl PageFold {
 
     /// Bounds the memory of the pages.
     #[must_use]
-    pub fn with_memory(self, memory: PageMemory) -> Self {
+    pub fn with_memory(self, memory: MemoryAccount) -> Self {
         Self {
             memory: Some(memory),
             ..self
@@ -328,8 +328,8 @@ impl PageFold {
         forgotten > 0
     }
 
-    fn charge(&mut self) {
-        if let Some(memory) = &mut self.memory {
+    fn charge(&self) {
+        if let Some(memory) = &self.memory {
             memory.charge(self.pages.bytes());
         }
     }

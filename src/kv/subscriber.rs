@@ -71,13 +71,7 @@ pub async fn run(
     let mut is_watched = true;
     restarts.mark_unchanged();
     loop {
-        let wake = task.next_wake().map(tokio::time::Instant::from_std);
-        let sleep = async {
-            match wake {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let sleep = observe::sleep_until(task.next_wake());
         let input = tokio::select! {
             biased;
             changed = restarts.changed(), if is_watched => {

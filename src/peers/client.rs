@@ -6,17 +6,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
-use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request};
+use hyper::{Method, Request, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tonic::metadata::GRPC_CONTENT_TYPE;
+use tonic::{Code, Status, Streaming};
 
 use super::handshake::{Identity, Side};
-use super::link::{Failure, Link, RawLink, status_in};
+use super::link::{Failure, Link, RawLink};
 use super::settings::{Advanced, host_and_port};
 use crate::http::connection_tasks::ConnectionTasks;
-use crate::http::grpc;
+use crate::http::grpc::{self, Raw};
 use crate::http::tls::{self, Socket};
 
 /// Opens a stream for `call` (one of the paths in [`super::wire`]) to the replica at `address`, a `HOST:PORT`, and
@@ -118,11 +119,8 @@ async fn ask(
     let request = Request::builder()
         .method(Method::POST)
         .uri(format!("http://{address}{call}"))
-        .header(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/grpc"),
-        )
-        .header(header::TE, HeaderValue::from_static("trailers"))
+        .header(header::CONTENT_TYPE, GRPC_CONTENT_TYPE)
+        .header(header::TE, "trailers")
         .body(grpc::request_body(queue))
         .map_err(|error| Failure::Lost(error.to_string()))?;
     let answer = match sender.send_request(request).await {
@@ -134,15 +132,14 @@ async fn ask(
             return Err(lost(cause.unwrap_or(error)));
         }
     };
-    if let Some(status) = status_in(answer.headers()) {
+    // An answer that consists of its headers only.
+    if let Some(status) = Status::from_header_map(answer.headers())
+        && status.code() != Code::Ok
+    {
         return Err(status.into());
     }
     let (parts, body) = answer.into_parts();
-    Ok(RawLink::dialed(
-        outgoing,
-        body,
-        parts.status,
-        settings.max_message,
-        running,
-    ))
+    let max_message = Some(settings.max_message);
+    let incoming = Streaming::new_response(Raw, body, parts.status, None, max_message);
+    Ok(RawLink::new(outgoing, incoming, Some(running)))
 }

@@ -142,11 +142,6 @@ impl<'a> Handshake<'a> {
         Ok(())
     }
 
-    /// Who the other side says it is, once it has said so.
-    pub fn claimed(&self) -> Option<InstanceId> {
-        Some(self.peer.as_ref()?.0.id)
-    }
-
     /// The second message to send, once the other side's hello is known.
     pub fn proof(&self) -> Result<wire::Proof, Refusal> {
         let digest = self.digest(self.side)?.finalize().into_bytes();

@@ -5,14 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_core::Stream;
-use hyper::HeaderMap;
-use hyper::body::Incoming;
-use hyper::http::StatusCode;
 use prost::Message;
 use tokio::sync::mpsc;
-use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Code, Status, Streaming};
 
 use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
@@ -118,30 +114,17 @@ impl RawLink {
         (sender, Queue(receiver))
     }
 
-    pub(super) fn dialed(
+    /// `connection`: of a stream that this side opened.
+    pub(super) fn new(
         outgoing: Outgoing,
-        body: Incoming,
-        status: StatusCode,
-        max_message: usize,
-        connection: ConnectionTasks,
+        incoming: Streaming<Bytes>,
+        connection: Option<ConnectionTasks>,
     ) -> Self {
-        let incoming = Streaming::new_response(Raw, body, status, None, Some(max_message));
         Self {
             outgoing,
             receiving: ReceivingHalf {
                 incoming,
-                _connection: Some(connection),
-            },
-        }
-    }
-
-    pub(super) fn accepted(outgoing: Outgoing, body: Incoming, max_message: usize) -> Self {
-        let incoming = Streaming::new_request(Raw, body, None, Some(max_message));
-        Self {
-            outgoing,
-            receiving: ReceivingHalf {
-                incoming,
-                _connection: None,
+                _connection: connection,
             },
         }
     }
@@ -232,22 +215,4 @@ impl Stream for Queue {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(cx)
     }
-}
-
-/// Passes messages as bytes: their size is counted, and the decoder need not know them.
-#[derive(Debug)]
-struct Raw;
-
-impl Decoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(from.copy_to_bytes(from.remaining())))
-    }
-}
-
-/// The status of an answer that consists of its headers only.
-pub(super) fn status_in(headers: &HeaderMap) -> Option<Status> {
-    Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
 }

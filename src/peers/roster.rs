@@ -163,10 +163,6 @@ impl Roster {
     pub fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.peers.values()
     }
-
-    pub fn peer(&self, id: InstanceId) -> Option<&Peer> {
-        self.peers.get(&id)
-    }
 }
 
 #[cfg(test)]
@@ -213,7 +209,7 @@ mod tests {
                 },
             };
             assert_eq!(second, expected);
-            assert_eq!(roster.peer(peer.id).unwrap().side, Side::Dialer);
+            assert_eq!(roster.peers[&peer.id].side, Side::Dialer);
         }
     }
 
@@ -256,7 +252,7 @@ mod tests {
         let _ = roster.admit(now, &identity(1), Side::Acceptor, None);
         let after = |ms| now + Duration::from_millis(ms);
         let check = |roster: &Roster, ms, freshness, is_dead: bool| {
-            let peer = roster.peer(id).unwrap();
+            let peer = &roster.peers[&id];
             let found = roster.freshness(after(ms), peer);
             let dead = roster.dead(after(ms));
             assert_eq!(

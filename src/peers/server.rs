@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tonic::Status;
+use tonic::{Status, Streaming};
 use tracing::{debug, warn};
 
 use super::client::{NEEDS_SECRET, handshake_timeout};
@@ -25,10 +25,11 @@ use super::said::Level;
 use super::session;
 use super::state::State;
 use super::wire;
+use crate::http::Body;
 use crate::http::accept::Acceptor;
 use crate::http::drain::Tasks;
+use crate::http::grpc::{self, Raw};
 use crate::http::tls::Socket;
-use crate::http::{Body, grpc};
 use crate::observe;
 
 /// What another replica asked for.
@@ -130,13 +131,13 @@ impl Server {
             _ => None,
         };
         let Some(call) = call else {
-            return grpc::refuse(&Status::unimplemented(
-                "only other replicas are served here",
-            ));
+            return Status::unimplemented("only other replicas are served here").into_http();
         };
         let settings = &self.state.settings;
         let (outgoing, queue) = RawLink::channel();
-        let raw = RawLink::accepted(outgoing, request.into_body(), settings.max_message);
+        let max_message = Some(settings.max_message);
+        let incoming = Streaming::new_request(Raw, request.into_body(), None, max_message);
+        let raw = RawLink::new(outgoing, incoming, None);
         let limit = handshake_timeout(settings);
         let (server, is_proved) = (self.clone(), is_proved.clone());
         self.tasks.spawn(async move {

@@ -121,12 +121,7 @@ impl Task {
         let mut batch = Vec::new();
         let mut due: Option<Instant> = None;
         loop {
-            let wait = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let wait = observe::sleep_until(due.map(Instant::into_std));
             let message = tokio::select! {
                 biased;
                 message = records.next() => message,

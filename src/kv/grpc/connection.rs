@@ -4,24 +4,22 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut, Bytes};
-use hyper::body::Incoming;
+use bytes::Bytes;
 use hyper::client::conn::http2;
 use hyper::http::uri::PathAndQuery;
-use hyper::{Request, Response, Uri};
+use hyper::{Request, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, Streaming};
 
 use super::settings::Settings;
 use crate::http::connection_tasks::ConnectionTasks;
+use crate::http::grpc::Raw;
 use crate::http::tls::{self, Protocol, Socket};
 use crate::kv::protobuf::{Service, encode_request};
 use crate::observe::with_causes;
@@ -129,7 +127,7 @@ pub(super) fn is_history_gone(status: &Status) -> bool {
 }
 
 async fn ask(
-    sender: http2::SendRequest<Body>,
+    mut sender: http2::SendRequest<Body>,
     target: &Target,
     service: Service,
     start: u64,
@@ -142,10 +140,11 @@ async fn ask(
     let origin: Uri = origin
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
-    let mut client = Grpc::with_origin(Sender(sender), origin)
-        .max_decoding_message_size(target.settings.max_message);
-    let ready = client.ready().await;
+    let ready = sender.ready().await;
     ready.map_err(|error| Status::unavailable(with_causes(&error)))?;
+    let send = tower::service_fn(move |request: Request<Body>| sender.send_request(request));
+    let mut client =
+        Grpc::with_origin(send, origin).max_decoding_message_size(target.settings.max_message);
     let mut request = tonic::Request::new(encode_request(start));
     request
         .metadata_mut()
@@ -196,60 +195,4 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Connectio
         let _ = connection.await;
     });
     Ok((sender, tasks))
-}
-
-/// Adapts hyper's connection to the service that tonic's client calls.
-struct Sender(http2::SendRequest<Body>);
-
-impl tower::Service<Request<Body>> for Sender {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
-}
-
-/// A codec that passes messages as bytes: digests and size limits need the bytes, and a message that cannot be decoded
-/// need not end the call.
-#[derive(Clone, Copy, Debug, Default)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        into.put(message);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(from.copy_to_bytes(from.remaining())))
-    }
 }

@@ -160,7 +160,7 @@ impl Stream for Items {
 
 fn respond(answer: Answer) -> hyper::Response<crate::http::Body> {
     match answer {
-        Answer::Refuse(status) => grpc::refuse(&status),
+        Answer::Refuse(status) => status.into_http(),
         Answer::Stream {
             epoch,
             last,

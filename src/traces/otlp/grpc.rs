@@ -1,9 +1,7 @@
 //! OTLP over gRPC: a channel of tonic over our own sockets and TLS.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use hyper::Uri;
 use hyper_util::rt::TokioIo;
@@ -51,36 +49,18 @@ fn channel(authority: &str, tls: Option<Arc<tls::Client>>) -> Result<Channel, St
         endpoint = endpoint.origin(origin.map_err(|error| failed(&error))?);
     }
     let authority = authority.to_owned();
-    Ok(endpoint.connect_with_connector_lazy(Connector { authority, tls }))
+    let connector = tower::service_fn(move |_: Uri| connect(authority.clone(), tls.clone()));
+    Ok(endpoint.connect_with_connector_lazy(connector))
 }
 
-#[derive(Clone)]
-struct Connector {
-    authority: String,
-    tls: Option<Arc<tls::Client>>,
-}
-
-impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Socket>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Socket>>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let Self { authority, tls } = self.clone();
-        Box::pin(async move {
-            let stream = TcpStream::connect(&authority).await?;
-            let _ = stream.set_nodelay(true);
-            let Some(tls) = tls else {
-                return Ok(TokioIo::new(Socket::Clear(stream)));
-            };
-            let host = authority.rsplit_once(':');
-            let host = host.map_or(authority.as_str(), |(host, _)| host);
-            let socket = tls.connect(host, stream, Protocol::Http2).await?;
-            Ok(TokioIo::new(socket))
-        })
-    }
+async fn connect(authority: String, tls: Option<Arc<tls::Client>>) -> io::Result<TokioIo<Socket>> {
+    let stream = TcpStream::connect(&authority).await?;
+    let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else {
+        return Ok(TokioIo::new(Socket::Clear(stream)));
+    };
+    let host = authority.rsplit_once(':');
+    let host = host.map_or(authority.as_str(), |(host, _)| host);
+    let socket = tls.connect(host, stream, Protocol::Http2).await?;
+    Ok(TokioIo::new(socket))
 }

@@ -37,7 +37,7 @@ impl Writer {
             return false;
         }
         let wanted = blocks / SEGMENT_BLOCKS + 2;
-        let has_room = |writer: &Self| writer.memory.has_room_for(wanted * PAGE_BYTES);
+        let has_room = |writer: &Self| writer.memory.has_room_for_more(wanted * PAGE_BYTES);
         if has_room(self) {
             return true;
         }
