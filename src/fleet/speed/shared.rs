@@ -34,8 +34,8 @@ pub struct SharedSpeed {
     batch_and_overlap: AtomicU32,
 }
 
-/// An overlap of 1.
-const WHOLE: f64 = 65_535.0;
+/// An overlap of 1. A power of two, so that a decision need not divide.
+const WHOLE: f64 = 32_768.0;
 
 fn packed(speed: &Speed) -> u32 {
     let overlap = (speed.overlap * WHOLE).round() as u32;

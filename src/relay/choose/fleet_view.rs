@@ -215,12 +215,15 @@ impl View for FleetView<'_> {
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         let share = self.share(index);
         let group = self.places.group();
-        let usual = worker.load.usual_requests();
-        // Those of a worker with several ranks are of all of them.
-        let ranks = match self.rank(index) {
-            None => 1,
-            Some(_) => self.places.ranks_beside(self.place(index)).max(1),
-        };
+        let mut usual = worker.load.usual_requests();
+        let (mut slots, mut waiting) = (worker.slots(), worker.load.waiting());
+        if self.rank(index).is_some() {
+            // Those of a worker with several ranks are of all of them.
+            let ranks = self.places.ranks_beside(self.place(index)).max(1);
+            usual /= f64::from(ranks);
+            slots /= ranks;
+            waiting /= ranks;
+        }
         let mut speed = worker.load.speed.get();
         if worker.role == Role::Prefill {
             // What was learnt at others: it has no answers that could go on beside prompts.
@@ -230,10 +233,10 @@ impl View for FleetView<'_> {
             is_usable: can && is_free,
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            delayed: routing::delayed(share.requests, usual / f64::from(ranks)),
+            delayed: routing::delayed(share.requests, usual),
             context_tokens: share.context_tokens,
-            slots: (worker.slots() / ranks).max(1),
-            waiting: worker.load.waiting() / ranks,
+            slots: slots.max(1),
+            waiting,
             speed,
             lacks_adapter: group.is_adapter && !worker.adapters.has(&group.model),
         }
