@@ -112,6 +112,9 @@ pub struct WorkerLoad {
     pub waiting_queued_tokens: u64,
     #[prost(uint64, tag = "7")]
     pub waiting_context_tokens: u64,
+    /// Prompts of its requests there that are not computed yet, in millionths of a prompt: of each the part that is not cached.
+    #[prost(uint64, tag = "8")]
+    pub uncomputed_prompts: u64,
 }
 /// What the sender has learnt of how fast workers are, for a replica that has just connected.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -101,6 +101,8 @@ struct Reported {
     beyond_own: AtomicU32,
     /// Of the prompts of this router, the parts that are not computed yet, in millionths of a prompt. Signed, as the tokens are.
     own_waiting: AtomicI64,
+    /// Of the prompts of the other replicas, as they last reported it.
+    peers_waiting: AtomicU64,
     /// Prompts that are not computed yet, on average over the last seconds.
     usual_waiting_prompts: SharedF32,
 }
@@ -239,11 +241,20 @@ impl Load {
         self.usual_requests.get()
     }
 
-    /// Prompts that are not computed yet, of all replicas: of each the part that is not cached. What other replicas have is
-    /// known only as sums.
+    /// Prompts of this router that are not computed yet, in millionths: of each the part that is not cached.
+    pub fn own_uncomputed_prompts(&self) -> u64 {
+        self.reported.own_waiting.load(Relaxed).max(0) as u64
+    }
+
+    /// As the other replicas report theirs.
+    pub fn set_peers_uncomputed_prompts(&self, millionths: u64) {
+        self.reported.peers_waiting.store(millionths, Relaxed);
+    }
+
+    /// Prompts that are not computed yet, of all replicas.
     fn waiting_prompts(&self) -> f64 {
-        let own = self.reported.own_waiting.load(Relaxed).max(0);
-        own as f64 / MILLION + self.peers().waiting_prompts()
+        let peers = self.reported.peers_waiting.load(Relaxed);
+        self.own_uncomputed_prompts().saturating_add(peers) as f64 / MILLION
     }
 
     /// Prompts that are not computed yet on average over the last seconds, of all replicas.

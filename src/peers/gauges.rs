@@ -10,7 +10,7 @@ use super::message::framed;
 use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;
-use crate::fleet::load::LoadShare;
+use crate::fleet::load::{Load, LoadShare};
 
 /// Load at one worker, or one of its ranks: this replica's, another one's, or a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,15 +22,26 @@ pub struct WorkerLoad {
     pub context_tokens: u64,
     /// Requests that wait in a router, and would be sent there now.
     pub waiting: LoadShare,
+    /// Prompts that are not computed yet, in millionths; of a rank not counted.
+    pub uncomputed_prompts: u64,
 }
 
 impl WorkerLoad {
+    /// What this replica has at a worker, and what waits in it for that one.
+    pub(super) fn of_worker(load: &Load, waiting: LoadShare) -> Self {
+        Self {
+            uncomputed_prompts: load.own_uncomputed_prompts(),
+            ..Self::new(load.own(), waiting)
+        }
+    }
+
     pub(super) fn new(sent: LoadShare, waiting: LoadShare) -> Self {
         Self {
             requests: sent.requests.into(),
             queued_tokens: sent.queued_tokens,
             context_tokens: sent.context_tokens,
             waiting,
+            uncomputed_prompts: 0,
         }
     }
 
@@ -199,5 +210,6 @@ fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
         waiting_requests: load.waiting.requests,
         waiting_queued_tokens: load.waiting.queued_tokens,
         waiting_context_tokens: load.waiting.context_tokens,
+        uncomputed_prompts: load.uncomputed_prompts,
     }
 }

@@ -147,15 +147,20 @@ impl LoadTable {
         }
         applied.is_first = load.sequence.replace(report.sequence).is_none();
         load.age = Duration::from_micros(report.age_us.into());
-        let mut left_out: FxHashSet<u32> = if report.is_whole {
+        let left_out: Vec<u32> = if report.is_whole {
+            let listed: FxHashSet<u32> = report.workers.iter().map(|row| row.number).collect();
             let workers = load.workers.iter();
             let busy = workers.filter(|(_, entry)| !entry.load.is_zero());
-            busy.map(|(number, _)| *number).collect()
+            let numbers = busy.map(|(number, _)| *number);
+            numbers.filter(|number| !listed.contains(number)).collect()
         } else {
-            FxHashSet::default()
+            Vec::new()
         };
+        // First these: a worker that came again has two numbers.
+        for number in left_out {
+            self.set(peer, number, WorkerLoad::default());
+        }
         for worker in &report.workers {
-            left_out.remove(&worker.number);
             let reported = WorkerLoad {
                 requests: worker.requests.min(MAX_REQUESTS).into(),
                 queued_tokens: worker.queued_tokens.min(MAX_TOKENS),
@@ -165,13 +170,11 @@ impl LoadTable {
                     queued_tokens: worker.waiting_queued_tokens.min(MAX_TOKENS),
                     context_tokens: worker.waiting_context_tokens.min(MAX_TOKENS),
                 },
+                uncomputed_prompts: worker.uncomputed_prompts.min(MAX_TOKENS),
             };
             if !self.set(peer, worker.number, reported) {
                 applied.ignored += 1;
             }
-        }
-        for number in left_out {
-            self.set(peer, number, WorkerLoad::default());
         }
         applied
     }
@@ -288,6 +291,8 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
         queued_tokens: sum.queued_tokens - old.queued_tokens + new.queued_tokens,
         context_tokens: sum.context_tokens - old.context_tokens + new.context_tokens,
         waiting: sum.waiting.minus(old.waiting).plus(new.waiting),
+        uncomputed_prompts: sum.uncomputed_prompts - old.uncomputed_prompts
+            + new.uncomputed_prompts,
     }
 }
 

@@ -97,12 +97,12 @@ impl Workers {
         };
         let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
         let departed = departed.map(move |(address, state)| {
-            let load = WorkerLoad::new(state.load.own(), LoadShare::default());
+            let load = WorkerLoad::of_worker(&state.load, LoadShare::default());
             (WorkerKey::worker(address), load)
         });
         let listed = self.by_address.iter().flat_map(move |(address, listed)| {
             let worker = &listed.worker;
-            let whole = WorkerLoad::new(worker.load.own(), waiting(worker.id));
+            let whole = WorkerLoad::of_worker(&worker.load, waiting(worker.id));
             let of_rank = move |rank| {
                 let waiting = waiting(worker.id.cache_owner(Some(rank)));
                 let load = WorkerLoad::new(worker.pinned.own(rank), waiting);
@@ -240,9 +240,10 @@ impl Workers {
 impl Listed {
     fn set(&self, now: Instant, address: &Arc<str>, table: &LoadTable, is_first: bool) {
         let Self { worker, ranks } = self;
-        let sum = table.sum(&WorkerKey::worker(address)).sent();
-        let load = &worker.load;
+        let all = table.sum(&WorkerKey::worker(address));
+        let (sum, load) = (all.sent(), &worker.load);
         load.set_peers(sum.requests, sum.queued_tokens, sum.context_tokens);
+        load.set_peers_uncomputed_prompts(all.uncomputed_prompts);
         let of_rank = |rank| table.sum(&WorkerKey::rank(address, rank)).sent();
         worker.pinned.set_peers(*ranks, of_rank);
         if is_first {

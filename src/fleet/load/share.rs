@@ -22,7 +22,7 @@ impl LoadShare {
         }
     }
 
-    /// How many of the prompts are not computed yet, if as many as of their tokens.
+    /// How many of the prompts are not computed yet, if as many as of their tokens: more than are, where long ones wait.
     pub fn waiting_prompts(&self) -> f64 {
         let part = self.queued_tokens as f64 / self.context_tokens.max(1) as f64;
         f64::from(self.requests) * part.min(1.0)

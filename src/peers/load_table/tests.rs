@@ -24,6 +24,7 @@ fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
         queued_tokens,
         context_tokens,
         waiting: LoadShare::default(),
+        uncomputed_prompts: queued_tokens,
     }
 }
 
@@ -464,6 +465,7 @@ proptest! {
                     waiting_requests: load.0,
                     waiting_queued_tokens: load.2,
                     waiting_context_tokens: load.1,
+                    uncomputed_prompts: load.2,
                 });
                 let report = wire::LoadReport {
                     sequence,

@@ -410,6 +410,7 @@ impl Router {
         let loads: Vec<LoadShare> = self.loads().collect();
         for ((engine, gauges), load) in self.engines.iter().zip(gauges).zip(&loads) {
             engine.set_peers(load.requests, load.queued_tokens, load.context_tokens);
+            engine.set_peers_uncomputed_prompts((load.waiting_prompts() * 1e6) as u64);
             engine.see_requests();
             engine.report(fleet::load::LoadReport {
                 at: self.epoch + now,
