@@ -95,6 +95,7 @@ pub struct Below {
     /// Its place among the classes; lower classes have higher numbers.
     pub class: usize,
     pub entered: Instant,
+    /// Of what its client sent.
     pub bytes: u64,
 }
 
@@ -313,7 +314,7 @@ impl<T> Queue<T> {
             id: *id,
             class: entry.class,
             entered: entry.request.entered,
-            bytes: entry.request.bytes,
+            bytes: entry.request.client_bytes,
         });
         below.collect()
     }

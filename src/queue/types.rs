@@ -16,8 +16,10 @@ pub struct Request {
     pub tokens: u64,
     /// The time that a worker takes for them.
     pub compute: Duration,
-    /// Bytes of its body.
+    /// Bytes of its body as the engine gets it.
     pub bytes: u64,
+    /// Bytes of what its client sent: so many are given back when its wait ends.
+    pub client_bytes: u64,
     /// When its head was received.
     pub received: Instant,
     /// When it began to wait.
@@ -119,10 +121,15 @@ pub enum RefusalReason {
     MemoryNeeded,
     /// It waited as long as a request may.
     #[error(
-        "all workers stayed busy for the {:.1} s that a request may wait ({set_by}.max_wait)",
-        .waited.as_secs_f64()
+        "all workers stayed busy for the {:.1} s that a request may wait ({})",
+        .waited.as_secs_f64(),
+        .set_by.map_or("requests.request_timeout".to_owned(), |set_by| format!("{set_by}.max_wait"))
     )]
-    TimedOut { waited: Duration, set_by: SetBy },
+    TimedOut {
+        waited: Duration,
+        /// `None`: the time of the whole request was over.
+        set_by: Option<SetBy>,
+    },
     /// It cannot meet its target; `expected` if it had waited.
     #[error(
         "all workers are busy: the first token is expected {:.1} s after the request, which does not safely meet \

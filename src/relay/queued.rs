@@ -270,10 +270,10 @@ impl Relay {
             // None of the workers takes it, for what it is: that is answered at once. If none is up, it waits for one.
             return settings.no_worker_timeout.is_zero() || self.queues().is_up(&plan.group);
         };
-        let worker = plan.group.worker(chosen::computes(chosen).index);
+        let decision = chosen::computes(chosen);
+        let place = (&**plan.group.worker(decision.index), decision.rank);
         let queues = self.queues();
-        !plan.api.computes_prompt()
-            || queues.may_pass(settings, &plan.group.model, worker, promised)
+        !plan.api.computes_prompt() || queues.may_pass(settings, &plan.group.model, place, promised)
     }
 
     /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the
@@ -293,7 +293,8 @@ impl Relay {
             compute: Duration::try_from_secs_f64(compute).unwrap_or_default(),
             has_room: decision.is_some_and(|decision| {
                 let worker = plan.group.worker(decision.index);
-                wait::has_room(worker, &waits.settings, self.queues().promised().as_deref())
+                let promised = self.queues().promised();
+                wait::has_room(worker, decision.rank, &waits.settings, promised.as_deref())
             }),
             ..self.waiting_request(job, waits, tokens.into())
         };
@@ -369,11 +370,12 @@ impl Relay {
             tokens,
             compute: Duration::ZERO,
             bytes: job.body.len() as u64,
+            client_bytes: job.original.len() as u64,
             received: job.context.started,
             entered: observe::now(),
             ttft_target: waits.standing.ttft_target,
             is_background: !job.context.kind.is_interactive(),
-            deadline: job.context.started + self.settings.request_timeout,
+            deadline: self.deadline(&job.context),
             has_room: false,
         }
     }

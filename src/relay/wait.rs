@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use self::metrics::Metrics;
+pub(super) use self::room::has_room;
 use self::room::{Rooms, Stalled};
 use self::shared_queue::{Gone, Granted, Woken};
 pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
@@ -60,12 +61,6 @@ pub struct Queues {
     stalled: Mutex<Stalled>,
     is_draining: AtomicBool,
     metrics: Metrics,
-}
-
-/// Whether a worker has room for one more request behind what is promised, and no other request waits for it.
-pub(super) fn has_room(worker: &Worker, settings: &Settings, promised: Option<&Promised>) -> bool {
-    let promise = promised.map(|promised| promised.of(worker.id));
-    room::has_room(worker, settings, promise.unwrap_or_default())
 }
 
 impl Queues {
@@ -139,16 +134,16 @@ impl Queues {
         self.fleet.waiting().peers().clone()
     }
 
-    /// Whether a request may go to the `worker` that it has chosen without waiting: that one has room, and nobody waits for
-    /// it. Takes no lock.
+    /// Whether a request may go without waiting to the `worker` that it has chosen, and to the dp rank that it is pinned to: that
+    /// one has room, and nobody waits for it. Takes no lock.
     pub(super) fn may_pass(
         &self,
         settings: &Settings,
         model: &Model,
-        worker: &Worker,
+        (worker, rank): (&Worker, Option<u32>),
         promised: Option<&Promised>,
     ) -> bool {
-        if !has_room(worker, settings, promised) {
+        if !has_room(worker, rank, settings, promised) {
             return false;
         }
         let is_known = |queue: Arc<SharedQueue>| queue.waiting() == 0 || queue.is_all_promised();
@@ -185,11 +180,11 @@ impl Queues {
             }
         };
         let freed = self.fleet.freed();
-        if self.is_draining.load(Relaxed) {
-            // The router ends sooner than the engine, which takes it at once.
-            return Ok(Grant::at_once(&self.granted, freed));
-        }
         loop {
+            if self.is_draining.load(Relaxed) {
+                // The router ends sooner than the engine, which takes it at once.
+                return Ok(Grant::at_once(&self.granted, freed));
+            }
             let now = observe::now();
             let Some(queue) = self.of(model, settings) else {
                 let max = MAX_QUEUES as u32;
@@ -202,6 +197,10 @@ impl Queues {
                 let released = self.granted.released.lock().clone();
                 self.rooms(&models, settings, &released, now).room
             };
+            if room.workers == 0 {
+                // It waits for a worker to come: from then on it has no target, in whatever queue.
+                request.ttft_target = Some(Duration::ZERO);
+            }
             // Any worker may be that of a request without a plan.
             request.has_room |= planned.is_none() && !room.is_full;
             // `None`: the queue was removed just now.

@@ -189,7 +189,7 @@ fn delayed(state: &State) -> f64 {
 /// How many times all slots must become free before this request has one.
 #[inline]
 fn over_slots(state: &State) -> f64 {
-    let beyond = (state.requests + 1).saturating_sub(state.slots);
+    let beyond = state.requests.saturating_add(1).saturating_sub(state.slots);
     match beyond.max(state.waiting) {
         0 => 0.0,
         over => f64::from(over) / f64::from(state.slots.max(1)),

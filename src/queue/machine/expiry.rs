@@ -45,7 +45,7 @@ impl<T> Queue<T> {
                 },
                 _ => RefusalReason::TimedOut {
                     waited,
-                    set_by: self.max_wait(entry.class).1,
+                    set_by: (at < entry.request.deadline).then(|| self.max_wait(entry.class).1),
                 },
             };
             let refusal = self.refused(reason, entry.class);

@@ -47,6 +47,7 @@ impl Rig {
             tokens: 1_000,
             compute: Duration::ZERO,
             bytes: 10,
+            client_bytes: 10,
             received: self.now,
             entered: self.now,
             ttft_target: None,
@@ -281,6 +282,17 @@ fn the_memory_of_lower_classes_is_given_up_and_no_other() {
         .collect();
     assert_eq!(left, [4, 1, 5, 3]);
     assert!(rig.queue.give_up(now, found[0].id).is_none());
+}
+
+#[test]
+fn a_request_gives_up_the_memory_of_what_its_client_sent_and_not_of_its_history() {
+    let mut rig = Rig::new(|_| {});
+    rig.enter(|request| {
+        request.priority = -5;
+        (request.bytes, request.client_bytes) = (1_000, 20);
+    })
+    .unwrap();
+    assert_eq!(rig.queue.below(0)[0].bytes, 20);
 }
 
 #[test]

@@ -205,7 +205,11 @@ impl QueueWalk<'_> {
             return Looked::Send(None);
         };
         let worker = placed.computes().clone();
-        if !self.rooms.is_open(&worker, self.settings, &self.promised) {
+        let rank = placed.rank();
+        if !self
+            .rooms
+            .is_open(&worker, rank, self.settings, &self.promised)
+        {
             return self.wait_for(worker.id, placed.promises);
         }
         let first_token = placed.first_token();
@@ -225,7 +229,10 @@ impl QueueWalk<'_> {
         let stalled = self.rooms.stalled(&waiter.model);
         let working = workers.usable(self.now);
         let working = working.filter(|worker| !stalled.contains(&worker.id));
-        let is_open = |worker: &Worker| self.rooms.is_open(worker, self.settings, &self.promised);
+        let is_open = |worker: &Worker| {
+            self.rooms
+                .is_open(worker, None, self.settings, &self.promised)
+        };
         let by_room = |worker: &&Arc<Worker>| {
             let promised = self.promised.of(worker.id).all.queued_tokens;
             (!is_open(worker), worker.load.queued_tokens() + promised)
@@ -368,6 +375,7 @@ mod tests {
                 tokens: self.waiting.len() as u64,
                 compute: Duration::ZERO,
                 bytes: 10,
+                client_bytes: 10,
                 received: self.now,
                 entered: self.now,
                 ttft_target: None,

@@ -104,15 +104,40 @@ fn max_queued_tokens(worker: &Worker, settings: &Settings) -> u64 {
     of_rank.saturating_mul(worker.ranks().into())
 }
 
-/// Whether a worker that was promised so much has room for one more request, and nobody waits for it.
-pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
-    let queued = worker.load.queued_tokens() + promise.all.queued_tokens;
-    let slots = worker.free_slots();
+/// Whether a worker has room for one more request behind what is promised, and nobody waits for it. `rank`: the dp rank that
+/// the request is pinned to, which has room of its own.
+pub(in crate::relay) fn has_room(
+    worker: &Worker,
+    rank: Option<u32>,
+    settings: &Settings,
+    promised: Option<&Promised>,
+) -> bool {
+    let promise = |owner| promised.map_or_else(Promise::default, |promised| promised.of(owner));
+    let all = promise(worker.id);
     // Those that wait for another worker to compute their prompt take no slot yet.
-    let requests = promise.all.minus(promise.waiting).requests;
-    promise.in_line == 0
-        && queued < max_queued_tokens(worker, settings)
-        && slots.is_none_or(|slots| slots > requests)
+    let requests = all.all.minus(all.waiting).requests;
+    if worker.free_slots().is_some_and(|slots| slots <= requests) {
+        return false;
+    }
+    let Some(rank) = rank else {
+        let queued = worker.load.queued_tokens() + all.all.queued_tokens;
+        return all.in_line == 0 && queued < max_queued_tokens(worker, settings);
+    };
+    let promise = promise(worker.id.cache_owner(Some(rank)));
+    let share = worker.pinned.share(&worker.load, rank, worker.ranks());
+    let queued = share.queued_tokens + promise.all.queued_tokens;
+    promise.in_line == 0 && queued < settings.max_worker_queued_tokens
+}
+
+/// Whether a worker, or one of its dp ranks, has room.
+fn has_any_room(worker: &Worker, settings: &Settings, promised: &Promised) -> bool {
+    let ranks = if worker.ranks() > 1 {
+        worker.ranks()
+    } else {
+        0
+    };
+    let mut places = (0..ranks).map(Some).chain([None]);
+    places.any(|rank| has_room(worker, rank, settings, Some(promised)))
 }
 
 /// The workers of a queue at one moment.
@@ -121,8 +146,8 @@ pub(super) struct Rooms {
     pub(super) room: queue::Room,
     /// Prompt tokens that they have computed so far.
     pub(super) computed_tokens: u64,
-    /// The workers with room.
-    open: FxHashSet<WorkerId>,
+    /// The workers with room, each with the number of its dp ranks.
+    open: FxHashMap<WorkerId, u32>,
     seen: FxHashSet<WorkerId>,
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
@@ -154,8 +179,8 @@ impl Rooms {
                 continue;
             }
             let promise = promised.of(worker.id);
-            if has_room(worker, settings, promise) {
-                rooms.open.insert(worker.id);
+            if has_any_room(worker, settings, promised) {
+                rooms.open.insert(worker.id, worker.ranks());
             }
             rates += load.speed.get().rate();
             rooms.room.workers += 1;
@@ -165,7 +190,10 @@ impl Rooms {
         if rooms.room.workers == 0 && !rooms.stalled.is_empty() {
             rooms.is_unknown = true;
             rooms.room.workers = rooms.stalled.len() as u32;
-            rooms.open.extend(std::mem::take(&mut rooms.stalled));
+            let stalled = std::mem::take(&mut rooms.stalled);
+            rooms
+                .open
+                .extend(stalled.into_iter().map(|worker| (worker, 1)));
         }
         rooms.room.is_full = rooms.open.is_empty();
         rooms
@@ -183,8 +211,8 @@ impl Rooms {
         for (model, workers) in others {
             for worker in workers.usable(now) {
                 let is_new = self.seen.insert(worker.id);
-                if is_new && has_room(worker, settings, promised.of(worker.id)) {
-                    self.open.insert(worker.id);
+                if is_new && has_any_room(worker, settings, promised) {
+                    self.open.insert(worker.id, worker.ranks());
                     self.room.others_have_room = true;
                 }
             }
@@ -194,7 +222,7 @@ impl Rooms {
             // Pairs go on with stalled ones if there are no others.
             if !stopped.is_empty() && !working.is_empty() {
                 let stopped = stopped.into_iter().map(|worker| worker.id);
-                let stopped = stopped.filter(|worker| !self.open.contains(worker));
+                let stopped = stopped.filter(|worker| !self.open.contains_key(worker));
                 let stalled = self.stalled.iter().copied().chain(stopped).collect();
                 self.stalled_of.insert(model.clone(), stalled);
             }
@@ -212,38 +240,43 @@ impl Rooms {
         self.open.is_empty()
     }
 
-    /// Whether a worker has room for one more request.
+    /// Whether a worker has room for one more request, or the dp rank that the request is pinned to.
     pub(super) fn is_open(
         &self,
         worker: &Worker,
+        rank: Option<u32>,
         settings: &Settings,
         promised: &Promised,
     ) -> bool {
-        if self.seen.contains(&worker.id) {
-            self.open.contains(&worker.id)
-        } else {
+        let has_room = || has_room(worker, rank, settings, Some(promised));
+        match self.open.get(&worker.id) {
+            Some(1) => true,
+            Some(_) => self.is_unknown || has_room(),
             // It joined after the rooms were read.
-            has_room(worker, settings, promised.of(worker.id))
+            None => !self.seen.contains(&worker.id) && has_room(),
         }
     }
 
     /// Whether a worker that was full has no room yet. False for one that requests for the model do not wait for now.
     pub(super) fn is_still_full(&self, worker: WorkerId, model: &Model) -> bool {
         let is_waited_for = self.seen.contains(&worker) && !self.stalled(model).contains(&worker);
-        is_waited_for && !self.open.contains(&worker)
+        is_waited_for && !self.open.contains_key(&worker)
     }
 
     /// Requests that wait come before those that are looked at next: a worker for which one of them waits has no room for
     /// these.
     pub(super) fn close_waited_for(&mut self, promised: &Promised) {
         if !self.is_unknown {
-            self.open.retain(|worker| promised.of(*worker).in_line == 0);
+            self.open.retain(|worker, ranks| {
+                let is_free = |rank| promised.of(worker.cache_owner(rank)).in_line == 0;
+                is_free(None) || *ranks > 1 && (0..*ranks).any(|rank| is_free(Some(rank)))
+            });
         }
     }
 
     /// Whether a worker that one of those waits for would have room now.
     pub(super) fn has_room_for_one_of(&self, waiting: &Promised) -> bool {
-        let mut open = self.open.iter();
+        let mut open = self.open.keys();
         !self.is_unknown && open.any(|worker| waiting.of(*worker).in_line > 0)
     }
 
@@ -254,7 +287,7 @@ impl Rooms {
         settings: &Settings,
         promised: &Promised,
     ) {
-        if !self.is_unknown && !has_room(worker, settings, promised.of(worker.id)) {
+        if !self.is_unknown && !has_any_room(worker, settings, promised) {
             self.open.remove(&worker.id);
         }
     }
@@ -309,8 +342,10 @@ impl Stalled {
             });
             // A report that is missing is no sign.
             signs.reported = signs.reported.or(seen.signs.reported);
+            // Without reports an answer that is not streamed shows nothing.
+            let is_idle = queued == 0 && (load.requests() == 0 || signs.reported.is_none());
             // Less queued than before: another replica's request, or one that was cancelled.
-            if seen.signs != signs || queued < seen.queued || queued == 0 {
+            if seen.signs != signs || queued < seen.queued || is_idle {
                 seen.since = now;
             }
             (seen.signs, seen.queued) = (signs, queued);
@@ -327,10 +362,11 @@ impl Stalled {
         seen.is_some_and(|seen| now.saturating_duration_since(seen.since) >= settings.stale_after)
     }
 
-    /// Whether a worker has all the prompt tokens that it may have, and has stopped working.
+    /// Whether a worker has all the prompt tokens or requests that it may have, and has stopped working.
     fn is_full_and_stalled(&self, worker: &Worker, settings: &Settings, now: Instant) -> bool {
-        worker.load.queued_tokens() >= max_queued_tokens(worker, settings)
-            && self.is_stalled(worker.id, settings, now)
+        let has_all_tokens = worker.load.queued_tokens() >= max_queued_tokens(worker, settings);
+        let is_full = has_all_tokens || worker.free_slots() == Some(0);
+        is_full && self.is_stalled(worker.id, settings, now)
     }
 }
 
@@ -447,6 +483,84 @@ mod tests {
         }
     }
 
+    fn with_ranks(ranks: usize) -> Arc<Worker> {
+        let endpoint = Endpoint::Zmq {
+            publisher: "tcp://*:5557".to_owned(),
+            replay: None,
+            topic: String::new(),
+        };
+        let listed = Member {
+            events: Events::At(vec![endpoint; ranks]),
+            ..member("a")
+        };
+        let fleet = registry(&[]);
+        fleet.set_members("static", vec![listed]);
+        fleet.snapshot().workers[0].worker.clone()
+    }
+
+    #[test]
+    fn a_long_prompt_at_one_rank_keeps_no_request_from_an_idle_rank() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let worker = with_ranks(2);
+        let rank = |rank| worker.id.cache_owner(Some(rank));
+        let long = InFlight::new(worker.clone(), 5_000, 0).at_rank(Some(0));
+        let mut promised = Promised::default();
+        let is_open = |rank, promised: &Promised| {
+            let rooms = Rooms {
+                open: FxHashMap::from_iter([(worker.id, 2)]),
+                ..Rooms::default()
+            };
+            rooms.is_open(&worker, rank, &settings, promised)
+        };
+        assert!(has_any_room(&worker, &settings, &promised));
+        // One that is pinned to none may come to the rank with the long prompt.
+        let open = [Some(0), Some(1), None].map(|rank| is_open(rank, &promised));
+        assert_eq!(open, [false, true, false]);
+        // Another one waits for the first rank, and then one for the second.
+        let share = crate::fleet::load::LoadShare::of_request(10, 10);
+        promised.add_waiting(&[(rank(0), share)]);
+        assert!(is_open(Some(1), &promised));
+        promised.add_waiting(&[(rank(1), share)]);
+        assert!(!has_any_room(&worker, &settings, &promised));
+        drop(long);
+        assert!(!is_open(Some(1), &promised));
+    }
+
+    #[test]
+    fn a_worker_whose_slots_are_taken_is_stalled_once_its_reports_stay_the_same() {
+        let listed = Member {
+            slots: std::num::NonZeroU32::new(2),
+            ..member("a")
+        };
+        let fleet = registry(&[]);
+        fleet.set_members("static", vec![listed]);
+        let (settings, snapshot) = (Settings::default(), fleet.snapshot());
+        let worker = snapshot.workers[0].worker.clone();
+        let running: Vec<_> = (0..3)
+            .map(|_| InFlight::new(worker.clone(), 10, 10))
+            .collect();
+        let (mut stalled, start) = (Stalled::default(), observe::now());
+        let mut is_stalled_after = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            stalled.update(&snapshot, now);
+            stalled.is_full_and_stalled(&worker, &settings, now)
+        };
+        // Answers that are not streamed show nothing without reports.
+        assert!(!is_stalled_after(0) && !is_stalled_after(31));
+        worker.load.report(LoadReport {
+            at: start,
+            running: 3,
+            waiting: 0,
+            kv_usage: 0.5,
+        });
+        assert!(!is_stalled_after(40) && is_stalled_after(71));
+        drop(running);
+        assert!(!is_stalled_after(72));
+    }
+
     #[test]
     fn a_worker_has_the_room_of_all_its_ranks() {
         let settings = Settings {
@@ -454,19 +568,8 @@ mod tests {
             ..Settings::default()
         };
         for (ranks, most) in [(1, 1_000), (4, 4_000)] {
-            let endpoint = Endpoint::Zmq {
-                publisher: "tcp://*:5557".to_owned(),
-                replay: None,
-                topic: String::new(),
-            };
-            let listed = Member {
-                events: Events::At(vec![endpoint; ranks]),
-                ..member("a")
-            };
-            let fleet = registry(&[]);
-            fleet.set_members("static", vec![listed]);
-            let worker = fleet.snapshot().workers[0].worker.clone();
-            let is_open = || has_room(&worker, &settings, Promise::default());
+            let worker = with_ranks(ranks);
+            let is_open = || has_room(&worker, None, &settings, None);
             let first = InFlight::new(worker.clone(), most - 1, 0);
             assert!(is_open(), "{ranks}");
             let last = InFlight::new(worker.clone(), 1, 0);

@@ -41,6 +41,11 @@ impl Placed {
         self.group.worker(decision.index)
     }
 
+    /// The dp rank that computes the prompt.
+    pub(super) fn rank(&self) -> Option<u32> {
+        chosen::computes(&self.chosen).rank
+    }
+
     /// How long its first token takes, if it is sent now.
     pub(super) fn first_token(&self) -> Duration {
         let seconds = chosen::first_token(&self.chosen);
@@ -566,6 +571,7 @@ mod tests {
             tokens: 10,
             compute: Duration::ZERO,
             bytes: 10,
+            client_bytes: 10,
             received: now,
             entered: now,
             ttft_target: None,

@@ -91,6 +91,7 @@ impl Line {
             tokens: tokens.into(),
             compute: Duration::from_secs_f64(f64::from(tokens) * workers.mean_prompt_token),
             bytes: 0,
+            client_bytes: 0,
             received: arrived,
             entered: arrived,
             ttft_target: None,
