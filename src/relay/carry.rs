@@ -15,6 +15,7 @@ use super::failure::types::Failure;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
 use super::planner::NO_WORKER_RETRY_AFTER;
+use super::request::context::RequestContext;
 use super::request::kv_report_request;
 use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
@@ -75,7 +76,7 @@ impl Relay {
         }
         failed.exclude_all(earlier_cuts.excluded());
         let rules = Rules {
-            deadline: job.context.started + self.settings.request_timeout,
+            deadline: self.deadline(&job.context),
             looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
             may_give_up_transfers: self.chooser().may_give_up_transfers(),
@@ -103,6 +104,12 @@ impl Relay {
         }
     }
 
+    /// When a request's time is over.
+    pub(super) fn deadline(&self, context: &RequestContext) -> Instant {
+        let usual = || context.started + self.settings.request_timeout;
+        context.deadline.unwrap_or_else(usual)
+    }
+
     /// What a client gets that no attempt answered.
     fn unanswered(
         self: &Arc<Self>,
@@ -119,7 +126,7 @@ impl Relay {
         if let Some(refused) = last.answer {
             return Ok(self.respond(job, plan, *refused, count, course.deadline()));
         }
-        let error = self.error_of(&plan, &course, why, last.worker.as_deref());
+        let error = self.error_of(job, &plan, &course, why, last.worker.as_deref());
         let outcome = error.outcome();
         // What the request itself rules out is no failure.
         if !matches!(error, Error::NotConvertible(_) | Error::NotSplit { .. }) {
@@ -141,6 +148,7 @@ impl Relay {
 
     fn error_of(
         &self,
+        job: &Job<'_>,
         plan: &Plan,
         course: &Course,
         why: Unanswered,
@@ -160,7 +168,9 @@ impl Relay {
             }
         }
         if is_late {
-            let limit = self.settings.request_timeout;
+            let limit = course
+                .deadline()
+                .saturating_duration_since(job.context.started);
             return Error::Deadline { attempts, limit };
         }
         if no_worker_may_get(plan, &course.failed, course.cuts()) {

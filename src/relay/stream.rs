@@ -6,7 +6,7 @@ mod source;
 mod terminator;
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -390,13 +390,21 @@ fn is_comment(data: &[u8]) -> bool {
     data.first() == Some(&b':') && data.split(|byte| *byte == b'\n').all(is_blank)
 }
 
+/// The message of the terminal event of a stream that its engine gave up, mostly because it is shut down.
 const ENGINE_ERROR: &str = "the engine failed before the answer's end";
 /// The message of the terminal event of a stream whose engine closed its connection.
 const CLOSED_EARLY: &str = "the engine closed its connection before the answer's end";
 
-/// Whether this is the message of a terminal event that stands for a lost engine.
+/// Whether this is the message of a terminal event that stands for a lost engine: one that died, was shut down or stopped sending.
 pub fn is_engine_lost(message: &str) -> bool {
-    [CLOSED_EARLY, terminator::ENDED_EARLY].contains(&message)
+    let lost = [
+        CLOSED_EARLY,
+        terminator::ENDED_EARLY,
+        ENGINE_ERROR,
+        limits::STOPPED,
+        limits::DOWN,
+    ];
+    lost.contains(&message)
 }
 
 impl http_body::Body for Relayed {
@@ -418,7 +426,15 @@ impl http_body::Body for Relayed {
                     return Poll::Ready(None);
                 };
                 match waiting.poll_next(cx) {
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        ready!(this.timer.poll_comment(cx, this.sent));
+                        this.sent = observe::now();
+                        if this.is_within_event {
+                            continue;
+                        }
+                        let comment = Bytes::from_static(KEEP_ALIVE);
+                        return Poll::Ready(Some(Ok(Frame::data(comment))));
+                    }
                     Poll::Ready(Ok(answer)) => this.on_next(answer),
                     Poll::Ready(Err(broken)) => {
                         let end = this.lost(broken);

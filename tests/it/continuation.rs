@@ -107,6 +107,37 @@ fn read(stream: &str) -> Read {
     read
 }
 
+#[tokio::test]
+async fn a_stream_gets_comments_while_it_waits_for_its_next_worker() {
+    let cluster = Cluster::start(vec![unhurried(), unhurried()], |config| {
+        continued(config, 1);
+        config.requests.keep_alive = Duration::from_millis(30);
+    })
+    .await;
+    cluster.engines[0].fault(cut_after(3)).await;
+    let slow = Faults {
+        slow_first_ms: 400,
+        ..Faults::default()
+    };
+    cluster.engines[1].fault(slow).await;
+    loop {
+        let answer = cluster.post(CHAT, asking(CHAT, "x", 6).to_string()).await;
+        let stream = answer.text();
+        assert_eq!(read(stream).errors, 0, "{stream}");
+        let comments = |text: &str| {
+            text.split("\n\n")
+                .filter(|part| part.starts_with(':'))
+                .count()
+        };
+        if cluster.metric(COUNT, &["continued"]).await > 0.0 {
+            let (before, after) = stream.split_at(stream.rfind("data: {").unwrap());
+            assert!(comments(before) >= 2, "{stream}");
+            assert_eq!(comments(after), 0, "{stream}");
+            break;
+        }
+    }
+}
+
 /// The stream of one engine alone.
 async fn unbroken(engine: &Engine, path: &str, body: &Value) -> Read {
     engine.fault(Faults::default()).await;

@@ -109,6 +109,11 @@ impl Stub {
         gets.iter().filter(|asked| *asked == path).count()
     }
 
+    /// How many POSTs there were.
+    pub(crate) fn posts(&self) -> usize {
+        self.requests.lock().len()
+    }
+
     /// The last POST: its head, in lower case.
     pub(crate) fn last_head(&self) -> String {
         let requests = self.requests.lock();

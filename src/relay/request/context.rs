@@ -48,6 +48,8 @@ pub struct RequestContext {
     pub charge: ChargeId,
     /// When the request's head was received.
     pub started: Instant,
+    /// When its time is over. `None`: `requests.request_timeout` after it was received.
+    pub deadline: Option<Instant>,
     /// The response of the Responses API that it generates, if the router knows it.
     pub response: Option<ResponseId>,
     /// Who waits for its answer.
@@ -65,6 +67,7 @@ impl RequestContext {
             tenant,
             charge: ChargeId::Request(id),
             started,
+            deadline: None,
             response: None,
             kind: RequestKind::Interactive,
             summary: None,

@@ -10,8 +10,8 @@ use crate::observe;
 use crate::relay::failure::types::Outcome;
 
 pub(super) const TOO_LONG: &str = "the request took longer than the router allows";
-const STOPPED: &str = "the engine stopped sending";
-const DOWN: &str = "the engine stopped sending, and its health checks fail";
+pub(super) const STOPPED: &str = "the engine stopped sending";
+pub(super) const DOWN: &str = "the engine stopped sending, and its health checks fail";
 
 /// How long an engine that is down may be silent: one that is shut down can leave its streams open until it is killed, which
 /// takes 30 s in Kubernetes. Health checks take a moment to find out.
@@ -60,6 +60,24 @@ impl Timer {
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
         now >= self.limits.deadline
+    }
+
+    /// Until a comment is due, while no engine answers.
+    pub(super) fn poll_comment(&mut self, cx: &mut Context<'_>, sent: Instant) -> Poll<()> {
+        let Some(interval) = self.limits.keep_alive else {
+            return Poll::Pending;
+        };
+        loop {
+            if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let comment_at = sent + interval;
+            self.is_armed = observe::now() < comment_at;
+            if !self.is_armed {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(comment_at.into());
+        }
     }
 
     /// `last`: when the engine sent something last; `sent`: when the client was. `is_down`: the worker's health checks fail.

@@ -66,6 +66,11 @@ impl ReadPosition {
         self.after.map_or(0, |after| after.saturating_add(1))
     }
 
+    /// Whether the client has events beyond `last`, the last one of this run, that are not known to be of this run.
+    pub fn is_beyond(&self, fencing_number: u64, last: Option<u64>) -> bool {
+        self.after > last && self.run != Some(fencing_number)
+    }
+
     /// The events that follow are of this run.
     pub fn on_run(&mut self, fencing_number: u64) {
         self.run = Some(fencing_number);
@@ -230,6 +235,16 @@ mod tests {
         check(Some(7), &running, b"", Next::Wait);
         let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, LogState::Whole);
         check(None, &ended, &text(0, 3), Next::Over);
+    }
+
+    #[test]
+    fn events_beyond_those_of_a_run_that_took_over_are_for_the_store_to_judge() {
+        let mut position = ReadPosition::new(Some(40));
+        assert!(position.is_beyond(2, Some(3)));
+        assert!(!position.is_beyond(2, Some(40)));
+        position.on_run(2);
+        assert!(!position.is_beyond(2, Some(3)));
+        assert!(position.is_beyond(3, Some(3)));
     }
 
     #[test]

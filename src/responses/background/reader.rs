@@ -164,10 +164,12 @@ impl Reader {
     /// Reads from memory; `None` if the events must be read from the store.
     fn read_local(&mut self) -> Option<(Vec<u8>, Next)> {
         let run = self.local.as_ref()?.run.clone();
-        self.position.on_run(run.fence.number);
         let state = run.state.lock();
         match state.tail(self.position.after(), READ_BYTES as usize) {
+            // The client has events that this run may not have written: the store knows.
+            Tail::InMemory { last, .. } if self.position.is_beyond(run.fence.number, last) => None,
             Tail::InMemory { text, last, is_end } => {
+                self.position.on_run(run.fence.number);
                 let next = self.position.on_tail(text, last, is_end);
                 Some((text.to_vec(), next))
             }

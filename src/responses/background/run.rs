@@ -166,6 +166,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
                     charge: ChargeId::Response(key.id),
                     response: Some(key.id),
                     kind: RequestKind::Background,
+                    deadline: Some(until.into_std()),
                     summary: summary.clone(),
                     ..RequestContext::new(job.id, client, key.tenant, observe::now())
                 };

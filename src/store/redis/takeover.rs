@@ -105,7 +105,9 @@ impl Ownership for Redis {
         self.meters.meter(Op::Orphans, move || async move {
             let listed = self.all_owners().await?;
             let listed = listed.into_iter().map(|(owner, seen)| (Some(owner), seen));
-            let owners = std::iter::once((None, None)).chain(listed);
+            let mut owners: Vec<_> = std::iter::once((None, None)).chain(listed).collect();
+            // In no order: a replica that cannot take the first ones, as those of a tenant at its limit, finds others in time.
+            fastrand::shuffle(&mut owners);
             let mut orphans = Vec::new();
             for (owner, seen) in owners {
                 if orphans.len() >= max {

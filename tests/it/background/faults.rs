@@ -342,6 +342,25 @@ async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     );
 }
 
+#[tokio::test]
+async fn a_background_response_has_its_own_time_and_waits_for_an_engine_from_when_it_has_none() {
+    let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        config.requests.request_timeout = Duration::from_secs(1);
+        config.responses.background.queue_timeout = Duration::from_secs(6);
+    })
+    .await;
+    // Each takes longer than a request may.
+    let short = polled(&fleet, 100).await;
+    let long = polled(&fleet, 500).await;
+    assert_eq!(tokens(&fleet.end(&short).await), &json!(100));
+    // And one has run for longer than it may wait for an engine when its engine is lost.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    fleet.engine.kill().await;
+    fleet.engine.restart(unhurried()).await;
+    let last = fleet.end(&long).await;
+    assert_eq!(tokens(&last), &json!(500), "{last}");
+}
+
 /// Keeps copies of all keys of responses and owners; `restore` puts them back, as a failover to a copy does that has
 /// not received the latest writes.
 fn snapshot(redis: &Server) -> Vec<String> {

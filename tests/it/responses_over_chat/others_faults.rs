@@ -56,6 +56,20 @@ fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
 }
 
 #[tokio::test]
+async fn an_answer_that_its_engine_gives_up_is_asked_for_again() {
+    for ends in [
+        [finish("abort"), DONE.to_owned()],
+        [DONE.to_owned(), String::new()],
+    ] {
+        let stream = [chunk(json!({"content": "t"})), ends.concat()];
+        let (stub, router) = router(&stream.concat()).await;
+        let answer = post(&router, &ask("x")).await;
+        assert!(answer.status >= 500, "{}", answer.text());
+        assert_eq!(stub.posts(), 2, "{ends:?}");
+    }
+}
+
+#[tokio::test]
 async fn ids_are_the_same_in_every_event_and_at_the_end() {
     let stream = [
         chunk(json!({"role": "assistant", "content": ""})),

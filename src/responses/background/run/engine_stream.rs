@@ -47,6 +47,7 @@ impl Responses {
         let limit = settings.queue_timeout;
         let mut input = request.input().to_vec();
         let mut pause = WORKER_PAUSE;
+        let began = observe::now();
         loop {
             let salt = request.salt.as_deref();
             let body = engine_body::body(create, &input, id, salt, true);
@@ -67,7 +68,7 @@ impl Responses {
                     | StatusCode::GATEWAY_TIMEOUT
             );
             let ends_engines = error.code == CUTS_CONNECTIONS;
-            let waited = observe::now().saturating_duration_since(call.context.started);
+            let waited = observe::now().saturating_duration_since(began);
             if ends_engines || !may_help || waited + pause > limit {
                 return Err(error);
             }
