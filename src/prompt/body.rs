@@ -81,7 +81,7 @@ fn read(
         is_router_made,
         peek: PeekedBody::default(),
         hasher: BlockHasher::new(block_bytes),
-        has_features: false,
+        has_other_tokens: false,
         first_error: None,
     };
     match scanned(body, reader()) {
@@ -125,8 +125,8 @@ struct BodyReader<'a> {
     is_router_made: bool,
     peek: PeekedBody<'a>,
     hasher: BlockHasher,
-    /// Some tokens stand for images.
-    has_features: bool,
+    /// The engine computes other tokens than those of the prompt: some stand for images, or it cuts some off.
+    has_other_tokens: bool,
     /// The body is read to its end, and invalid JSON is reported before this.
     first_error: Option<Error>,
 }
@@ -246,9 +246,10 @@ impl<'de> BodyReader<'de> {
                 self.peek.user = user.or(self.peek.user.take());
             }
             Key::SamplingParams => self.on_sampling_params(json),
+            Key::ChangesTokens => self.has_other_tokens |= json != "null",
             Key::Features if json == "null" => {}
             Key::Features => {
-                self.has_features = true;
+                self.has_other_tokens = true;
                 self.hasher.begin(Section::Template);
                 Canonical::new(&mut self.hasher, Section::Template)
                     .deserialize(&mut serde_json::Deserializer::from_str(json))?;
@@ -289,8 +290,7 @@ impl<'de> BodyReader<'de> {
             return Err(error);
         }
         let may_be_ids = match self.api {
-            Api::Completions => true,
-            Api::Generate => !self.has_features,
+            Api::Completions | Api::Generate => !self.has_other_tokens,
             _ => false,
         };
         if may_be_ids {

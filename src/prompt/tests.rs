@@ -60,6 +60,21 @@ fn only_a_flat_list_of_u32_is_a_prompt_of_token_ids() {
 }
 
 #[test]
+fn token_ids_of_which_the_engine_computes_others_are_not_known() {
+    for (name, value) in [
+        ("truncate_prompt_tokens", "32"),
+        ("prompt_embeds", "\"AA==\""),
+        ("suffix", "\"end\""),
+    ] {
+        for (value, expected) in [(value, None), ("null", Some(vec![1, 2]))] {
+            let body = format!(r#"{{"prompt": [1, 2], "{name}": {value}}}"#);
+            let peeked = peek(Api::Completions, body.as_bytes(), 64).unwrap();
+            assert_eq!(peeked.token_ids, expected, "{body}");
+        }
+    }
+}
+
+#[test]
 fn the_last_of_two_prompts_is_used() {
     for (body, expected) in [
         (r#"{"prompt": [1], "prompt": [2, 3]}"#, Some(vec![2, 3])),

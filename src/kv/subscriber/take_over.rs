@@ -69,6 +69,13 @@ impl Task {
                 self.fetch_peer_tree(after);
                 Steps::new()
             }
+            // Nor would that of any other replica be taken.
+            Err(reason @ (PeerTreeRefusal::NotNeeded | PeerTreeRefusal::Unconfirmed)) => {
+                if let Some(trees) = &self.trees {
+                    trees.report(TreeOutcome::Refused(reason));
+                }
+                self.stream.on_no_peer_tree(now)
+            }
             Err(reason) => {
                 warn!(
                     worker = %self.subject.name,
@@ -185,6 +192,11 @@ impl Task {
         if blocks.is_empty() {
             return Err(NoTree::Cold);
         }
+        let shape = *shape;
+        if self.tree.take_evicted() {
+            self.stream.on_incomplete();
+            position.is_complete = false;
+        }
         position.is_complete &= blocks.orphans == 0;
         let mut pages = CopiedPages::default();
         if let Some(fold) = self.tree.pages.as_ref().and_then(|own| own.fold.as_ref()) {
@@ -195,7 +207,7 @@ impl Task {
         }
         Ok(TreeCopy {
             position,
-            shape: *shape,
+            shape,
             learned: self.tree.filter.learned(),
             blocks,
             pages,

@@ -35,6 +35,8 @@ pub(super) enum Key {
     /// Of tokens in, tokens out: what other APIs have beside the prompt, and the images whose places are in the tokens.
     SamplingParams,
     Features,
+    /// Of a completion: its engine computes other tokens than those of its prompt.
+    ChangesTokens,
     Other,
 }
 
@@ -60,6 +62,9 @@ impl Key {
             "token_ids" if api == Api::Generate => Key::Prompt(Section::Conversation),
             "sampling_params" if api == Api::Generate => Key::SamplingParams,
             "features" if api == Api::Generate => Key::Features,
+            "truncate_prompt_tokens" | "prompt_embeds" | "suffix" if api == Api::Completions => {
+                Key::ChangesTokens
+            }
             "instructions" => Key::Prompt(Section::Instructions),
             "system" if api.is_messages() => Key::Prompt(Section::Instructions),
             "metadata" if api.is_messages() => Key::Metadata,

@@ -9,7 +9,7 @@ fn reader<'a>(api: Api, is_router_made: bool) -> BodyReader<'a> {
         is_router_made,
         peek: PeekedBody::default(),
         hasher: BlockHasher::new(16),
-        has_features: false,
+        has_other_tokens: false,
         first_error: None,
     }
 }
