@@ -212,6 +212,26 @@ fn the_pages_after_another_replicas_block_follow_it() {
 }
 
 #[test]
+fn pages_that_depend_on_the_token_after_them_make_blocks_and_other_extra_keys_do_not() {
+    let with = |key: ExtraKey| Stored {
+        extra_keys: vec![vec![key]; 16],
+        ..stored(None, 0..16)
+    };
+    let mut fold = PageFold::for_pages(1).unwrap();
+    let lookahead = with(ExtraKey::Lookahead([7].into()));
+    assert_eq!(
+        fold.store(&lookahead, Tier::Gpu).map(|blocks| blocks.len()),
+        Ok(1)
+    );
+    let mut fold = PageFold::for_pages(1).unwrap();
+    let salted = with(ExtraKey::Text("salt".into()));
+    assert_eq!(
+        fold.store(&salted, Tier::Gpu),
+        Err(Unfoldable::Inconsistent)
+    );
+}
+
+#[test]
 fn fields_that_contradict_each_other_are_refused() {
     let mut fold = PageFold::for_pages(1).unwrap();
     let mut event = stored(None, 0..4);
