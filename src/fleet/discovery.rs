@@ -109,7 +109,7 @@ pub struct WorkerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_rate: Option<NonZeroU32>,
     /// Answers that the worker generates at the same time: vLLM's `--max-num-seqs`, SGLang's `--max-running-requests`. Left
-    /// out: as the discovery entry says, else it is learnt: the most requests that the engine ran while others waited.
+    /// out: as the discovery entry says, else it is learnt: the most requests, eight or more, that the engine ran while others waited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<NonZeroU32>,
 }

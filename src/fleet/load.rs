@@ -39,6 +39,10 @@ const BUSY_WITH_PROMPTS: f64 = 0.6;
 /// (a step with room for their prompts, memory), the number varies.
 const FULL_REPORTS: usize = 4;
 
+/// Fewer slots are not learnt. Few requests are often the same number by chance: an engine that computes short prompts one
+/// after the other runs one or two, and lets the others wait.
+const FEWEST_LEARNT: u32 = 8;
+
 const MILLION: f64 = 1e6;
 
 /// What the averages of the requests move by each second: the last two count for two thirds.
@@ -353,7 +357,7 @@ impl Load {
             let full = self.see_full(reported.running);
             let most = full.iter().copied().max().unwrap_or_default();
             let spread = most - full.iter().copied().min().unwrap_or_default();
-            let is_steady = spread <= most / 8;
+            let is_steady = spread <= most / 8 && most >= FEWEST_LEARNT;
             // In an engine of a few slots one request may have ended whose slot is not taken yet.
             let knows_slots = slots.is_some() && spread <= 1;
             if is_steady && full.len() == FULL_REPORTS {
@@ -658,6 +662,12 @@ mod tests {
             load.report(full(running));
             assert_eq!(load.learnt_slots(), None, "{running}");
         }
+        for few in [1, 7] {
+            for _ in 0..=FULL_REPORTS {
+                load.report(full(few));
+                assert_eq!(load.learnt_slots(), None, "{few}");
+            }
+        }
         assert_eq!(load.waiting(), 0);
         // By chance it is the same number some times.
         for _ in 0..FULL_REPORTS {
@@ -676,11 +686,11 @@ mod tests {
             ..reported(running)
         };
         for _ in 0..FULL_REPORTS {
-            load.report(full(4));
+            load.report(full(8));
         }
-        for running in [3, 4, 4, 3, 4] {
+        for running in [7, 8, 8, 7, 8] {
             load.report(full(running));
-            assert_eq!((load.learnt_slots(), load.waiting()), (Some(4), 3));
+            assert_eq!((load.learnt_slots(), load.waiting()), (Some(8), 3));
         }
         load.report(full(2));
         assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));

@@ -130,9 +130,8 @@ async fn a_stream_gets_comments_while_it_waits_for_its_next_worker() {
                 .count()
         };
         if cluster.metric(COUNT, &["continued"]).await > 0.0 {
-            let (before, after) = stream.split_at(stream.rfind("data: {").unwrap());
-            assert!(comments(before) >= 2, "{stream}");
-            assert_eq!(comments(after), 0, "{stream}");
+            let (before_its_end, _) = stream.split_at(stream.rfind("data: {").unwrap());
+            assert!(comments(before_its_end) >= 2, "{stream}");
             break;
         }
     }
