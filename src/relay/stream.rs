@@ -267,6 +267,13 @@ impl Relayed {
         }
     }
 
+    /// What a client gets that has got nothing for long. `None` within an event, which a comment would tear.
+    fn comment(&mut self) -> Option<Frame<Bytes>> {
+        self.sent = observe::now();
+        let comment = || Frame::data(Bytes::from_static(KEEP_ALIVE));
+        (!self.is_within_event).then(comment)
+    }
+
     /// The answer ends before its end. Returns what terminates it, if it is a stream of events.
     fn end_early(&mut self, outcome: Outcome, message: &str) -> Option<Bytes> {
         self.source.close();
@@ -428,12 +435,10 @@ impl http_body::Body for Relayed {
                 match waiting.poll_next(cx) {
                     Poll::Pending => {
                         ready!(this.timer.poll_comment(cx, this.sent));
-                        this.sent = observe::now();
-                        if this.is_within_event {
-                            continue;
+                        if let Some(comment) = this.comment() {
+                            return Poll::Ready(Some(Ok(comment)));
                         }
-                        let comment = Bytes::from_static(KEEP_ALIVE);
-                        return Poll::Ready(Some(Ok(Frame::data(comment))));
+                        continue;
                     }
                     Poll::Ready(Ok(answer)) => this.on_next(answer),
                     Poll::Ready(Err(broken)) => {
@@ -460,12 +465,10 @@ impl http_body::Body for Relayed {
                 {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Fired::KeepAlive) => {
-                        this.sent = observe::now();
-                        if this.is_within_event {
-                            continue;
+                        if let Some(comment) = this.comment() {
+                            return Poll::Ready(Some(Ok(comment)));
                         }
-                        let comment = Bytes::from_static(KEEP_ALIVE);
-                        return Poll::Ready(Some(Ok(Frame::data(comment))));
+                        continue;
                     }
                     Poll::Ready(Fired::End(end, message)) => {
                         this.on_broken(Bytes::new(), end, message)
