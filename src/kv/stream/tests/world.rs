@@ -263,9 +263,10 @@ impl World {
             digest: (process as u128) << 64 | u128::from(index),
             bytes: 10,
             snapshot: None,
-            batch: match is_unreadable {
-                true => Err(DecodeError("no map".to_owned())),
-                false => Ok(payload),
+            batch: if is_unreadable {
+                Err(DecodeError("no map".to_owned()))
+            } else {
+                Ok(payload)
             },
         };
         self.processes[process].has_unreadable |= is_unreadable;
