@@ -75,6 +75,9 @@ struct PeerTrees {
     /// How long batches wait for one; `None` if there are no other replicas.
     timeout: Option<Duration>,
     is_requested: bool,
+    /// The connection was lost while a tree was requested, or before the first replay showed whether one is needed:
+    /// once the process is verified, one is requested again.
+    was_interrupted: bool,
     /// Trees that the engine did not confirm on this connection.
     unconfirmed: u32,
 }
@@ -192,7 +195,9 @@ impl<T> EventStream<T> {
     pub fn is_settled(&self) -> bool {
         let is_asking = match self.phase {
             Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => true,
-            Phase::Verifying { suspicion, .. } => suspicion.suspects_restart(),
+            Phase::Verifying { suspicion, .. } => {
+                suspicion.suspects_restart() || self.peer_trees.was_interrupted
+            }
             Phase::Live | Phase::Disconnected { .. } => false,
         };
         !is_asking && !self.peer_trees.is_requested
@@ -269,7 +274,9 @@ impl<T> EventStream<T> {
 
     pub fn on_disconnected(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
+        self.peer_trees.was_interrupted |= self.peer_trees.is_requested;
         if matches!(self.phase, Phase::InitialReplay { .. }) {
+            self.peer_trees.was_interrupted = true;
             // The missing half of the replay may remove blocks of the received half, so the same
             // incarnation id would not be enough to trust it.
             self.incarnation = None;

@@ -30,8 +30,8 @@ impl<T> EventStream<T> {
         })
     }
 
-    /// Another replica gave its tree, which the caller keeps ready. If it is refused, the caller may ask the next one
-    /// or call [`EventStream::on_no_peer_tree`].
+    /// Another replica gave its tree, which the caller keeps ready. If it is refused, the caller may ask the next one,
+    /// unless no tree would be taken now, or call [`EventStream::on_no_peer_tree`].
     pub fn on_peer_tree(
         &mut self,
         now: Instant,
@@ -70,18 +70,28 @@ impl<T> EventStream<T> {
         Ok(steps)
     }
 
-    /// No replica has a tree that can be used.
+    /// No replica has a tree that can be used. If they were asked before the connection was lost, they are asked once
+    /// more: a tree may have been refused only because of that, and the other replicas may have lost the engine, too.
     pub fn on_no_peer_tree(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
         self.peer_trees.is_requested = false;
-        if matches!(self.phase, Phase::AwaitingPeerTree { .. }) {
-            self.stop_waiting(now, &mut steps);
+        match self.phase {
+            Phase::AwaitingPeerTree { .. } => {
+                let was_interrupted = self.peer_trees.was_interrupted;
+                if !was_interrupted || !self.request_peer_tree(&mut steps) {
+                    self.stop_waiting(now, &mut steps);
+                }
+            }
+            Phase::Live => self.want_interrupted_peer_tree(&mut steps),
+            // The end of the replay asks again.
+            Phase::Disconnected { .. } | Phase::InitialReplay { .. } | Phase::Verifying { .. } => {}
         }
         steps
     }
 
     fn take_peer_tree(&mut self, tree: &PeerTree, steps: &mut Steps<T>) {
         self.peer_trees.is_requested = false;
+        self.peer_trees.was_interrupted = false;
         self.counts.peer_trees += 1;
         steps.push(Step::TakePeerTree);
         self.snapshot = None;
@@ -102,6 +112,16 @@ impl<T> EventStream<T> {
             && !self.cannot_replay();
         if is_wanted {
             self.request_peer_tree(steps);
+        } else if !self.peer_trees.is_requested {
+            self.peer_trees.was_interrupted = false;
+        }
+    }
+
+    /// The process is verified on a new connection: what the loss of the former one interrupted goes on. That is once for
+    /// each lost connection, since a tree that no replica has is not asked for at each silence.
+    pub(super) fn want_interrupted_peer_tree(&mut self, steps: &mut Steps<T>) {
+        if self.peer_trees.was_interrupted {
+            self.want_peer_tree(steps);
         }
     }
 
@@ -121,6 +141,9 @@ impl<T> EventStream<T> {
     fn request_peer_tree(&mut self, steps: &mut Steps<T>) -> bool {
         let trees = &mut self.peer_trees;
         let may_ask = trees.timeout.is_some() && trees.unconfirmed < MAX_UNCONFIRMED;
+        if !trees.is_requested {
+            trees.was_interrupted = false;
+        }
         if may_ask && !std::mem::replace(&mut trees.is_requested, true) {
             steps.push(Step::RequestPeerTree);
         }

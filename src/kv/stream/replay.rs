@@ -130,6 +130,7 @@ impl<T> EventStream<T> {
                 self.counts.verifications_passed += 1;
                 self.failed_replays = 0;
                 self.finish_replay(now, has_more, &mut steps);
+                self.want_interrupted_peer_tree(&mut steps);
             }
             // The last applied batch is not among this process's.
             Phase::Verifying { .. } => self.on_other_process(now, &mut steps),

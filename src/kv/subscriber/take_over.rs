@@ -69,8 +69,12 @@ impl Task {
                 self.fetch_peer_tree(after);
                 Steps::new()
             }
-            // Nor would that of any other replica be taken.
-            Err(reason @ (PeerTreeRefusal::NotNeeded | PeerTreeRefusal::Unconfirmed)) => {
+            // Nor would that of any other replica be taken. The stream asks again once it is connected again.
+            Err(
+                reason @ (PeerTreeRefusal::NotNeeded
+                | PeerTreeRefusal::Unconfirmed
+                | PeerTreeRefusal::Disconnected),
+            ) => {
                 if let Some(trees) = &self.trees {
                     trees.report(TreeOutcome::Refused(reason));
                 }

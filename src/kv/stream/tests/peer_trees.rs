@@ -118,6 +118,96 @@ fn an_engine_that_restarts_while_a_tree_comes_is_found_out() {
 }
 
 #[test]
+fn a_tree_that_was_asked_for_when_the_connection_was_lost_is_asked_for_once_more() {
+    for is_answered_late in [false, true] {
+        let mut play = Play::with_peers();
+        play.connect(None);
+        play.response(0, 5..=9);
+        assert_eq!(play.tree_requests, 1);
+        play.lose();
+        if !is_answered_late {
+            play.no_tree();
+        }
+        play.connect(None);
+        assert!(!play.stream.is_settled());
+        play.response(0, 9..=9);
+        if is_answered_late {
+            assert_eq!(play.tree_requests, 1, "it may still come");
+            play.no_tree();
+        }
+        assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+        assert!(!play.stream.is_settled());
+        assert_eq!(play.tree(&tree(0, 8)), Ok(()));
+        play.response(0, 8..=9);
+        assert_eq!((play.state(), play.trees_taken), ("live", 1));
+    }
+}
+
+#[test]
+fn after_a_lost_connection_a_tree_that_no_replica_has_is_asked_for_no_third_time() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.lose();
+    play.connect(None);
+    play.response(0, 9..=9);
+    play.no_tree();
+    for _ in 0..3 {
+        play.no_tree();
+        assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+        assert!(play.stream.is_settled());
+        // The engine is silent, and shows again that it is the same process.
+        play.wait();
+        play.response(0, 9..=9);
+    }
+    // A connection that is lost while none is asked for interrupts nothing.
+    play.lose();
+    play.connect(None);
+    play.response(0, 9..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+}
+
+#[test]
+fn a_first_replay_that_broke_off_with_its_connection_is_followed_by_a_request_for_a_tree() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.replay(frame(0, 5));
+    play.replay(frame(0, 6));
+    play.lose();
+    play.connect(None);
+    assert_eq!(play.asked, [0, 6]);
+    play.response(0, 6..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 1));
+    // One that reaches back to the first batch needs none.
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.replay(frame(0, 0));
+    play.lose();
+    play.connect(None);
+    play.response(0, 0..=4);
+    assert_eq!((play.state(), play.tree_requests), ("live", 0));
+    assert!(play.stream.is_settled());
+}
+
+#[test]
+fn without_a_replay_a_tree_that_was_asked_for_before_the_connection_was_lost_is_asked_for_again() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [20]);
+    assert_eq!((play.state(), play.tree_requests), ("cold", 1));
+    play.lose();
+    play.connect_deaf();
+    play.say(0, [25]);
+    assert_eq!((play.state(), play.tree_requests), ("cold", 1));
+    // The answer to what was asked for on the former connection.
+    play.no_tree();
+    assert_eq!((play.state(), play.tree_requests), ("cold", 2));
+    play.no_tree();
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![25]));
+    assert_eq!(play.tree_requests, 2);
+}
+
+#[test]
 fn a_tree_of_another_incarnation_is_refused_before_anything_is_asked() {
     let mut play = Play::with_peers();
     play.connect(Some("b"));
