@@ -276,6 +276,10 @@ pub struct TreeHead {
     /// Tokens of a page, where pages are smaller than blocks; else 0.
     #[prost(uint32, tag = "10")]
     pub page_size: u32,
+    /// The process was seen to name a page by its tokens, so one that is named otherwise depends on something else. Earlier
+    /// releases do not say so.
+    #[prost(bool, tag = "11")]
+    pub has_matching_names: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheGroup {

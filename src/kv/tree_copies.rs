@@ -21,6 +21,8 @@ pub struct TreeCopy {
     pub position: PeerTree,
     pub shape: BlockShape,
     pub learned: LearnedFacts,
+    /// The engine's process was seen to name a page by its tokens.
+    pub has_matching_names: bool,
     pub blocks: CopiedBlocks,
     /// Of an engine whose pages are smaller than blocks.
     pub pages: CopiedPages,

@@ -167,6 +167,7 @@ fn head(copy: &TreeCopy) -> wire::TreeHead {
         block_size: copy.shape.size.get(),
         lookahead: copy.shape.lookahead,
         page_size: copy.pages.page_size,
+        has_matching_names: copy.has_matching_names,
         sequence: copy.position.sequence,
         digest: copy.position.digest.to_be_bytes().to_vec(),
         is_complete: copy.position.is_complete,
@@ -271,6 +272,7 @@ impl ArrivingTree {
                     .map(|medium| (**medium).into())
                     .collect(),
             },
+            has_matching_names: head.has_matching_names,
             blocks: CopiedBlocks::default(),
             pages: CopiedPages {
                 page_size: head.page_size,
@@ -439,6 +441,7 @@ pub(super) mod tests {
                 groups: vec![(0, true), (3, false)],
                 media: vec!["TAPE".into()],
             },
+            has_matching_names: true,
             pages: pages_of(blocks.len() as u32),
             blocks,
         }

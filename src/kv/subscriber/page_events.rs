@@ -37,9 +37,19 @@ impl PageEvents {
         Some(fold.with_memory(self.indexes.page_memory()))
     }
 
-    /// Begins with another replica's pages, of which there are none yet. `None` for pages that are blocks already.
+    /// Whether a page of this process was named after its tokens.
+    pub(super) fn has_matched(&self) -> bool {
+        self.has_matched
+    }
+
+    /// Another replica saw whether a page of the same process was named after its tokens.
+    pub(super) fn relearn(&mut self, has_matched: bool) {
+        self.has_matched = has_matched;
+    }
+
+    /// Begins with another replica's pages, of which there are none yet. What was learned of the process stays. `None` for
+    /// pages that are blocks already.
     pub(super) fn begin_graft(&mut self, page_size: u32) -> Option<&mut PageFold> {
-        self.clear();
         self.fold = self.fold_for(page_size);
         self.fold.as_mut()
     }

@@ -103,7 +103,8 @@ impl Task {
             return;
         };
         self.status.entry().on_cleared(observe::now());
-        self.tree.begin_graft(copy.shape, &copy.learned);
+        self.tree
+            .begin_graft(copy.shape, &copy.learned, copy.has_matching_names);
         let mut cursor = GraftCursor::default();
         while let Some(tree) = self.tree.tree_mut()
             && tree.graft_next(&mut cursor, BLOCKS_PER_TURN as usize, &copy.blocks)
@@ -213,6 +214,7 @@ impl Task {
             position,
             shape,
             learned: self.tree.filter.learned(),
+            has_matching_names: self.tree.has_matching_names(),
             blocks,
             pages,
         })

@@ -1,3 +1,4 @@
+mod copied_trees;
 mod engines;
 mod groups;
 mod joins;

@@ -401,7 +401,7 @@ fn copied(tree: &RankTree) -> Option<RankTree> {
     assert!(pages.is_consistent());
     let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
     let mut other = RankTree::new(indexes, &subject_of_pages());
-    other.begin_graft(*shape, &tree.filter.learned());
+    other.begin_graft(*shape, &tree.filter.learned(), tree.has_matching_names());
     let mut cursor = GraftCursor::default();
     while other.tree_mut()?.graft_next(&mut cursor, 7, &blocks) {}
     assert_eq!(cursor.missing, 0);
