@@ -179,6 +179,8 @@ impl PageFold {
             }
             self.pages.drop_unused(number);
         }
+        // Other ranks may need the memory, which they share.
+        self.pages.shrink();
         self.charge();
         let removed = Removed {
             hashes: names,

@@ -14,6 +14,9 @@ pub(super) const NO_PAGE: PageNumber = u32::MAX;
 /// What the table of names takes for each page at most: when it has just doubled, with removed names in almost half of it.
 const NAME_BYTES: usize = 23;
 
+/// So few pages are not worth moving.
+const MIN_SLAB: usize = 64;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
     pub(super) name: EngineHash,
@@ -243,14 +246,21 @@ impl Pages {
         }
     }
 
-    /// Forgets a page that no page follows, wherever it is stored. Returns the page before it.
+    /// Forgets a page that no page follows, wherever it is stored, and those before it that were only kept for it. Returns
+    /// the page before these.
     pub(super) fn forget_leaf(&mut self, page: PageNumber) -> PageNumber {
         for tier in Tier::ALL {
             self.clear_stored(page, tier);
         }
-        let parent = self.get(page).parent;
-        self.drop_leaf(page);
-        parent
+        let mut page = page;
+        loop {
+            let parent = self.get(page).parent;
+            self.drop_leaf(page);
+            if parent == NO_PAGE || !self.is_free(parent) {
+                return parent;
+            }
+            page = parent;
+        }
     }
 
     /// Forgets pages wherever they are stored, with those after them in their blocks. The pages after these know the one
@@ -285,14 +295,20 @@ impl Pages {
                 cut.has_named_parent = true;
             }
         }
+        // Pages that may have been kept only for one that is forgotten.
+        let mut left = Vec::new();
         for page in &pages {
             for tier in Tier::ALL {
                 self.clear_stored(*page, tier);
             }
             self.remove_name(*page);
             self.named_parents.remove(page);
+            let parent = self.get(*page).parent;
             if let Some(before) = self.parent_mut(*page) {
                 before.followers = before.followers.saturating_sub(1);
+                if !is_forgotten[parent as usize] {
+                    left.push(parent);
+                }
             }
         }
         // Now that none of them is looked at any more.
@@ -302,10 +318,56 @@ impl Pages {
             forgotten.parent = NO_PAGE;
             self.free.push(*page);
         }
+        for page in left {
+            // It may have been dropped with another one.
+            if self.is_known(page) {
+                self.drop_unused(page);
+            }
+        }
         if self.is_empty() {
             *self = Self::new(self.page_size as u32);
         }
         pages.len()
+    }
+
+    /// Gives memory back if most of it is unused: the pages that are left move together and get new numbers. That takes as
+    /// long as the removals before it, of at least three times as many pages.
+    pub(super) fn shrink(&mut self) {
+        if self.slab.len() <= MIN_SLAB + self.len() * 4 {
+            return;
+        }
+        let mut numbers = vec![NO_PAGE; self.slab.len()];
+        let mut moved = Self::new(self.page_size as u32);
+        moved.slab.reserve_exact(self.len());
+        moved.tokens.reserve_exact(self.len() * self.page_size);
+        for page in self.numbers().filter(|page| !self.is_free(*page)) {
+            numbers[page as usize] = moved.slab.len() as PageNumber;
+            moved.slab.push(*self.get(page));
+            moved.tokens.extend_from_slice(self.tokens(page));
+        }
+        for page in &mut moved.slab {
+            if page.parent != NO_PAGE {
+                page.parent = numbers[page.parent as usize];
+            }
+        }
+        let slab = &moved.slab;
+        let of_page = |page: &PageNumber| hash_of(slab[*page as usize].name);
+        moved.names.reserve(slab.len(), of_page);
+        for (number, page) in (0..).zip(slab) {
+            moved
+                .names
+                .insert_unique(hash_of(page.name), number, of_page);
+        }
+        let named = self.named_parents.iter();
+        moved.named_parents = named
+            .map(|(page, name)| (numbers[*page as usize], *name))
+            .collect();
+        *self = moved;
+    }
+
+    fn is_known(&self, page: PageNumber) -> bool {
+        let of_number = self.slab.get(page as usize);
+        of_number.is_some_and(|of| self.find(of.name) == Some(page))
     }
 
     fn drop_leaf(&mut self, page: PageNumber) {

@@ -364,6 +364,84 @@ fn a_rank_with_less_than_its_part_has_room_where_another_took_all() {
     assert_eq!(blocks(&events), 4_000 / 16);
 }
 
+#[test]
+fn pages_that_are_removed_give_their_memory_back_and_those_that_stay_go_on_as_before() {
+    let indexes = indexes(64 << 20);
+    let fold = PageFold::for_pages(1).unwrap();
+    let mut fold = fold.with_memory(indexes.page_memory());
+    fold.store(&chain(0, 0..20_000), Tier::Gpu).unwrap();
+    // The page before its first one is not known.
+    fold.store(&chain(1, 5..45), Tier::Gpu).unwrap();
+    let full = fold.memory_bytes();
+    let removed = |pages: Stored| Removed {
+        hashes: pages.hashes,
+        ..Removed::default()
+    };
+    let events = fold
+        .remove(&removed(chain(0, 100..20_000)), Tier::Gpu)
+        .unwrap();
+    let [Event::Removed(blocks)] = &events[..] else {
+        panic!("{}", events.len());
+    };
+    assert_eq!(blocks.hashes.len(), 20_000 / 16 - 100 / 16);
+    assert_eq!(fold.pages.len(), 100 + 40);
+    assert!(fold.memory_bytes() * 20 < full, "{full}");
+    let name = |page: u64| EngineHash(1_000_000 + page);
+    let first = fold.pages.find(name(5)).unwrap();
+    assert_eq!(fold.pages.parent_name(first), Some(name(4)));
+    // A block that began before goes on, after the one before it.
+    let events = fold.store(&chain(1, 45..53), Tier::Gpu).unwrap();
+    let [Event::Stored(block)] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(
+        (block.parent, &block.hashes[..]),
+        (Some(name(36)), &[name(52)][..])
+    );
+    assert_eq!(block.token_ids, (37..53).collect::<Vec<u32>>());
+    // What is whole is known to be, and is removed by its names.
+    let events = fold.remove(&removed(chain(1, 5..53)), Tier::Gpu).unwrap();
+    let blocks = vec![name(20), name(36), name(52)];
+    assert_eq!(
+        events,
+        [Event::Removed(Removed {
+            hashes: blocks,
+            ..Removed::default()
+        })]
+    );
+    let events = fold.remove(&removed(chain(0, 0..100)), Tier::Gpu).unwrap();
+    let [Event::Removed(blocks)] = &events[..] else {
+        panic!("{}", events.len());
+    };
+    assert_eq!(blocks.hashes.len(), 100 / 16);
+    assert!(fold.pages.is_empty());
+    assert_eq!(fold.memory_bytes(), 0);
+}
+
+/// Pages that are stored nowhere stay for those after them, in another tier.
+#[test]
+fn pages_that_were_only_kept_for_a_forgotten_one_go_with_it() {
+    let kept = || {
+        let mut fold = PageFold::for_pages(1).unwrap();
+        fold.store(&stored(None, 0..4), Tier::Gpu).unwrap();
+        fold.store(&stored(Some(2), 3..4), Tier::Cpu).unwrap();
+        let removed = Removed {
+            hashes: (0..4).map(EngineHash).collect(),
+            ..Removed::default()
+        };
+        fold.remove(&removed, Tier::Gpu).unwrap();
+        assert_eq!(fold.pages.len(), 4);
+        let last = fold.pages.find(EngineHash(3)).unwrap();
+        (fold, last)
+    };
+    let (mut fold, last) = kept();
+    assert_eq!(fold.pages.forget_leaf(last), NO_PAGE);
+    assert!(fold.pages.is_empty());
+    let (mut fold, last) = kept();
+    assert_eq!(fold.pages.forget(vec![last]), 1);
+    assert!(fold.pages.is_empty());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -14,6 +14,9 @@ use crate::kv::index::{CopyReport, NewBlock, Parent, Tree, TreeBlock};
 /// groups lose blocks at different times.
 const MAX_BLOCKS: usize = 1 << 20;
 
+/// The table for so many blocks is kept when it is empty: each step fills and empties it.
+const KEPT_BLOCKS: usize = 4_096;
+
 /// Copies by group, in the order of [`GroupCopies::groups`]; of groups that came later there are none.
 type ByGroup = SmallVec<[u16; 4]>;
 
@@ -38,7 +41,7 @@ impl GroupCopies {
     /// The engine's process may be another one.
     pub(super) fn forget(&mut self) {
         self.groups.clear();
-        self.more.clear();
+        self.clear();
     }
 
     /// Another replica learned these groups from the same process.
@@ -51,6 +54,15 @@ impl GroupCopies {
     /// The cache was cleared.
     pub(super) fn clear(&mut self) {
         self.more.clear();
+        self.shrink();
+    }
+
+    /// Gives memory back if most of it is unused. When an engine's second group begins, all blocks of the first one wait
+    /// for it.
+    fn shrink(&mut self) {
+        if self.more.capacity() > KEPT_BLOCKS * 2 + self.more.len() * 4 {
+            self.more.shrink_to(KEPT_BLOCKS + self.more.len() * 2);
+        }
     }
 
     pub(super) fn has_several(&self) -> bool {
@@ -127,6 +139,7 @@ impl GroupCopies {
                 left = rest;
             }
         }
+        self.shrink();
         stored
     }
 
@@ -203,6 +216,7 @@ impl GroupCopies {
                 _ => missing += 1,
             }
         }
+        self.shrink();
         missing
     }
 
@@ -250,5 +264,57 @@ impl GroupCopies {
         for tier in Tier::ALL {
             self.more.remove(&(name, tier));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::super::kept_removals::KeptRemovals;
+    use super::*;
+    use crate::ids::WorkerId;
+    use crate::kv::block::{ChainRoot, LocalHash};
+    use crate::kv::indexes::{PrefixIndexes, Settings};
+    use crate::observe::metrics::Registry;
+
+    #[test]
+    fn what_waited_for_an_engines_second_group_leaves_no_memory_behind() {
+        let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
+        let size = NonZeroU32::new(16).unwrap();
+        let mut tree = indexes.index(&"m".into(), size).add_tree(WorkerId(1), 0);
+        let mut kept = KeptRemovals::default();
+        let new = |at| NewBlock {
+            name: EngineHash(at),
+            local: LocalHash(at + 1),
+        };
+        let blocks: Vec<NewBlock> = (0..100_000).map(new).collect();
+        let root = Parent::Root(ChainRoot(1));
+        let mut groups = GroupCopies::default();
+        groups.learn(0, Some(&mut tree));
+        let mut target = TreeTarget {
+            tree: &mut tree,
+            kept: &mut kept,
+            tier: Tier::Gpu,
+            report: CopyReport::OneMore,
+        };
+        assert_eq!(target.store(root, &blocks), 0);
+        groups.learn(1, Some(&mut *target.tree));
+        assert!(target.tree.is_empty());
+        assert!(groups.more.capacity() >= 100_000);
+        groups.store(Some(1), root, &blocks, &mut target);
+        assert_eq!(target.tree.len(), 100_000);
+        assert!(groups.more.is_empty());
+        assert!(groups.more.capacity() < 4 * KEPT_BLOCKS);
+        // What one step stores, and its other group after it, needs no other table.
+        let capacity = groups.more.capacity();
+        let step = &blocks[..1_000];
+        for group in [0, 1] {
+            groups.store(Some(group), root, step, &mut target);
+            assert_eq!(groups.more.capacity(), capacity);
+        }
+        groups.learn(2, Some(&mut *target.tree));
+        groups.clear();
+        assert!(groups.more.capacity() < 4 * KEPT_BLOCKS);
     }
 }
