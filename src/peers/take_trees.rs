@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -18,8 +18,8 @@ use super::link::{Failure, Link};
 use super::message::framed;
 use super::tree_metrics::TreeMetrics;
 use super::tree_wire::{self, ArrivingTree, Expected, Unusable};
-use super::wire::TreeRequest;
 use super::wire::peer_message::Kind;
+use super::wire::{TreeChunk, TreeRequest};
 use crate::fleet::Snapshot;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::tree_copies::{FetchedTree, TreeOutcome, TreeSource, WantedTree};
@@ -59,6 +59,13 @@ struct Slot {
     waiting: AtomicUsize,
     /// A stream that the next one uses.
     link: Mutex<Option<Link>>,
+}
+
+/// The start of a replica's answer, and the stream on which the rest comes.
+struct FirstChunk {
+    link: Link,
+    chunk: TreeChunk,
+    asked_at: Instant,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -170,26 +177,27 @@ impl TreeTaker {
     async fn ask(&self, source: &Arc<str>, wanted: &WantedTree) -> Result<FetchedTree, NotTaken> {
         let slot = self.slot(source);
         let _turn = slot.wait().await;
-        let mut link = self.link(&slot, source).await?;
-        let began = observe::now();
         let request = TreeRequest {
             worker: wanted.address.to_string(),
             rank: wanted.rank,
             model: wanted.model.to_string(),
         };
-        link.send(framed(Kind::TreeRequest(request))).await?;
+        let FirstChunk {
+            mut link,
+            mut chunk,
+            asked_at,
+        } = self.begin(&slot, source, &request).await?;
         let mut arriving = ArrivingTree::new(Expected {
             shape: wanted.shape,
             known_blocks: wanted.known_blocks,
             max_blocks: MAX_BLOCKS,
         });
         loop {
-            let chunk = self.chunk(&mut link).await?;
             let is_last = chunk.is_last;
             match arriving.take(chunk) {
-                Ok(None) => {}
+                Ok(None) => chunk = self.chunk(&mut link).await?,
                 Ok(Some(copy)) => {
-                    let took = observe::now().saturating_duration_since(began);
+                    let took = observe::now().saturating_duration_since(asked_at);
                     self.0.metrics.seconds.observe(took.as_secs_f64());
                     let peer = link.peer.name.clone();
                     slot.keep(link);
@@ -215,12 +223,11 @@ impl TreeTaker {
     ) -> Result<(Arc<str>, usize), NotTaken> {
         let slot = self.slot(source);
         let _turn = slot.wait().await;
-        let mut link = self.link(&slot, source).await?;
-        link.send(framed(Kind::TreeRequest(TreeRequest::default())))
-            .await?;
+        let request = TreeRequest::default();
+        let answer = self.begin(&slot, source, &request).await?;
+        let (mut link, mut chunk) = (answer.link, answer.chunk);
         let mut added = 0;
         loop {
-            let chunk = self.chunk(&mut link).await?;
             for (address, blocks) in tree_wire::predicted(&chunk)? {
                 let mut workers = fleet.workers.iter().map(|status| &status.worker);
                 let Some(worker) = workers.find(|worker| worker.pool.address() == address) else {
@@ -234,10 +241,44 @@ impl TreeTaker {
                 slot.keep(link);
                 return Ok((peer, added));
             }
+            chunk = self.chunk(&mut link).await?;
         }
     }
 
-    async fn chunk(&self, link: &mut Link) -> Result<super::wire::TreeChunk, NotTaken> {
+    /// Sends a request, and receives the first chunk of the answer. A stream that was kept may have ended since, which
+    /// says nothing of the replica: another one is opened then.
+    async fn begin(
+        &self,
+        slot: &Slot,
+        source: &str,
+        request: &TreeRequest,
+    ) -> Result<FirstChunk, NotTaken> {
+        let kept = slot.link.lock().take();
+        if let Some(link) = kept {
+            match self.request(link, request).await {
+                Err(NotTaken::Failure(failure)) => {
+                    debug!(source, reason = %failure, "a stream that was kept has ended");
+                }
+                answer => return answer,
+            }
+        }
+        let link = self.0.peers.call_for_trees(source).await?;
+        self.request(link, request).await
+    }
+
+    async fn request(&self, mut link: Link, request: &TreeRequest) -> Result<FirstChunk, NotTaken> {
+        let asked_at = observe::now();
+        link.send(framed(Kind::TreeRequest(request.clone())))
+            .await?;
+        let chunk = self.chunk(&mut link).await?;
+        Ok(FirstChunk {
+            link,
+            chunk,
+            asked_at,
+        })
+    }
+
+    async fn chunk(&self, link: &mut Link) -> Result<TreeChunk, NotTaken> {
         let received = timeout(PATIENCE, link.receive()).await;
         let received = received.map_err(|_| Failure::Lost("it sends nothing".to_owned()))??;
         match received {
@@ -263,14 +304,6 @@ impl TreeTaker {
             })
         });
         slot.clone()
-    }
-
-    async fn link(&self, slot: &Slot, source: &str) -> Result<Link, Failure> {
-        let kept = slot.link.lock().take();
-        match kept {
-            Some(link) => Ok(link),
-            None => self.0.peers.call_for_trees(source).await,
-        }
     }
 }
 

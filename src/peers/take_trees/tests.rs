@@ -5,7 +5,6 @@ use crate::observe::metrics::Registry;
 use crate::peers::handle::tests::{Replica, eventually, replica};
 use crate::peers::state::TreeHandler;
 use crate::peers::tree_wire::{chunks, tests::copy};
-use crate::peers::wire::TreeChunk;
 
 /// A replica that sends as many chunks of a tree as `cut` leaves of them, and closes the stream.
 async fn giving(cut: fn(Vec<TreeChunk>) -> Vec<TreeChunk>) -> Replica {
@@ -25,6 +24,22 @@ async fn giving(cut: fn(Vec<TreeChunk>) -> Vec<TreeChunk>) -> Replica {
                     return;
                 }
             }
+        })
+    }));
+    giver
+}
+
+/// A replica that gives one tree a stream, and closes the stream when it is asked for another one.
+async fn giving_one_a_stream() -> Replica {
+    let giver = replica(&[]).await;
+    giver.peers.set_ready(true);
+    giver.peers.serve_trees(TreeHandler::new(|mut link| {
+        Box::pin(async move {
+            let _ = link.receive().await;
+            for chunk in chunks(&copy(&[(16, true, 0); 3_000])) {
+                let _ = link.send(framed(Kind::TreeChunk(chunk))).await;
+            }
+            let _ = link.receive().await;
         })
     }));
     giver
@@ -88,4 +103,17 @@ async fn with_each_source_lost_in_the_middle_there_is_no_tree_and_it_is_known_wh
     assert!(taker.fetch(wanted()).await.is_none());
     assert_eq!(lost(&taker), 2);
     assert!(taker.are_sources_lost());
+}
+
+#[tokio::test]
+async fn a_stream_that_was_kept_and_has_ended_is_replaced_and_costs_no_tree() {
+    let giver = giving_one_a_stream().await;
+    let (taker, _late) = taker(&[&giver]).await;
+    // The second one waits for its turn, so the stream of the first one is kept.
+    let (one, other) = tokio::join!(taker.fetch(wanted()), taker.fetch(wanted()));
+    for tree in [one, other] {
+        assert_eq!(tree.unwrap().copy.blocks.len(), 48_000);
+    }
+    assert_eq!(lost(&taker), 0);
+    assert!(!taker.are_sources_lost());
 }
