@@ -276,8 +276,8 @@ pub struct TreeHead {
     /// Tokens of a page, where pages are smaller than blocks; else 0.
     #[prost(uint32, tag = "10")]
     pub page_size: u32,
-    /// The process was seen to name a page by its tokens, so one that is named otherwise depends on something else. Earlier
-    /// releases do not say so.
+    /// The process was seen to name a page by its tokens, so one that is named otherwise depends on something else.
+    /// Earlier releases do not say so.
     #[prost(bool, tag = "11")]
     pub has_matching_names: bool,
 }

@@ -297,10 +297,10 @@ impl Writer {
         blocks.count_ones()
     }
 
-    /// Gives memory back of tables that are nearly empty. The lists by a page's number (of the pages and of free numbers in
-    /// [`Pages`], and `stored_at`) stay as long as they once were while any block is left, because a page keeps the number
-    /// by which names and trees know it. They take a small part of what the pages took, which the memory limit bounded;
-    /// they count in it; and new pages get the free numbers first.
+    /// Gives memory back of tables that are nearly empty. The lists by a page's number (of the pages and of free
+    /// numbers in [`Pages`], and `stored_at`) stay as long as they once were while any block is left, because a page
+    /// keeps the number by which names and trees know it. They take a small part of what the pages took, which the
+    /// memory limit bounded; they count in it; and new pages get the free numbers first.
     fn shrink(&mut self, lock: &RwLock<Pages>) {
         if self.names.capacity() > 64 + self.names.len() * 4 {
             let pages = lock.read();

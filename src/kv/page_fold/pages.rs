@@ -246,8 +246,8 @@ impl Pages {
         }
     }
 
-    /// Forgets a page that no page follows, wherever it is stored, and those before it that were only kept for it. Returns
-    /// the page before these.
+    /// Forgets a page that no page follows, wherever it is stored, and those before it that were only kept for it.
+    /// Returns the page before these.
     pub(super) fn forget_leaf(&mut self, page: PageNumber) -> PageNumber {
         for tier in Tier::ALL {
             self.clear_stored(page, tier);
@@ -295,8 +295,8 @@ impl Pages {
                 cut.has_named_parent = true;
             }
         }
-        // Pages that may have been kept only for one that is forgotten.
-        let mut left = Vec::new();
+        // Pages before those that are forgotten: they may have been kept only for these.
+        let mut parents = Vec::new();
         for page in &pages {
             for tier in Tier::ALL {
                 self.clear_stored(*page, tier);
@@ -307,7 +307,7 @@ impl Pages {
             if let Some(before) = self.parent_mut(*page) {
                 before.followers = before.followers.saturating_sub(1);
                 if !is_forgotten[parent as usize] {
-                    left.push(parent);
+                    parents.push(parent);
                 }
             }
         }
@@ -318,7 +318,7 @@ impl Pages {
             forgotten.parent = NO_PAGE;
             self.free.push(*page);
         }
-        for page in left {
+        for page in parents {
             // It may have been dropped with another one.
             if self.is_known(page) {
                 self.drop_unused(page);
@@ -330,8 +330,8 @@ impl Pages {
         pages.len()
     }
 
-    /// Gives memory back if most of it is unused: the pages that are left move together and get new numbers. That takes as
-    /// long as the removals before it, of at least three times as many pages.
+    /// Gives memory back if most of it is unused: the pages that are left move together and get new numbers. At least
+    /// three times as many were removed before, so that takes no longer than the removals did.
     pub(super) fn shrink(&mut self) {
         if self.slab.len() <= MIN_SLAB + self.len() * 4 {
             return;

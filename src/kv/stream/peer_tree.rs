@@ -117,8 +117,8 @@ impl<T> EventStream<T> {
         }
     }
 
-    /// The process is verified on a new connection: what the loss of the former one interrupted goes on. That is once for
-    /// each lost connection, since a tree that no replica has is not asked for at each silence.
+    /// The process is verified: if the loss of the former connection interrupted a request, there is another one. There
+    /// is one for each lost connection, and none at each silence for a tree that no replica has.
     pub(super) fn want_interrupted_peer_tree(&mut self, steps: &mut Steps<T>) {
         if self.peer_trees.was_interrupted {
             self.want_peer_tree(steps);

@@ -57,8 +57,8 @@ impl GroupCopies {
         self.shrink();
     }
 
-    /// Gives memory back if most of it is unused. When an engine's second group begins, all blocks of the first one wait
-    /// for it.
+    /// Gives memory back if most of it is unused. When an engine's second group begins, all blocks of the first one
+    /// wait for it.
     fn shrink(&mut self) {
         if self.more.capacity() > KEPT_BLOCKS * 2 + self.more.len() * 4 {
             self.more.shrink_to(KEPT_BLOCKS + self.more.len() * 2);

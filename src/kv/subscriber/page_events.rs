@@ -47,8 +47,8 @@ impl PageEvents {
         self.has_matched = has_matched;
     }
 
-    /// Begins with another replica's pages, of which there are none yet. What was learned of the process stays. `None` for
-    /// pages that are blocks already.
+    /// Begins with another replica's pages, of which there are none yet. What was learned of the process stays. `None`
+    /// for pages that are blocks already.
     pub(super) fn begin_graft(&mut self, page_size: u32) -> Option<&mut PageFold> {
         self.fold = self.fold_for(page_size);
         self.fold.as_mut()
