@@ -1,5 +1,5 @@
-//! What all OpenAI-compatible endpoints share: error bodies, tenants, metadata, inserting a field into a body, the memory of
-//! bodies.
+//! What all OpenAI-compatible endpoints share: error bodies, tenants, metadata, inserting a field into a body, the memory
+//! of bodies.
 
 pub mod body_budget;
 pub mod error;

@@ -223,10 +223,9 @@ impl ApiServer {
                 standing: None,
                 turn: None,
             };
+            let create = &Endpoint::Create;
+            let answer = self.responses.answer(create, &call, &mut reserved);
             // Boxed, so that other lines do not carry its state.
-            let answer = self
-                .responses
-                .answer(&Endpoint::Create, &call, &mut reserved);
             return Box::pin(answer).await;
         }
         let client_id = request_id::header(id);

@@ -320,7 +320,8 @@ impl Reservation<'_> {
     /// Makes it large enough for the body and for so many bytes that the body refers to.
     pub(crate) async fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
         let total = self.body_bytes.saturating_add(bytes);
-        self.grow_to(total).await.map(|_| ())
+        self.grow_to(total).await?;
+        Ok(())
     }
 
     pub(crate) fn bytes(&self) -> u64 {

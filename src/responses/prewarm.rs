@@ -30,7 +30,8 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 impl Responses {
     /// Sends the prompt ahead, unless as many prompts are being sent as may. The client waits for none of it, and learns
-    /// nothing if it fails. The prompt keeps the memory of the turn. It counts in the limits of its tenant, as what it is: a prompt and a token.
+    /// nothing if it fails. The prompt keeps the memory of the turn. It counts in the limits of its tenant, as what it is:
+    /// a prompt and a token.
     pub(super) fn prewarm(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,

@@ -33,8 +33,8 @@ pub(super) struct StreamTerminator {
     has_error: bool,
     /// The engine reported that the request is at fault.
     is_refused: bool,
-    /// Of the last choice: if it has ended with a reason, only `[DONE]` may be missing. `None` before any choice, unless a
-    /// reason is required.
+    /// How the last choice has ended: with a reason, only `[DONE]` may be missing. `None` before any choice, unless a reason
+    /// is required.
     finish: Option<Finish>,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,

@@ -273,7 +273,8 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let memory = background.bodies.try_keep(tenant, request.len() as u64);
     if memory.is_none() {
         background.count_refusal(NO_MEMORY);
-        debug!(response_id = %key.id, bytes = request.len(), "no memory for an orphaned response; trying at the next scan");
+        let bytes = request.len();
+        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
         if !is_unconfirmed {
             return false;
         }

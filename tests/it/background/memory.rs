@@ -153,7 +153,8 @@ async fn an_orphan_without_memory_waits_for_it_and_runs() {
         id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
     };
     // The replica does not know that it has this one. It is handed back, and taken over.
-    let message = json!({"type": "message", "role": "user", "content": "x".repeat(2 * LONG)});
+    let text = json!({"type": "input_text", "text": "x".repeat(2 * LONG)});
+    let message = json!({"type": "message", "role": "user", "content": [text]});
     let request = json!({
         "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
         "is_portable": true, "client": {"model": "sim", "background": true}, "input": [message],

@@ -66,7 +66,8 @@ impl Runner<'_> {
         memory.is_none_or(|memory| memory.try_grow(bytes as u64))
     }
 
-    /// Waits until the conversation is free, and until there is memory for its history. The time limit of the run bounds that.
+    /// Waits until the conversation is free, and until there is memory for its history. The time limit of the run bounds
+    /// that.
     async fn with_new_history(
         &mut self,
         request: &StoredRequest,
@@ -79,7 +80,7 @@ impl Runner<'_> {
                     sleep(PAUSE).await;
                 }
                 Ok(mut history) if !self.finds_room(request, &history) => {
-                    // Nobody else waits for this run's memory.
+                    // Other responses of the conversation do not wait for the memory of this one.
                     if let Some(lock) = history.take_lock() {
                         lock.release().await;
                     }
