@@ -5,7 +5,6 @@ mod access_log;
 mod batch_line;
 mod batches;
 mod body;
-mod body_budget;
 pub mod cors;
 pub mod dry_run;
 pub mod endpoint_picker;
@@ -33,7 +32,6 @@ use prometheus::IntCounterVec;
 use tracing::debug;
 
 use self::access_log::LoggedBody;
-use self::body_budget::{BodyBudget, Claim};
 use self::cors::Cors;
 use self::envelope::Envelope;
 use self::health::{HEALTH_PATH, ROOT_PATH, health, root, without_body};
@@ -47,6 +45,7 @@ use crate::http::server::RequestBody;
 use crate::ids::ClientKey;
 use crate::limits::TenantLimits;
 use crate::observe::metrics::Registry;
+use crate::openai::body_budget::{BodyBudget, Claim};
 use crate::openai::error::{ApiError, ErrorShape};
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
 use crate::prompt;
@@ -104,7 +103,12 @@ impl ApiServer {
             &["status", "code"],
         );
         Self {
-            bodies: BodyBudget::new(settings.max_total_body, settings.max_body_wait, registry),
+            bodies: BodyBudget::new(
+                responses.bodies().clone(),
+                settings.max_total_body,
+                settings.max_body_wait,
+                registry,
+            ),
             cors: Cors::new(settings.cors.clone()),
             settings,
             tenants,
@@ -327,7 +331,7 @@ impl ApiServer {
             standing,
         } = *caller;
         let (head, body) = (*request).into_parts();
-        let (body, _reserved) = {
+        let (body, mut reserved) = {
             let claim = self.claim(&context, &head.headers);
             body::read(body, &self.settings, &self.bodies, claim).await?
         };
@@ -346,6 +350,6 @@ impl ApiServer {
             turn: None,
         };
         // Boxed, so that what is read before has no room for its state.
-        Box::pin(self.responses.answer(endpoint, &call)).await
+        Box::pin(self.responses.answer(endpoint, &call, &mut reserved)).await
     }
 }

@@ -60,6 +60,7 @@ use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
+use crate::openai::body_budget::BodyMemory;
 use crate::peers::routed::RoutedPrompts;
 use crate::relay::account::usage::Usage;
 use crate::relay::prompt::tokens::Tokens;
@@ -253,6 +254,7 @@ impl App {
             store.clone(),
             relay.clone(),
             Arc::new(key_ring(config, &metrics)?),
+            BodyMemory::new(config.api.requests.max_total_body),
             tasks.clone(),
             io_threads.clone(),
             &metrics,

@@ -67,19 +67,22 @@ pub use self::service::{Counts, Responses};
 pub use self::settings::{CompactSettings, Mode, OnStoreDown, Settings};
 pub use self::websocket::Settings as WebsocketSettings;
 use crate::http;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 
 impl Responses {
+    /// `reserved`: the memory of the request's body, which grows by what the body refers to.
     pub(super) async fn answer(
         self: &Arc<Self>,
         endpoint: &Endpoint,
         request: &ClientRequest<'_>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = request.admitted.tenant;
         match endpoint {
-            Endpoint::Create => self.create(request).await,
-            Endpoint::InputTokens => self.count(request).await,
-            Endpoint::Compact => self.compact(request).await,
+            Endpoint::Create => self.create(request, reserved).await,
+            Endpoint::InputTokens => self.count(request, reserved).await,
+            Endpoint::Compact => self.compact(request, reserved).await,
             Endpoint::Retrieve(id) => self.retrieve(tenant, id, request.query).await,
             Endpoint::Delete(id) => self.delete(tenant, id).await,
             Endpoint::Cancel(id) => self.cancel(tenant, id).await,

@@ -19,6 +19,7 @@ use crate::batches::line::LineEndpoint;
 use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
 use crate::ids::{ClientKey, RequestId, WorkerId};
 use crate::limits::ChargeId;
+use crate::openai::body_budget::Claim;
 use crate::openai::error::{ApiError, ErrorShape, SHOULD_RETRY};
 use crate::openai::tenant::Admitted;
 use crate::prompt::{self, Api};
@@ -205,6 +206,14 @@ impl ApiServer {
         let api = api_of(line.endpoint);
         if api == Api::Responses && self.responses.mode() == Mode::Stateful {
             prompt::check_nesting(&line.body)?;
+            // The batch has memory for the line itself, but not for the history that it continues.
+            let claim = Claim {
+                owner: client,
+                tenant: admitted.tenant,
+                headers: &head.headers,
+                relay: None,
+            };
+            let mut reserved = self.bodies.start(claim, 0).await?;
             let call = ClientRequest {
                 headers: &head.headers,
                 query: "",
@@ -214,8 +223,10 @@ impl ApiServer {
                 standing: None,
                 turn: None,
             };
+            let create = &Endpoint::Create;
+            let answer = self.responses.answer(create, &call, &mut reserved);
             // Boxed, so that other lines do not carry its state.
-            return Box::pin(self.responses.answer(&Endpoint::Create, &call)).await;
+            return Box::pin(answer).await;
         }
         let client_id = request_id::header(id);
         let caller = Box::new(Caller {

@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::body_budget::{BodyBudget, Claim, Reservation};
 use super::settings::Settings;
 use crate::http::server::RequestBody;
 use crate::observe;
+use crate::openai::body_budget::{BodyBudget, Claim, Reservation};
 use crate::openai::error::ApiError;
 
 /// A whole body may take this many times the time-out between two of its pieces, so that a client cannot

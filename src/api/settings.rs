@@ -17,9 +17,10 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     pub max_body: u64,
     /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
-    /// answer. Beyond it requests wait, and those of lower priority that wait for workers give theirs up. One tenant (without
-    /// tenants: one client address) gets no more than it leaves to all others: alone, half of it. 1 GiB is 16 bodies of the
-    /// largest size.
+    /// answer, with the histories that they continue; those of background responses until they have ended. Beyond it
+    /// requests wait, and those of lower priority that wait for workers give theirs up. One tenant (without tenants: one
+    /// client address) gets no more than it leaves to all others: alone, half of it. 1 GiB is 16 bodies of the largest
+    /// size.
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
     /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory

@@ -18,7 +18,7 @@ pub struct Request {
     pub compute: Duration,
     /// Bytes of its body as the engine gets it.
     pub bytes: u64,
-    /// Bytes of what its client sent: so many are given back when its wait ends.
+    /// Memory of what its client sent, and of what that refers to: so many bytes are given back when its wait ends.
     pub client_bytes: u64,
     /// When its head was received.
     pub received: Instant,

@@ -81,6 +81,8 @@ pub struct Job<'a> {
     pub body: Bytes,
     /// What the client sent: the same when its SDK sends the request again.
     pub original: &'a [u8],
+    /// Memory of the client's request, which is given back when the request ends.
+    pub reserved_bytes: u64,
     /// Receives what the tenant has left of its limits.
     pub standing: Option<&'a StandingCell>,
     /// The name that the client asked for, if the configuration leads it to a model. Then `body` names that model.
@@ -125,6 +127,7 @@ impl<'a> Job<'a> {
             headers,
             body,
             original,
+            reserved_bytes: original.len() as u64,
             standing: None,
             requested: None,
             unasked_usage: UnaskedUsage::default(),

@@ -370,7 +370,7 @@ impl Relay {
             tokens,
             compute: Duration::ZERO,
             bytes: job.body.len() as u64,
-            client_bytes: job.original.len() as u64,
+            client_bytes: job.reserved_bytes,
             received: job.context.started,
             entered: observe::now(),
             ttft_target: waits.standing.ttft_target,

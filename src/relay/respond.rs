@@ -139,6 +139,7 @@ impl Relay {
                 wire,
                 status,
                 is_events,
+                is_converted,
                 meter,
                 usage,
                 unasked_usage,

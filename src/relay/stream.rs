@@ -53,6 +53,7 @@ pub(super) fn relay(
     api: Api,
     status: StatusCode,
     is_events: bool,
+    is_converted: bool,
     meter: Meter,
     usage: Option<Box<UsageRewriter>>,
     unasked_usage: Option<UnaskedUsage>,
@@ -65,7 +66,14 @@ pub(super) fn relay(
     let events = is_events.then(|| Events {
         aligner: Aligner::new(EVENT_BYTES_MAX + ids_bytes),
         // An error that an engine answers as a stream is its own business.
-        terminator: status.is_success().then(|| StreamTerminator::new(api)),
+        terminator: status.is_success().then(|| {
+            let mut terminator = StreamTerminator::new(api);
+            if is_converted {
+                // Without a finish reason no response can be made of it.
+                terminator.require_finish();
+            }
+            terminator
+        }),
         plain: PlainEvents::default(),
     });
     let relayed = Relayed {

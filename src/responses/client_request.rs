@@ -33,6 +33,8 @@ pub(super) struct EngineCall<'a> {
     pub(super) headers: &'a HeaderMap,
     /// What the client sent; the same if its SDK sends the request again.
     pub(super) original: &'a [u8],
+    /// Memory of the client's request, with the history that it continues.
+    pub(super) reserved_bytes: u64,
     pub(super) standing: Option<&'a StandingCell>,
     /// Learns how far the answer has come, for a background response.
     pub(super) progress: Option<&'a Arc<Progress>>,
@@ -53,6 +55,7 @@ impl<'a> EngineCall<'a> {
             context,
             headers,
             original,
+            reserved_bytes: original.len() as u64,
             standing: None,
             progress: None,
             resumed: None,

@@ -23,6 +23,7 @@ use super::service::Responses;
 use super::{engine_body, retry};
 use crate::http;
 use crate::ids::{ResponseId, Root};
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::store::record::{Content, InitialState};
 use crate::store::{IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status};
@@ -45,6 +46,7 @@ impl Responses {
     pub(super) async fn compact(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let create = CreateRequest::read_without_required(&request.body)?;
         if create.model.is_empty() {
@@ -73,7 +75,9 @@ impl Responses {
         // A chain of its own: what it replaces is not read again.
         let id = ResponseId::new(Root(fastrand::u64(..)), random()?);
         let ids = Ids::of(id);
-        let expanded = self.expand(&create, history, &ids, &reader).await?;
+        let expanded = self
+            .expand(&create, history, &ids, &reader, Some(reserved))
+            .await?;
         let (text, usage) = self
             .summarise(request, &create, id, &expanded.input)
             .await?;

@@ -26,6 +26,7 @@ use super::template::ResponseTemplate;
 use super::{engine_body, engine_error, inline_compaction, stream, truncation};
 use crate::http;
 use crate::ids::Tenant;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
 use crate::relay::{self, ServedBy};
@@ -38,13 +39,14 @@ impl Responses {
     pub(super) async fn create(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mut create = CreateRequest::read(&request.body)?;
         let generates = request.turn.is_none_or(|turn| turn.generates);
         // A client that has no input yet may send its tools and instructions ahead.
         create.input_may_be_empty = !generates;
         if create.background {
-            return self.create_in_background(request, &create).await;
+            return self.create_in_background(request, &create, reserved).await;
         }
         request.salt(&create)?;
         if !generates {
@@ -68,7 +70,9 @@ impl Responses {
             };
             let mut lock = history.take_lock();
             let answer = self
-                .generate(request, &create, history, &reader, &mut lock, is_stored)
+                .generate(
+                    request, &create, history, &reader, &mut lock, is_stored, reserved,
+                )
                 .await;
             if let Some(lock) = lock.filter(|_| answer.is_err()) {
                 lock.release().await;
@@ -84,6 +88,10 @@ impl Responses {
     }
 
     /// Takes `lock` only once the response itself will release it.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one caller; a struct would name them once more"
+    )]
     async fn generate(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -92,10 +100,11 @@ impl Responses {
         reader: &StateReader<'_>,
         lock: &mut Option<ConversationLock>,
         is_stored: bool,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let salt = request.salt(create)?;
         let mut prepared = self
-            .prepare(create, history, reader, is_stored, is_stored)
+            .prepare(create, history, reader, is_stored, is_stored, reserved)
             .await?;
         let mut template = ResponseTemplate::new(create, &prepared.meta(), prepared.ids.clone());
         prepared.name_conversation(request.context.summary.as_ref());
@@ -113,11 +122,12 @@ impl Responses {
         let mut finisher = self.finisher(request, create, reader.tenant, &mut prepared, is_stored);
         if request.turn.is_some_and(|turn| !turn.generates) {
             finisher.conversation = lock.take();
-            self.prewarm(request, create, &input, prepared.id, salt);
+            self.prewarm(request, create, &input, prepared.id, salt, reserved);
             return Ok(self.without_output(template, finisher).await);
         }
         let mut call = request.engine_call();
         call.context.response = Some(prepared.id);
+        call.reserved_bytes = reserved.bytes();
         let answer = if is_asked {
             self.ask_truncating(&call, create, input, &prepared.name, salt)
                 .await?
@@ -224,7 +234,7 @@ impl Responses {
                 .history(&create.parent, &reader, Access::ReadOnly)
                 .await?;
             let ids = Ids::random(request::random()?);
-            let expanded = self.expand(&create, history, &ids, &reader).await?;
+            let expanded = self.expand(&create, history, &ids, &reader, None).await?;
             let body = engine_body::body(&create, &expanded.input, "", salt, create.stream);
             let model = self.relay.names().canonical(&create.model);
             if !self.relay.sends_chat(Some(model)) {

@@ -116,6 +116,7 @@ impl Responses {
         let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
         let (context, target) = (call.context.clone(), Uri::from_static(path));
         let job = relay::Job {
+            reserved_bytes: call.reserved_bytes,
             standing: call.standing,
             chat: (api == Api::Responses).then_some(self as &dyn ChatForm),
             progress: call.progress,

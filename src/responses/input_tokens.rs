@@ -12,6 +12,7 @@ use super::members::{self, Members};
 use super::request::{CreateRequest, random};
 use super::service::Responses;
 use crate::http;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
 use crate::relay::{ChatForm, ToolLoss};
@@ -23,6 +24,7 @@ impl Responses {
     pub(super) async fn count(
         &self,
         request: &ClientRequest<'_>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let create = CreateRequest::read_without_required(&request.body)?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
@@ -30,7 +32,9 @@ impl Responses {
             .history(&create.parent, &reader, Access::ReadOnly)
             .await?;
         let ids = Ids::random(random()?);
-        let expanded = self.expand(&create, history, &ids, &reader).await?;
+        let expanded = self
+            .expand(&create, history, &ids, &reader, Some(reserved))
+            .await?;
         let tokens = self
             .prompt_tokens(request, &create, &expanded.input)
             .await?;

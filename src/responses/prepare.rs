@@ -12,6 +12,7 @@ use super::service::Responses;
 use super::template::ResponseMeta;
 use crate::ids::{ResponseId, Tenant};
 use crate::observe;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::relay::SummaryCell;
 use crate::store::Item;
@@ -95,11 +96,14 @@ impl Responses {
         reader: &StateReader<'_>,
         has_record: bool,
         store: bool,
+        reserved: &mut Reservation<'_>,
     ) -> Result<PreparedResponse, ApiError> {
         let id = ResponseId::new(history.root, request::random()?);
         let name = id.to_string();
         let ids = Ids::of(id);
-        let expanded = self.expand(create, history, &ids, reader).await?;
+        let expanded = self
+            .expand(create, history, &ids, reader, Some(reserved))
+            .await?;
         let ExpandedInput {
             history,
             new_input,
@@ -127,14 +131,20 @@ impl Responses {
         })
     }
 
-    /// Reads the new input with everything it refers to, and appends it to the history.
+    /// Reads the new input with everything it refers to, and appends it to the history. `reserved`: the memory of the
+    /// request's body, if it counts; it grows before anything is expanded.
     pub(super) async fn expand(
         &self,
         create: &CreateRequest<'_>,
         history: History,
         ids: &Ids,
         reader: &StateReader<'_>,
+        mut reserved: Option<&mut Reservation<'_>>,
     ) -> Result<ExpandedInput, ApiError> {
+        let history_bytes = history.bytes();
+        if let Some(reserved) = &mut reserved {
+            reserved.grow_beyond_body(history_bytes as u64).await?;
+        }
         let referenced = self
             .referenced(create.input, &history, reader.tenant)
             .await?;
@@ -151,8 +161,14 @@ impl Responses {
         if let Some(id) = input::first_of(&history.lists, &new_input.earlier) {
             return Err(ApiError::duplicate_item(&id));
         }
-        let history_bytes = history.bytes();
-        let bytes = history_bytes + create.input.map_or(0, str::len);
+        let body_bytes = create.input.map_or(0, str::len);
+        if let Some(reserved) = reserved {
+            // Referenced items, and what the client's state tokens have.
+            let more = new_input.bytes().saturating_sub(body_bytes);
+            let total = history_bytes + more;
+            reserved.grow_beyond_body(total as u64).await?;
+        }
+        let bytes = history_bytes + body_bytes;
         let mut input = EngineInput::new(bytes + bytes / 8 + 128);
         for list in &history.lists {
             input.add_list(list)?;
@@ -180,7 +196,7 @@ impl Responses {
         history: &History,
         new_input: &NewInput,
     ) -> Result<(), ApiError> {
-        let new_bytes: usize = new_input.items.iter().map(|item| item.json.len() + 1).sum();
+        let new_bytes = new_input.bytes() + new_input.items.len();
         let record = history.client_held.as_ref().map_or(0, Bytes::len) + new_bytes;
         let whole = history.bytes() + new_bytes;
         let max = self.settings.store.retention.max_record;

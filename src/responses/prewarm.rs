@@ -20,6 +20,7 @@ use super::service::Responses;
 use super::template::ResponseTemplate;
 use crate::http;
 use crate::ids::ResponseId;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::relay::{RequestContext, RequestKind};
 use crate::store::Status;
@@ -29,7 +30,8 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 impl Responses {
     /// Sends the prompt ahead, unless as many prompts are being sent as may. The client waits for none of it, and learns
-    /// nothing if it fails. It counts in the limits of its tenant, as what it is: a prompt and a token.
+    /// nothing if it fails. The prompt keeps the memory of the turn. It counts in the limits of its tenant, as what it is:
+    /// a prompt and a token.
     pub(super) fn prewarm(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -37,6 +39,7 @@ impl Responses {
         input: &[u8],
         id: ResponseId,
         salt: Option<&str>,
+        reserved: &mut Reservation<'_>,
     ) {
         if input == b"[]" {
             return;
@@ -53,7 +56,7 @@ impl Responses {
             summary: None,
             ..request.context.clone()
         };
-        let responses = self.clone();
+        let (responses, memory) = (self.clone(), reserved.keep());
         self.tasks.spawn(async move {
             let call = EngineCall::new(context, &headers, &original);
             let answer = responses.send_ahead(&call, body).await;
@@ -61,7 +64,7 @@ impl Responses {
                 debug!(id = %call.context.id, message = error.message, "prompt not sent ahead");
             }
             responses.metrics.on_prewarm(answer.is_ok());
-            drop(in_flight);
+            drop((in_flight, memory));
         });
     }
 

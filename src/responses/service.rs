@@ -14,6 +14,7 @@ use super::websocket;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::observe::metrics::Registry;
+use crate::openai::body_budget::BodyMemory;
 use crate::relay::Relay;
 use crate::state_token::KeyRing;
 use crate::store::ResponseStore;
@@ -48,11 +49,16 @@ pub struct Counts {
 }
 
 impl Responses {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the router, named once"
+    )]
     pub fn new(
         settings: Settings,
         store: Arc<dyn ResponseStore>,
         relay: Arc<Relay>,
         key_ring: Arc<KeyRing>,
+        bodies: Arc<BodyMemory>,
         tasks: Tasks,
         io_threads: IoThreads,
         registry: &Registry,
@@ -61,6 +67,7 @@ impl Responses {
             settings.background.clone(),
             settings.store.lease.clone(),
             settings.store.retention.max_event_log,
+            bodies,
             tasks.clone(),
             registry,
         );
@@ -102,6 +109,11 @@ impl Responses {
     /// With the settings of the latest configuration.
     pub(super) fn latest(self: &Arc<Self>) -> Arc<Self> {
         self.latest.load().upgrade().unwrap_or_else(|| self.clone())
+    }
+
+    /// The memory that the bodies of all requests share.
+    pub(crate) fn bodies(&self) -> &Arc<BodyMemory> {
+        &self.background.bodies
     }
 
     pub(crate) fn websocket(&self) -> &websocket::Settings {

@@ -281,12 +281,10 @@ impl Ownership for Memory {
             let alive = self.owners.lock().alive(now);
             let mut orphans = Vec::new();
             for shard in &self.shards {
-                orphans.extend(shard.lock().orphans(&alive, max - orphans.len()));
-                if orphans.len() == max {
-                    break;
-                }
+                orphans.extend(shard.lock().orphans(&alive));
             }
-            Ok(orphans)
+            // A random choice: orphans that a replica cannot take, as those of a tenant at its limit, hide no others.
+            Ok(fastrand::choose_multiple(orphans, max))
         })
     }
 

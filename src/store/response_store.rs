@@ -193,7 +193,8 @@ pub trait Ownership {
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>>;
 
     /// Scans for orphans, about `max` at most: running responses without a live owner, and cancelled ones whose
-    /// owner was lost before it stored the output that readers had received.
+    /// owner was lost before it stored the output that readers had received. Which ones, if there are more, is random,
+    /// so that those that the caller cannot take hide no others.
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>>;
 
     /// Returns responses that the store assigns to `owner` but that are not in `running`, about `max` at most.

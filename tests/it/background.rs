@@ -8,6 +8,7 @@ mod faults;
 mod fleet;
 mod leaving;
 mod long_streams;
+mod memory;
 mod races;
 mod readers;
 mod talk;

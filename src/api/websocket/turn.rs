@@ -107,6 +107,7 @@ impl ApiServer {
             standing: None,
             turn: Some(&turn),
         };
-        self.responses.answer(&Endpoint::Create, &call).await
+        let create = &Endpoint::Create;
+        self.responses.answer(create, &call, &mut reserved).await
     }
 }

@@ -56,6 +56,11 @@ impl FirstTokenGate {
         }
     }
 
+    /// The answer is given up if it ends without a finish reason, also if its chunks have no place for one.
+    pub(in crate::relay) fn require_finish(&mut self) {
+        self.is_unfinished = true;
+    }
+
     /// Takes the next piece of the stream, cut anywhere.
     pub(in crate::relay) fn on_data(&mut self, data: &Bytes) -> Verdict {
         self.bytes += data.len();
@@ -136,12 +141,16 @@ fn parts(event: &[u8]) -> (&[u8], &[u8]) {
 
 /// Whether some whole events of a stream have an error of the engine, which is not one of the request.
 pub(in crate::relay) fn has_engine_error(api: Api, events: &[u8]) -> bool {
-    if matches!(api, Api::Responses | Api::Other) || ERROR.find(events).is_none() {
-        return false;
-    }
+    errors_in(api, events).any(|error| error == Verdict::Error)
+}
+
+/// The errors and refusals of the engine in some whole events of a stream.
+pub(in crate::relay) fn errors_in(api: Api, events: &[u8]) -> impl Iterator<Item = Verdict> {
+    let may_have = !matches!(api, Api::Responses | Api::Other) && ERROR.find(events).is_some();
+    let events = if may_have { events } else { &events[..0] };
     let lines = events.split(|byte| *byte == b'\n');
-    let mut data = lines.filter_map(|line| line.strip_prefix(b"data:"));
-    data.any(|data| error_of(data.trim_ascii()) == Some(Verdict::Error))
+    let data = lines.filter_map(|line| line.strip_prefix(b"data:"));
+    data.filter_map(|data| error_of(data.trim_ascii()))
 }
 
 /// An error or a refusal, if data is an object with a top-level `error` that is not null.
@@ -252,6 +261,23 @@ mod tests {
             &[CREATED, "event: response.completed\ndata: {}\n\n"],
             Verdict::Token,
         );
+    }
+
+    #[test]
+    fn a_stream_that_needs_a_finish_reason_is_given_up_without_one() {
+        const USAGE: &str = "data: {\"choices\":[],\"usage\":{}}\n\n";
+        for (events, expected) in [
+            (&[ROLE, DONE][..], Verdict::GivenUp),
+            (&[ROLE, USAGE, DONE], Verdict::GivenUp),
+            (&[DONE], Verdict::GivenUp),
+            (&[ROLE, TOKEN, DONE], Verdict::Token),
+            (&[ROLE], Verdict::Undecided),
+        ] {
+            let mut gate = FirstTokenGate::new(Api::Chat);
+            gate.require_finish();
+            let seen = gate.on_data(&Bytes::from(events.concat()));
+            assert_eq!(seen, expected, "{events:?}");
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl LegContext<'_> {
             .await
             .map_err(DecodeFailure::Exchange)?;
         // What comes before the first token stays in the answer, for the client.
-        let why = match first_token::wait(self.job.api, &mut answer).await {
+        let why = match first_token::wait(self.job, &mut answer).await {
             Ok(Verdict::Token) => return Ok(answer),
             Ok(Verdict::Refusal | Verdict::Error) => {
                 "the engine reported an error before its first token"

@@ -8,6 +8,7 @@ use crate::prompt::Api;
 use crate::relay::answer::engine_answer::{self, Finish};
 use crate::relay::answer::first_token_gate::{FirstTokenGate, Verdict};
 use crate::relay::headers;
+use crate::relay::job::Job;
 
 /// Whether the first piece of a whole answer, which is mostly all of it, says that its engine gave it up.
 pub(in crate::relay) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
@@ -32,7 +33,7 @@ pub(in crate::relay) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool
 /// Reads up to the first token. What was read is in `answer.first`, for the client. [`Verdict::Undecided`]: the stream ended
 /// before. What is no stream of events counts as one that has a token.
 pub(in crate::relay) async fn wait(
-    api: Api,
+    job: &Job<'_>,
     answer: &mut exchange::Answer,
 ) -> Result<Verdict, exchange::Error> {
     let is_stream =
@@ -40,7 +41,10 @@ pub(in crate::relay) async fn wait(
     if !is_stream {
         return Ok(Verdict::Token);
     }
-    let mut gate = FirstTokenGate::new(api);
+    let mut gate = FirstTokenGate::new(job.api);
+    if job.is_converted {
+        gate.require_finish();
+    }
     let mut next = answer.first.take();
     let mut read = BytesMut::new();
     loop {

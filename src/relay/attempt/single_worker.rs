@@ -127,7 +127,7 @@ impl Relay {
                 let mut answer =
                     pin!(self.send(job, &mut offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
-                    verdict = first_token::wait(job.api, &mut answer).await?;
+                    verdict = first_token::wait(job, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
                     verdict = Verdict::GivenUp;
                 }

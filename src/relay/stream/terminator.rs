@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::http::sse;
 use crate::prompt::Api;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
-use crate::relay::answer::first_token_gate;
+use crate::relay::answer::first_token_gate::{self, Verdict};
 use crate::relay::failure::types::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
@@ -31,7 +31,10 @@ pub(super) struct StreamTerminator {
     pub(super) has_end: bool,
     /// The engine reported an error.
     has_error: bool,
-    /// Of the last choice: if it has ended with a reason, only `[DONE]` may be missing. `None` before any choice.
+    /// The engine reported that the request is at fault.
+    is_refused: bool,
+    /// How the last choice has ended: with a reason, only `[DONE]` may be missing. `None` before any choice, unless a reason
+    /// is required.
     finish: Option<Finish>,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
@@ -45,10 +48,16 @@ impl StreamTerminator {
             // Nothing is known of how streams of other endpoints end.
             has_end: api == Api::Other,
             has_error: false,
+            is_refused: false,
             finish: None,
             first: None,
             events: 0,
         }
+    }
+
+    /// The answer is complete only with a finish reason, also if its chunks have no place for one.
+    pub(super) fn require_finish(&mut self) {
+        self.finish = Some(Finish::None);
     }
 
     /// Takes events that have nothing but a token: their choice goes on.
@@ -61,7 +70,7 @@ impl StreamTerminator {
     /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
     /// last event of an answer whose last choice has not ended. What is before may go to the client.
     pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
-        if self.has_end || self.has_error {
+        if self.has_end || self.has_error || self.is_refused {
             return None;
         }
         match last_finish(self.api, events) {
@@ -71,7 +80,9 @@ impl StreamTerminator {
         }
         let lacks_end = self.finish == Some(Finish::None)
             && is_terminal(self.api, events)
-            && !first_token_gate::has_engine_error(self.api, events);
+            && first_token_gate::errors_in(self.api, events)
+                .next()
+                .is_none();
         lacks_end.then(|| event_start(events, events.trim_ascii_end().len()))
     }
 
@@ -82,7 +93,13 @@ impl StreamTerminator {
             self.first.get_or_insert_with(|| events.clone());
         }
         self.has_end = self.has_end || is_terminal(self.api, events);
-        self.has_error = self.has_error || first_token_gate::has_engine_error(self.api, events);
+        for error in first_token_gate::errors_in(self.api, events) {
+            if error == Verdict::Error {
+                self.has_error = true;
+            } else {
+                self.is_refused = true;
+            }
+        }
     }
 
     /// How the request ends if the stream is over now.
@@ -298,6 +315,44 @@ mod tests {
         let abort = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"abort\"}}\n\n";
         let at = StreamTerminator::new(Api::Messages).gives_up_at(abort.as_bytes());
         assert_eq!(at, Some(0));
+    }
+
+    #[test]
+    fn an_answer_that_needs_a_finish_reason_is_given_up_at_done_without_one() {
+        const BARE: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        const ERROR: &str = "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n";
+        const REFUSAL: &str = "data: {\"error\":{\"message\":\"x\",\"code\":400}}\n\n";
+        const DONE: &str = "data: [DONE]\n\n";
+        for (events, is_required, is_given_up) in [
+            (&[BARE, DONE][..], true, true),
+            (&[BARE, USAGE, DONE], true, true),
+            (&[DONE], true, true),
+            (&[BARE, STOP, DONE], true, false),
+            (&[BARE, ERROR, DONE], true, false),
+            (&[REFUSAL, DONE], true, false),
+            (&[TEXT, REFUSAL, DONE], false, false),
+            // How other streams end is not known.
+            (&[BARE, DONE], false, false),
+        ] {
+            let begin = || {
+                let mut terminator = StreamTerminator::new(Api::Chat);
+                if is_required {
+                    terminator.require_finish();
+                }
+                terminator
+            };
+            let whole = events.concat();
+            let at = begin().gives_up_at(whole.as_bytes());
+            let expected = is_given_up.then(|| whole.len() - DONE.len());
+            assert_eq!(at, expected, "{events:?} in one piece");
+            let mut terminator = begin();
+            let gives_up = events.iter().any(|event| {
+                let at = terminator.gives_up_at(event.as_bytes());
+                terminator.on_passed(&Bytes::from_static(event.as_bytes()));
+                at.is_some()
+            });
+            assert_eq!(gives_up, is_given_up, "{events:?} one by one");
+        }
     }
 
     #[test]

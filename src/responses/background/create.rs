@@ -14,6 +14,7 @@ use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use crate::http;
 use crate::ids::Tenant;
+use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
 use crate::responses::history::Access;
@@ -35,6 +36,7 @@ impl Responses {
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
+        reserved: &mut Reservation<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = request.admitted.tenant;
         request.salt(create)?;
@@ -48,7 +50,7 @@ impl Responses {
             .await?;
         let mut lock = history.take_lock();
         let is_in_conversation = history.conversation.is_some();
-        let prepared = self.prepare(create, history, &reader, true, create.store);
+        let prepared = self.prepare(create, history, &reader, true, create.store, reserved);
         let ready = prepared.await.and_then(|prepared| {
             let has_state = prepared.client_state.is_some();
             let is_portable = !has_state && !is_in_conversation;
@@ -65,6 +67,7 @@ impl Responses {
             }
         };
         job.conversation = lock.take();
+        job.memory = Some(reserved.keep());
         let key = guard.key;
         let response = record.content.response.clone();
         let run = guard.run.clone();
@@ -151,6 +154,7 @@ impl Responses {
             new_items,
             conversation: None,
             client_state: prepared.client_state.take(),
+            memory: None,
         };
         Ok((record, job, guard))
     }

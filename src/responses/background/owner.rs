@@ -12,10 +12,11 @@ use super::run::{self, Job};
 use super::run_state::RunState;
 use super::run_step::StopReason;
 use super::run_table::{RunRefusal, RunTable};
-use super::runs::{Background, Run};
+use super::runs::{Background, NO_MEMORY, Run};
 use super::stored_request::StoredRequest;
 use super::take_over::{OrphanState, TakeOver, must_rescan};
 use super::unreadable;
+use crate::ids::ClientKey;
 use crate::observe;
 use crate::responses::service::Responses;
 use crate::responses::settings::Mode;
@@ -242,30 +243,52 @@ async fn release(responses: &Responses, key: ResponseKey, fence: FencingToken) {
 /// True if this replica took the response over.
 async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let background = &responses.background;
-    let by = {
+    let key = orphan.key;
+    // As which owner, and whether it may have been taken over already.
+    let may_take_over = || {
         let table = background.table.lock();
-        if !table.may_take_over(observe::now(), &orphan) {
+        let may = table.may_take_over(observe::now(), &orphan);
+        may.then(|| (table.owner(), table.is_unconfirmed(key)))
+    };
+    if may_take_over().is_none() {
+        return false;
+    }
+    // Read before the store is asked for the response: one for which there is no memory stays as it is, for another
+    // replica or the next scan.
+    let request = match responses.store.request(key).await {
+        // Ended meanwhile; its run learns that with its first write.
+        Ok(request) => request.unwrap_or_default(),
+        Err(error) if error.retry_after().is_some() => {
+            debug!(response_id = %key.id, %error, "request of an orphaned response not read; trying at the next scan");
             return false;
         }
-        table.owner()
+        // It ends as failed.
+        Err(_) => Bytes::new(),
     };
+    // The lease may have run out meanwhile.
+    let Some((by, is_unconfirmed)) = may_take_over() else {
+        return false;
+    };
+    let tenant = ClientKey::of_tenant(key.tenant);
+    let memory = background.bodies.try_keep(tenant, request.len() as u64);
+    if memory.is_none() {
+        background.count_refusal(NO_MEMORY);
+        let bytes = request.len();
+        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
+        if !is_unconfirmed {
+            return false;
+        }
+    }
     let result = responses.store.take_over(orphan, by).await;
     background.table.lock().on_take_over(by, orphan, &result);
     let Ok(Takeover::Done(adopted)) = result else {
         return false;
     };
-    let key = orphan.key;
-    let request = match responses.store.request(key).await {
-        // Ended meanwhile; its run learns that with its first write.
-        Ok(request) => request.unwrap_or_default(),
-        Err(error) if error.retry_after().is_some() => {
-            debug!(response_id = %key.id, %error, "request of an orphaned response not read; handing it back");
-            background.table.lock().hand_back(key, adopted.fence);
-            release(responses, key, adopted.fence).await;
-            return false;
-        }
-        // It is taken over already; it ends as failed.
-        Err(_) => Bytes::new(),
+    let Some(memory) = memory else {
+        // It was this owner's already: let any replica take it over.
+        background.table.lock().hand_back(key, adopted.fence);
+        release(responses, key, adopted.fence).await;
+        return false;
     };
     let request = StoredRequest::read(&request);
     let orphan_state = OrphanState {
@@ -312,7 +335,10 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         background.metrics.on_orphan(action);
     }
     match request {
-        Some(request) => run::spawn_taken_over(responses.clone(), Job::taken_over(request), guard),
+        Some(request) => {
+            let job = Job::taken_over(request, memory);
+            run::spawn_taken_over(responses.clone(), job, guard);
+        }
         None if adopted.status.is_terminal() => {}
         None => unreadable::spawn(responses.clone(), guard),
     }

@@ -29,6 +29,7 @@ use super::unreadable;
 use crate::ids::{ClientKey, RequestId};
 use crate::limits::ChargeId;
 use crate::observe;
+use crate::openai::body_budget::KeptBody;
 use crate::relay::{Progress, RequestContext, RequestKind, ServedBy, SummaryCell};
 use crate::responses::client_request::{EngineCall, Resumed};
 use crate::responses::client_state::ClientState;
@@ -60,10 +61,12 @@ pub(super) struct Job {
     pub(super) new_items: Vec<Item>,
     pub(super) conversation: Option<ConversationLock>,
     pub(super) client_state: Option<ClientState>,
+    /// The memory of the request, until the run has ended.
+    pub(super) memory: Option<KeptBody>,
 }
 
 impl Job {
-    pub(super) fn taken_over(request: StoredRequest) -> Self {
+    pub(super) fn taken_over(request: StoredRequest, memory: KeptBody) -> Self {
         Self {
             request,
             headers: HeaderMap::new(),
@@ -71,6 +74,7 @@ impl Job {
             new_items: Vec::new(),
             conversation: None,
             client_state: None,
+            memory: Some(memory),
         }
     }
 }
@@ -100,6 +104,8 @@ struct Runner<'a> {
     commit: Option<Commit>,
     /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
     progress: Option<Arc<Progress>>,
+    /// The memory of the request, until the run has ended.
+    memory: Option<KeptBody>,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
@@ -140,6 +146,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         continues: create.store && request.meta(&name).previous.is_some(),
         commit: None,
         progress: progress.clone(),
+        memory: job.memory,
     };
     let tracer = responses.relay.tracer();
     let trace = tracer.begin_background(request.create_span());

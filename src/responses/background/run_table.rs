@@ -243,8 +243,8 @@ impl<R> RunTable<R> {
         if self.runs.contains_key(&orphan.key) {
             return false;
         }
-        if self.unconfirmed.contains_key(&orphan.key) {
-            // It may be this owner's already. What has no room is handed back.
+        if self.is_unconfirmed(orphan.key) {
+            // What has no room is handed back.
             return true;
         }
         let is_dead = orphan.owner.is_none_or(|owner| {
@@ -252,6 +252,11 @@ impl<R> RunTable<R> {
             since.is_some_and(|since| *since + self.leases.heartbeat_interval() <= now)
         });
         is_dead && self.lease.is_held(now) && self.is_full_for(orphan.key).is_none()
+    }
+
+    /// Whether a take-over of this orphan was not answered: it may be this owner's already, and then no other takes it.
+    pub fn is_unconfirmed(&self, key: ResponseKey) -> bool {
+        self.unconfirmed.contains_key(&key)
     }
 
     /// Take-overs to repeat, before any new one, until the store confirms or denies them.

@@ -18,11 +18,15 @@ use crate::http::drain::Tasks;
 use crate::observe;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
+use crate::openai::body_budget::BodyMemory;
 use crate::openai::error::ApiError;
 use crate::store::{FencingToken, Owner, ResponseKey, lease};
 
 /// How long a `POST` with `background: true` waits for this replica's first heartbeat.
 const FIRST_HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// The reason of a refusal for want of memory, in metrics.
+pub(super) const NO_MEMORY: &str = "no_memory";
 
 /// The background runs of this replica, and its lease.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub(in crate::responses) struct Background {
     pub(super) lease: lease::Settings,
     /// The store keeps no more than this many bytes of a response's events.
     pub(super) max_event_log: u64,
+    /// The memory of the runs' requests, which those of clients share.
+    pub(in crate::responses) bodies: Arc<BodyMemory>,
     /// Whether this replica holds its lease.
     pub(super) lease_held: watch::Sender<bool>,
     /// Whether the store has had a lease of this replica.
@@ -115,6 +121,7 @@ impl Background {
         settings: Settings,
         lease: lease::Settings,
         max_event_log: u64,
+        bodies: Arc<BodyMemory>,
         tasks: Tasks,
         registry: &Registry,
     ) -> Arc<Self> {
@@ -128,6 +135,7 @@ impl Background {
             settings,
             lease,
             max_event_log,
+            bodies,
             lease_held: watch::Sender::new(false),
             registered: watch::Sender::new(false),
             wakes: Notify::new(),

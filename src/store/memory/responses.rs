@@ -244,7 +244,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn orphans(&self, alive: &HashSet<Owner>, max: usize) -> Vec<Orphan> {
+    pub(super) fn orphans(&self, alive: &HashSet<Owner>) -> Vec<Orphan> {
         let orphan = |(key, found): (&ResponseKey, &Response)| {
             let (owner, fencing_number) = found.orphan(|owner| alive.contains(&owner))?;
             Some(Orphan {
@@ -253,7 +253,7 @@ impl Shard {
                 fencing_number,
             })
         };
-        self.unfinished().filter_map(orphan).take(max).collect()
+        self.unfinished().filter_map(orphan).collect()
     }
 
     /// The responses that an owner has something left to do for.

@@ -149,7 +149,7 @@ impl Memory {
                 .values()
                 .filter_map(|found| found.run.as_ref());
             log_bytes += runs.map(|run| run.log.bytes()).sum::<u64>();
-            orphans += shard.orphans(&alive, usize::MAX).len();
+            orphans += shard.orphans(&alive).len();
         }
         let owners = self.owners.lock().report(now);
         json!({

@@ -5,7 +5,7 @@ use warmroute::fleet::ResponsesApi;
 
 use super::{PATH, ask, events, with};
 use crate::client::{self, Answer};
-use crate::cluster::Router;
+use crate::cluster::{Router, eventually};
 use crate::stub::Stub;
 
 async fn router(stream: &str) -> (Stub, Router) {
@@ -57,11 +57,25 @@ fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
 
 #[tokio::test]
 async fn an_answer_that_its_engine_gives_up_is_asked_for_again() {
-    let stream = [chunk(json!({"content": "t"})), finish("abort"), DONE.into()];
-    let (stub, router) = router(&stream.concat()).await;
-    let answer = post(&router, &ask("x")).await;
-    assert!(answer.status >= 500, "{}", answer.text());
-    assert_eq!(stub.posts(), 2);
+    let text = || chunk(json!({"content": "t"}));
+    for stream in [
+        vec![text(), finish("abort"), DONE.to_owned()],
+        // An engine that is shut down, and leaves members out that are null.
+        vec![text(), DONE.to_owned()],
+        vec![text()],
+    ] {
+        let (stub, router) = router(&stream.concat()).await;
+        let answer = post(&router, &ask("x")).await;
+        assert!(answer.status >= 500, "{}", answer.text());
+        assert_eq!(stub.posts(), 2, "{stream:?}");
+        eventually("its worker counts as lost", async || {
+            let page = client::get(router.admin, "/metrics").await;
+            let lines = page.text().lines();
+            let mut ends = lines.filter(|line| line.starts_with("warmroute_requests_total{"));
+            ends.any(|line| line.contains("outcome=\"worker_failed\"") && line.ends_with(" 2"))
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

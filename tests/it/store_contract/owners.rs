@@ -50,6 +50,7 @@ checks! {
     leases::an_attempt_counts_when_an_engine_has_started_it_and_its_owner_was_lost,
     leases::the_output_of_a_cancelled_response_is_stored_by_another_if_its_owner_was_lost,
     leases::an_owner_that_asks_learns_what_it_has_lost,
+    leases::orphans_of_one_tenant_at_its_limit_do_not_hide_the_others_from_a_scan,
 }
 
 #[tokio::test]

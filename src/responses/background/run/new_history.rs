@@ -1,16 +1,21 @@
 //! A run that another response came before in its conversation is generated again, on the history of now.
 
+use std::time::Duration;
+
 use hyper::StatusCode;
 use tokio::time::sleep;
 
 use super::Runner;
 use super::in_conversation::{PAUSE, resume};
 use crate::openai::error::ApiError;
+use crate::responses::background::runs::NO_MEMORY;
 use crate::responses::background::stored_request::StoredRequest;
-use crate::responses::history::Access;
+use crate::responses::history::{Access, History};
 use crate::responses::prepare::input_after;
 use crate::store::CommitRefusal;
 
+/// Before a history is read again for which there was no memory: it may be long.
+const MEMORY_PAUSE: Duration = Duration::from_secs(2);
 /// The store cannot be asked now.
 const BUSY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
 
@@ -52,7 +57,17 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits until the conversation is free. The time limit of the run bounds that.
+    /// Whether there is memory for the request with this history.
+    fn finds_room(&mut self, request: &StoredRequest, history: &History) -> bool {
+        let new_items = self.finisher.new_items.iter();
+        let new_bytes: usize = new_items.map(|item| item.json.len()).sum();
+        let bytes = request.client().len() + history.bytes() + new_bytes;
+        let memory = self.memory.as_mut();
+        memory.is_none_or(|memory| memory.try_grow(bytes as u64))
+    }
+
+    /// Waits until the conversation is free, and until there is memory for its history. The time limit of the run bounds
+    /// that.
     async fn with_new_history(
         &mut self,
         request: &StoredRequest,
@@ -63,6 +78,15 @@ impl Runner<'_> {
             match responses.conversation(id, tenant, Access::Exclusive).await {
                 Err(error) if error.is_locked_conversation() || error.status == BUSY => {
                     sleep(PAUSE).await;
+                }
+                Ok(mut history) if !self.finds_room(request, &history) => {
+                    // Other responses of the conversation do not wait for the memory of this one.
+                    if let Some(lock) = history.take_lock() {
+                        lock.release().await;
+                    }
+                    drop(history);
+                    responses.background.count_refusal(NO_MEMORY);
+                    sleep(MEMORY_PAUSE).await;
                 }
                 read => break read?,
             }

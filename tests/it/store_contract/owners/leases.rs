@@ -1,5 +1,7 @@
 //! Leases, orphans, and what an owner has lost.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 pub(super) async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_more(
@@ -270,4 +272,53 @@ pub(super) async fn an_owner_that_asks_learns_what_it_has_lost(Pair { a, b, .. }
     ];
     assert_eq!(lost, expected);
     assert_eq!(a.check_ownership(vec![(mine, FENCE)]).await.unwrap(), []);
+}
+
+pub(super) async fn orphans_of_one_tenant_at_its_limit_do_not_hide_the_others_from_a_scan(
+    Pair { a, b, .. }: &Pair,
+) {
+    /// Fewer than there are of that tenant.
+    const MAX: usize = 2;
+    /// Each finds each orphan with a chance of an eighth, about.
+    const SCANS: usize = 1_000;
+    for owner in [OWNER, OTHER] {
+        a.heartbeat(owner, "a", LEASE).await.unwrap();
+    }
+    let mut all = BTreeSet::new();
+    for _ in 0..8 {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        all.insert(key);
+    }
+    let of_another = |owner| {
+        let key = ResponseKey {
+            tenant: Tenant::tagged(0xdef),
+            ..new_key()
+        };
+        let begin = InitialState::Background {
+            fence: FencingToken::first(owner),
+            retention: Retention::Stored,
+            streams: true,
+            request: Bytes::from_static(b"{}"),
+        };
+        (key, record(begin))
+    };
+    for owner in [OWNER, OTHER] {
+        let (key, record) = of_another(owner);
+        a.create(key, record).await.unwrap();
+        all.insert(key);
+    }
+    for owner in [OWNER, OTHER] {
+        a.end_lease(owner).await.unwrap();
+    }
+    let mut found = BTreeSet::new();
+    for _ in 0..SCANS {
+        let orphans = b.orphans(MAX).await.unwrap();
+        assert!(orphans.len() <= MAX, "{orphans:?}");
+        found.extend(orphans.iter().map(|orphan| orphan.key));
+        if found == all {
+            return;
+        }
+    }
+    panic!("found {} of {}", found.len(), all.len());
 }

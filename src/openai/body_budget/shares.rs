@@ -67,7 +67,7 @@ pub(super) struct Shares<T> {
     owners: FxHashMap<ClientKey, Owner<T>>,
     /// The first waiting body of each owner.
     heads: BTreeSet<(Place, ClientKey)>,
-    /// Bodies whose bytes count for their owner, and how many of them wait.
+    /// Bodies whose bytes count for their owner, without those that are kept, and how many of them wait.
     holders: usize,
     waiting_holders: usize,
     waiting: usize,
@@ -78,6 +78,8 @@ pub(super) struct Shares<T> {
 #[derive(Debug)]
 struct Owner<T> {
     bytes: u64,
+    /// Its bodies that are kept after their requests have ended.
+    kept: usize,
     waiting: BTreeMap<Place, (Ask, T)>,
 }
 
@@ -85,6 +87,7 @@ impl<T> Default for Owner<T> {
     fn default() -> Self {
         Self {
             bytes: 0,
+            kept: 0,
             waiting: BTreeMap::new(),
         }
     }
@@ -157,12 +160,32 @@ impl<T> Shares<T> {
 
     /// A body has ended whose bytes counted for its owner.
     pub(super) fn give_back(&mut self, owner: ClientKey, bytes: u64) {
+        self.holders -= 1;
+        self.give(owner, bytes);
+    }
+
+    /// A body whose bytes count for its owner is kept for long from now on. Those that wait do not wait for its end.
+    pub(super) fn keep(&mut self, owner: ClientKey) {
+        self.holders -= 1;
+        if let Some(owner) = self.owners.get_mut(&owner) {
+            owner.kept += 1;
+        }
+    }
+
+    /// A body has ended that was kept.
+    pub(super) fn give_back_kept(&mut self, owner: ClientKey, bytes: u64) {
+        if let Some(owner) = self.owners.get_mut(&owner) {
+            owner.kept -= 1;
+        }
+        self.give(owner, bytes);
+    }
+
+    fn give(&mut self, owner: ClientKey, bytes: u64) {
         self.used.fetch_sub(bytes, SeqCst);
         self.expected = self.expected.saturating_sub(bytes);
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.bytes -= bytes;
         }
-        self.holders -= 1;
         self.forget(owner);
     }
 
@@ -249,8 +272,13 @@ impl<T> Shares<T> {
         let left = free - ask.more;
         let own = self.bytes_of(ask.owner) + ask.unowned + ask.more;
         let share = if ask.is_small { 2 * left } else { left };
-        // Alone it may have all there is.
-        own <= share || self.holders == usize::from(ask.is_holder())
+        // Alone it may have all there is, unless its owner keeps some: one after the other, those could take all of it.
+        let is_alone = self.holders == usize::from(ask.is_holder());
+        own <= share || (is_alone && !self.keeps_any(ask.owner))
+    }
+
+    fn keeps_any(&self, owner: ClientKey) -> bool {
+        self.owners.get(&owner).is_some_and(|owner| owner.kept > 0)
     }
 
     fn free(&self) -> u64 {
@@ -345,6 +373,23 @@ mod tests {
         assert!(!shares.try_now(&ask(2, 2, 1, false)));
         shares.give_back(ClientKey(1), 16);
         assert_eq!((used(&shares), shares.owners.len()), (0, 0));
+    }
+
+    #[test]
+    fn one_that_keeps_bodies_gets_no_more_than_it_leaves_even_alone() {
+        let mut shares = shares(16);
+        // The first may be larger than a share.
+        assert!(shares.try_now(&ask(1, 1, 10, false)));
+        shares.keep(ClientKey(1));
+        assert!(!shares.try_now(&ask(2, 1, 1, false)));
+        // For another owner it is as if it were alone.
+        assert!(shares.try_now(&ask(3, 2, 5, false)));
+        shares.give_back(ClientKey(2), 5);
+        shares.give_back_kept(ClientKey(1), 10);
+        assert!(shares.try_now(&ask(4, 1, 10, false)));
+        shares.give_back(ClientKey(1), 10);
+        assert_eq!((used(&shares), shares.owners.len()), (0, 0));
+        assert_eq!(shares.holders, 0);
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The memory budget of all clients' request bodies together. Bytes count as they arrive.
 //!
-//! While less than half of the budget is used, short bodies (up to 64 KiB) count without a lock and without their owner. All
-//! others count for their owner, whose share is bounded ([`shares`]). A body for which there is no room waits for its turn, for a
-//! bounded time. Requests of lower priority that wait in the queue give their memory up for it.
+//! While less than half of the budget is used, short bodies (up to 64 KiB) count without a lock and without their
+//! owner. All others count for their owner, whose share is bounded (`shares`). A body for which there is no room waits
+//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it.
+//!
+//! What a body refers to, such as the history of a response, counts with it. A body that outlives its request, as that
+//! of a background response, keeps its memory ([`KeptBody`]).
 
 mod shares;
 
@@ -27,11 +30,13 @@ use crate::relay::Relay;
 const SMALL_BYTES: u64 = 64 << 10;
 /// Larger bodies use the budget in steps of this size.
 const STEP_BYTES: u64 = 256 << 10;
+/// The priority of a body that no client waits for.
+const LAST: i32 = i32::MIN;
 
 /// The memory that bodies take, from the first byte until an engine has started to answer.
 #[derive(Debug)]
-pub(super) struct BodyBudget {
-    memory: Arc<Memory>,
+pub(crate) struct BodyBudget {
+    memory: Arc<BodyMemory>,
     max: u64,
     max_wait: Duration,
     waited: IntCounter,
@@ -40,7 +45,7 @@ pub(super) struct BodyBudget {
 
 /// The memory that bodies take under all configurations together.
 #[derive(Debug)]
-struct Memory {
+pub struct BodyMemory {
     used: Arc<AtomicU64>,
     /// Up to here short bodies count without a look at their owners.
     unowned_max: AtomicU64,
@@ -51,7 +56,33 @@ struct Memory {
     shares: Mutex<Shares<oneshot::Sender<bool>>>,
 }
 
-impl Memory {
+impl BodyMemory {
+    pub fn new(max: u64) -> Arc<Self> {
+        let used = Arc::new(AtomicU64::new(0));
+        Arc::new(Self {
+            shares: Mutex::new(Shares::new(max, used.clone())),
+            used,
+            unowned_max: AtomicU64::new(max / 2),
+            asking: AtomicU64::new(0),
+            latest: AtomicU64::new(0),
+        })
+    }
+
+    /// Memory for a body that no client waits for, if there is room now.
+    pub(crate) fn try_keep(self: &Arc<Self>, owner: ClientKey, bytes: u64) -> Option<KeptBody> {
+        let mut kept = KeptBody {
+            memory: self.clone(),
+            owner,
+            bytes: 0,
+            is_owned: false,
+        };
+        kept.try_grow(bytes).then_some(kept)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.latest.fetch_add(1, Relaxed) + 1
+    }
+
     fn set_max(&self, max: u64) {
         self.unowned_max.store(max / 2, Relaxed);
         self.shares.lock().max = max;
@@ -89,20 +120,30 @@ fn wake(ended: Vec<(oneshot::Sender<bool>, bool)>) {
     }
 }
 
+/// What a body of this size takes of the budget.
+fn rounded(bytes: u64) -> u64 {
+    if bytes <= SMALL_BYTES {
+        bytes
+    } else {
+        bytes.next_multiple_of(STEP_BYTES)
+    }
+}
+
 /// Whose a body is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claim<'a> {
-    pub(super) owner: ClientKey,
-    pub(super) tenant: Tenant,
-    pub(super) headers: &'a HeaderMap,
-    /// Knows its priority, and which requests wait for workers.
-    pub(super) relay: Option<&'a Relay>,
+pub(crate) struct Claim<'a> {
+    pub(crate) owner: ClientKey,
+    pub(crate) tenant: Tenant,
+    pub(crate) headers: &'a HeaderMap,
+    /// Knows its priority, and which requests wait for workers. `None`: the body comes after all others, and none gives
+    /// its memory up for it.
+    pub(crate) relay: Option<&'a Relay>,
 }
 
 impl Claim<'_> {
     fn priority(&self) -> i32 {
         let relay = self.relay;
-        relay.map_or(0, |relay| relay.priority_of(self.tenant, self.headers))
+        relay.map_or(LAST, |relay| relay.priority_of(self.tenant, self.headers))
     }
 
     /// Bytes that requests of lower priority give up.
@@ -115,18 +156,17 @@ impl Claim<'_> {
 }
 
 impl BodyBudget {
-    pub(super) fn new(max: u64, max_wait: Duration, registry: &Registry) -> Self {
-        let used = Arc::new(AtomicU64::new(0));
-        let memory = Arc::new(Memory {
-            shares: Mutex::new(Shares::new(max, used.clone())),
-            used,
-            unowned_max: AtomicU64::new(max / 2),
-            asking: AtomicU64::new(0),
-            latest: AtomicU64::new(0),
-        });
+    pub(crate) fn new(
+        memory: Arc<BodyMemory>,
+        max: u64,
+        max_wait: Duration,
+        registry: &Registry,
+    ) -> Self {
+        memory.set_max(max);
         let bytes = registry.gauge(
             "warmroute_request_body_bytes",
-            "Memory of request bodies that no engine has started to answer.",
+            "Memory of request bodies that no engine has started to answer, with the histories that they continue, and \
+             of background responses until they have ended.",
         );
         let waiting = registry.gauge(
             "warmroute_request_bodies_waiting",
@@ -155,7 +195,7 @@ impl BodyBudget {
     }
 
     /// With other bounds, and with the bodies of this one.
-    pub(super) fn successor(&self, max: u64, max_wait: Duration) -> Self {
+    pub(crate) fn successor(&self, max: u64, max_wait: Duration) -> Self {
         self.memory.set_max(max);
         Self {
             memory: self.memory.clone(),
@@ -167,7 +207,7 @@ impl BodyBudget {
     }
 
     /// Waits until a body that announces this size may be read. Nothing is reserved for bytes that may never come.
-    pub(super) async fn start<'a>(
+    pub(crate) async fn start<'a>(
         &'a self,
         claim: Claim<'a>,
         announced: u64,
@@ -176,6 +216,7 @@ impl BodyBudget {
             budget: self,
             claim,
             number: 0,
+            body_bytes: 0,
             bytes: 0,
             is_owned: false,
             has_waited: false,
@@ -236,7 +277,7 @@ impl BodyBudget {
 
 /// A body that waits. Dropped, it waits no longer.
 struct Waiting<'a> {
-    memory: &'a Memory,
+    memory: &'a BodyMemory,
     ask: Ask,
     ended: oneshot::Receiver<bool>,
 }
@@ -255,11 +296,13 @@ impl Drop for Waiting<'_> {
 
 /// One body's part of the budget, given back when dropped.
 #[derive(Debug)]
-pub(super) struct Reservation<'a> {
+pub(crate) struct Reservation<'a> {
     budget: &'a BodyBudget,
     claim: Claim<'a>,
     /// 0 until the body has asked for memory that counts for its owner.
     number: u64,
+    /// What has come of the body.
+    body_bytes: u64,
     bytes: u64,
     /// They count for its owner.
     is_owned: bool,
@@ -269,16 +312,44 @@ pub(super) struct Reservation<'a> {
 
 impl Reservation<'_> {
     /// Makes it large enough for a body of this size. True if that had to be waited for.
-    pub(super) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
+    pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
+        self.body_bytes = bytes;
+        self.grow_to(bytes).await
+    }
+
+    /// Makes it large enough for the body and for so many bytes that the body refers to.
+    pub(crate) async fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
+        let total = self.body_bytes.saturating_add(bytes);
+        self.grow_to(total).await?;
+        Ok(())
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Hands the memory over to what goes on after the request.
+    pub(crate) fn keep(&mut self) -> KeptBody {
+        let kept = KeptBody {
+            memory: self.budget.memory.clone(),
+            owner: self.claim.owner,
+            bytes: std::mem::take(&mut self.bytes),
+            is_owned: std::mem::take(&mut self.is_owned),
+        };
+        if kept.is_owned {
+            let mut shares = kept.memory.shares.lock();
+            shares.keep(kept.owner);
+            wake(shares.settle());
+        }
+        kept
+    }
+
+    async fn grow_to(&mut self, bytes: u64) -> Result<bool, ApiError> {
         if bytes <= self.bytes {
             return Ok(false);
         }
         let is_small = bytes <= SMALL_BYTES;
-        let total = if is_small {
-            bytes
-        } else {
-            bytes.next_multiple_of(STEP_BYTES)
-        };
+        let total = rounded(bytes);
         let more = total - self.bytes;
         if is_small && !self.is_owned && self.budget.memory.take_unowned(more) {
             self.bytes = total;
@@ -301,7 +372,7 @@ impl Reservation<'_> {
 
     fn ask(&mut self, stage: Stage, more: u64, total: u64) -> Ask {
         if self.number == 0 {
-            self.number = self.budget.memory.latest.fetch_add(1, Relaxed) + 1;
+            self.number = self.budget.memory.next_number();
         }
         Ask {
             place: Place {
@@ -330,6 +401,76 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// Memory of a body that outlives its request, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct KeptBody {
+    memory: Arc<BodyMemory>,
+    owner: ClientKey,
+    bytes: u64,
+    /// They count for its owner.
+    is_owned: bool,
+}
+
+impl KeptBody {
+    /// Makes it large enough for this size. False if there is no room now. A body that is larger than all memory takes
+    /// all of it: otherwise there would never be room.
+    pub(crate) fn try_grow(&mut self, bytes: u64) -> bool {
+        let memory = &*self.memory;
+        let is_small = bytes <= SMALL_BYTES;
+        let mut total = rounded(bytes);
+        if is_small && !self.is_owned {
+            if total <= self.bytes {
+                return true;
+            }
+            if memory.take_unowned(total - self.bytes) {
+                self.bytes = total;
+                return true;
+            }
+        }
+        let mut shares = memory.shares.lock();
+        total = total.min(shares.max);
+        if total <= self.bytes {
+            return true;
+        }
+        let ask = Ask {
+            place: Place {
+                stage: if self.is_owned {
+                    Stage::Growing
+                } else {
+                    Stage::Beginning
+                },
+                priority: Reverse(LAST),
+                number: memory.next_number(),
+            },
+            owner: self.owner,
+            more: total - self.bytes,
+            unowned: if self.is_owned { 0 } else { self.bytes },
+            is_small,
+        };
+        if !shares.try_now(&ask) {
+            return false;
+        }
+        if !self.is_owned {
+            shares.keep(self.owner);
+        }
+        self.bytes = total;
+        self.is_owned = true;
+        true
+    }
+}
+
+impl Drop for KeptBody {
+    fn drop(&mut self) {
+        if self.is_owned {
+            let mut shares = self.memory.shares.lock();
+            shares.give_back_kept(self.owner, self.bytes);
+            wake(shares.settle());
+        } else if self.bytes > 0 {
+            self.memory.give_unowned(self.bytes);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,7 +485,7 @@ mod tests {
     impl Rig {
         fn new(max: u64, max_wait: Duration) -> Self {
             Self {
-                budget: BodyBudget::new(max, max_wait, &Registry::default()),
+                budget: BodyBudget::new(BodyMemory::new(max), max, max_wait, &Registry::default()),
                 headers: HeaderMap::new(),
             }
         }
@@ -455,5 +596,65 @@ mod tests {
         drop(large);
         assert!(rig.read(2, MIB).await.is_ok());
         assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_a_body_refers_to_counts_with_it() {
+        let rig = Rig::new(MIB, Duration::ZERO);
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        body.grow_beyond_body(1_000).await.unwrap();
+        assert_eq!(rig.used(), 3_000);
+        // The same history, read again.
+        body.grow_beyond_body(1_000).await.unwrap();
+        assert_eq!(rig.used(), 3_000);
+        let refused = body.grow_beyond_body(MIB).await.unwrap_err();
+        assert_eq!(refused.code, ApiError::bodies_full().code);
+        assert_eq!((rig.used(), rig.counts()), (3_000, (0, 1)));
+        body.grow_beyond_body(600 << 10).await.unwrap();
+        assert_eq!(rig.used(), 768 << 10);
+        drop(body);
+        assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn memory_that_is_kept_counts_until_it_is_dropped() {
+        let rig = Rig::new(MIB, Duration::ZERO);
+        for bytes in [2_000, 200 << 10] {
+            let mut body = rig.read(1, bytes).await.unwrap();
+            let used = rig.used();
+            let kept = body.keep();
+            drop(body);
+            assert_eq!(rig.used(), used);
+            drop(kept);
+            assert_eq!(rig.used(), 0);
+        }
+        // Of one owner no more than it leaves, although no body is read meanwhile.
+        let mut kept = Vec::new();
+        while let Ok(mut body) = rig.read(1, 200 << 10).await {
+            kept.push(body.keep());
+        }
+        assert_eq!((kept.len(), rig.used()), (2, 512 << 10));
+        assert!(rig.read(2, 200 << 10).await.is_ok());
+        kept.pop();
+        assert!(rig.read(1, 200 << 10).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_run_takes_memory_when_there_is_room_and_waits_for_none() {
+        let rig = Rig::new(MIB, Duration::ZERO);
+        let memory = &rig.budget.memory;
+        let body = rig.read(1, 700 << 10).await.unwrap();
+        assert!(memory.try_keep(ClientKey(2), 200 << 10).is_none());
+        let mut small = memory.try_keep(ClientKey(2), 1_000).unwrap();
+        assert!(!small.try_grow(300 << 10) && small.try_grow(2_000));
+        drop(body);
+        assert!(small.try_grow(300 << 10) && small.try_grow(1_000));
+        assert_eq!(rig.used(), 512 << 10);
+        drop(small);
+        // What is larger than all memory is not refused for ever.
+        let large = memory.try_keep(ClientKey(2), 5 * MIB).unwrap();
+        assert_eq!(rig.used(), MIB);
+        drop(large);
+        assert_eq!((rig.used(), rig.counts()), (0, (0, 0)));
     }
 }

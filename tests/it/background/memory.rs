@@ -1,0 +1,190 @@
+//! What requests of the Responses API hold of `api.max_total_body`: histories, and runs that go on without their client.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warmroute::config::Config;
+use warmroute::fleet::ResponsesApi;
+use warmroute::ids::{ResponseId, Root, Tenant};
+use warmroute::observe::metrics::Registry;
+use warmroute::store::record::{Content, InitialState, Retention};
+use warmroute::store::redis::{self, Redis};
+use warmroute::store::{
+    FencingToken, IdempotencyToken, NewRecord, Owner, ResponseKey, Responses, RetentionSettings,
+    RoutingHint, Status,
+};
+
+use super::{PATH, cancel, create, short_lease};
+use crate::client::{self, Answer};
+use crate::cluster::{Router, eventually};
+use crate::redis_server::Server;
+use crate::stub::Stub;
+
+const HEAD: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+const TEXT: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"t\"}}]}\n\n";
+const STOP: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+
+/// Takes one step of the budget.
+const LONG: usize = 200 << 10;
+const STEP: f64 = (256 << 10) as f64;
+
+/// A router whose requests have so much memory, before a chat worker.
+async fn router(stub: &Stub, max: u64, change: impl FnOnce(&mut Config)) -> Router {
+    let router = stub.router(|config| {
+        config.workers[0].responses = Some(ResponsesApi::Chat);
+        config.api.requests.max_total_body = max;
+        config.api.requests.max_body_wait = Duration::from_millis(100);
+        change(config);
+    });
+    router.await
+}
+
+/// A worker whose answers never end.
+async fn endless() -> Stub {
+    Stub::repeating(format!("{HEAD}{TEXT}"), TEXT).await
+}
+
+async fn metric(router: &Router, name: &str) -> f64 {
+    let page = client::get(router.admin, "/metrics").await;
+    let values = page.text().lines().filter_map(|line| {
+        let value = line.strip_prefix(name)?.strip_prefix(' ')?;
+        value.parse::<f64>().ok()
+    });
+    values.sum()
+}
+
+async fn used(router: &Router) -> f64 {
+    metric(router, "warmroute_request_body_bytes").await
+}
+
+fn asking(input_bytes: usize, more: Value) -> Value {
+    let mut body = json!({"model": "sim", "input": "x".repeat(input_bytes)});
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn post(router: &Router, body: &Value) -> Answer {
+    client::post(router.api, PATH, body.to_string()).await
+}
+
+#[track_caller]
+fn assert_overloaded(answer: &Answer) {
+    let refused = (answer.status, answer.code(), answer.header("retry-after"));
+    assert_eq!(refused, (503, "router_overloaded".to_owned(), "1"));
+}
+
+#[tokio::test]
+async fn background_bodies_count_until_their_runs_have_ended() {
+    let stub = endless().await;
+    let router = router(&stub, 2 << 20, |_| {}).await;
+    let body = asking(LONG, json!({"background": true}));
+    let mut running = Vec::new();
+    for _ in 0..4 {
+        running.push(create(&router, &body).await);
+    }
+    assert_eq!(used(&router).await, 4.0 * STEP);
+    // One client has half of the memory.
+    assert_overloaded(&post(&router, &body).await);
+    let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
+    assert_eq!(refused, 1.0);
+    let first = running.remove(0);
+    assert_eq!(cancel(&router, &first).await.status, 200);
+    eventually("its memory is free", async || {
+        used(&router).await == 3.0 * STEP
+    })
+    .await;
+    running.push(create(&router, &body).await);
+    for response in &running {
+        assert_eq!(cancel(&router, response).await.status, 200);
+    }
+    eventually("all memory is free", async || used(&router).await == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_history_counts_with_the_request_that_continues_it() {
+    let stub = Stub::start(format!("{HEAD}{TEXT}{STOP}{DONE}")).await;
+    let router = router(&stub, 300 << 10, |_| {}).await;
+    let conversation = client::post(router.api, "/v1/conversations", "{}").await;
+    let conversation = json!({"conversation": conversation.json()["id"]});
+    let first = post(&router, &asking(LONG, conversation.clone())).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    let alone = post(&router, &asking(LONG, json!({}))).await;
+    assert_eq!(alone.status, 200, "{}", alone.text());
+    let chain = json!({"previous_response_id": alone.json()["id"]});
+    for (number, parent) in [conversation, chain].into_iter().enumerate() {
+        let asked = stub.posts();
+        assert_overloaded(&post(&router, &asking(LONG, parent.clone())).await);
+        assert_eq!(stub.posts(), asked, "no worker was asked");
+        let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
+        assert_eq!(refused, (number + 1) as f64);
+        // A refusal leaves the conversation unlocked.
+        let short = post(&router, &asking(1, parent)).await;
+        assert_eq!(short.status, 200, "{}", short.text());
+    }
+    eventually("all memory is free", async || used(&router).await == 0.0).await;
+}
+
+#[tokio::test]
+async fn an_orphan_without_memory_waits_for_it_and_runs() {
+    let stub = endless().await;
+    let redis = Server::start().await;
+    let settings = redis::Settings {
+        urls: vec![redis.url()],
+        ..redis::Settings::default()
+    };
+    let router = router(&stub, 600 << 10, |config| {
+        config.responses.store.redis = Some(settings.clone());
+        config.responses.state_token.keys = vec![super::key()];
+        short_lease(config);
+    })
+    .await;
+    let running = create(&router, &asking(LONG, json!({"background": true}))).await;
+    let own = client::get(router.admin, "/responses").await.json();
+    let owner = own["responses"]["background"]["owner"].as_str().unwrap();
+    let owner = Owner(u64::from_str_radix(owner, 16).unwrap());
+    let registry = Registry::default();
+    let store = Redis::open(&settings, &RetentionSettings::default(), 1, &registry).unwrap();
+    let key = ResponseKey {
+        tenant: Tenant::default(),
+        id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+    };
+    // The replica does not know that it has this one. It is handed back, and taken over.
+    let text = json!({"type": "input_text", "text": "x".repeat(2 * LONG)});
+    let message = json!({"type": "message", "role": "user", "content": [text]});
+    let request = json!({
+        "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
+        "is_portable": true, "client": {"model": "sim", "background": true}, "input": [message],
+    });
+    let record = NewRecord {
+        token: IdempotencyToken(fastrand::u64(..)),
+        parent: None,
+        hint: RoutingHint {
+            model: "sim".into(),
+            worker: None,
+        },
+        input: "[]".into(),
+        content: Content {
+            response: "{\"object\":\"response\"}".into(),
+            output: "[]".into(),
+        },
+        initial: InitialState::Background {
+            fence: FencingToken::first(owner),
+            retention: Retention::Stored,
+            streams: false,
+            request: request.to_string().into(),
+        },
+    };
+    store.create(key, record).await.unwrap();
+    let waits = "warmroute_background_refused_total{reason=\"no_memory\"}";
+    eventually("it waits", async || metric(&router, waits).await > 0.0).await;
+    assert_eq!(used(&router).await, STEP);
+    let status = async || store.get(key).await.unwrap().unwrap().status;
+    assert_eq!(status().await, Status::Queued);
+    assert_eq!(cancel(&router, &running).await.status, 200);
+    eventually("it runs", async || status().await == Status::InProgress).await;
+    assert_eq!(used(&router).await, 2.0 * STEP);
+}
