@@ -127,7 +127,7 @@ struct WorkerNumbers {
     slots: Option<u32>,
     /// What it was tried with; counts while its slots are not known.
     tried: TriedRequests,
-    /// Requests that wait inside its engine, as of its last report.
+    /// Requests that wait inside its engine for a slot or for memory, as of its last report.
     waiting_inside: u32,
     /// Requests that wait for it in routers.
     waiting_outside: u32,
@@ -393,7 +393,9 @@ impl Relay {
             lines,
             slots: worker.known_slots(),
             tried: load.tried(),
-            waiting_inside: load.reported().map_or(0, |reported| reported.waiting),
+            waiting_inside: load
+                .reported()
+                .map_or(0, |report| report.waiting_for_capacity()),
             waiting_outside: 0,
             // Its prompts are computed by another worker.
             queued_tokens: match part {
