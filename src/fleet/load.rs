@@ -118,8 +118,8 @@ pub struct LoadReport {
     pub running: u32,
     /// Requests that wait inside the engine, for whatever.
     pub waiting: u32,
-    /// Those of them that wait neither for a slot nor for memory: for a LoRA adapter, or for blocks from another engine. 0 for an
-    /// engine that does not report them.
+    /// The part of `waiting` that waits neither for a slot nor for memory, but for a LoRA adapter or for blocks from another
+    /// engine. 0 for an engine that does not report it.
     pub deferred: u32,
     /// Used part of its KV cache, 0 to 1.
     pub kv_usage: f64,

@@ -9,7 +9,7 @@ pub(super) struct EngineMetrics {
     pub(super) has_load: bool,
     pub(super) running: u32,
     pub(super) waiting: u32,
-    /// Those of the waiting ones that wait neither for a slot nor for memory, if the engine says so of them.
+    /// The part of `waiting` that waits neither for a slot nor for memory, where the engine reports it.
     pub(super) deferred: u32,
     /// Used part of the KV cache, 0 to 1, of the fullest rank.
     pub(super) kv_usage: f64,

@@ -42,8 +42,7 @@ impl Queues {
         loop {
             let is_idle = freed.waiting() == 0;
             if is_idle {
-                // Whoever waited when workers were last looked at has left.
-                self.fleet.waiting().set_own(WaitingByOwner::default());
+                self.forget_waiting();
             }
             if is_idle && tasks.is_stopping() {
                 self.begin_drain();
@@ -69,6 +68,12 @@ impl Queues {
             }
             self.release(now);
         }
+    }
+
+    /// Whoever waited when workers were last looked at has left.
+    fn forget_waiting(&self) {
+        self.fleet.waiting().set_own(WaitingByOwner::default());
+        self.granted.last.store(Arc::default());
     }
 
     /// Releases what there is room for.
@@ -494,6 +499,24 @@ mod tests {
         // The first ones are looked at again meanwhile. The walk would come to its end after 80.
         let left = (0..60).map(|_| rig.advance()).find(|left| !left.is_empty());
         assert_eq!(left.unwrap()[0], 2 * PASSED_OVER_MAX as u64);
+    }
+
+    #[test]
+    fn whoever_left_before_the_next_one_waits_is_promised_nothing() {
+        let mut rig = Rig::new();
+        rig.enter(1, 0, Duration::ZERO, 0);
+        let first = rig.group.workers[0].id;
+        rig.queues.release(rig.now);
+        let in_line = |rig: &Rig| {
+            let promised = rig.queues.promised().unwrap_or_default();
+            promised.of(first).in_line
+        };
+        assert_eq!(in_line(&rig), 1);
+        rig.waiting.clear();
+        rig.queues.forget_waiting();
+        // Another request enters, and no worker was looked at since.
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(in_line(&rig), 0);
     }
 
     #[test]
