@@ -379,6 +379,23 @@ async fn a_line_that_is_to_be_split_does_not_run_on_one_worker_because_people_fi
     }
 }
 
+/// Its target is compared with this.
+#[tokio::test]
+async fn the_first_token_of_a_pair_comes_after_its_prefill_leg_and_not_after_two() {
+    let fleet = fleet(&[("p", Role::Prefill), ("d", Role::Decode)]);
+    let relay = relay(&fleet, Some(Connector::Nixl), None);
+    let _prompt = InFlight::new(worker(&fleet, "p"), 100_000, 0);
+    let plan = plan(&relay, &body(false)).await;
+    let chosen = relay.choose_behind(&plan, &FailedWorkers::default(), None);
+    let chosen = chosen.unwrap();
+    let prefill = chosen.1.prefill().unwrap().expected.first_token;
+    let first_token = chosen::first_token(&chosen);
+    assert!(
+        (prefill..1.5 * prefill).contains(&first_token),
+        "{first_token} s, {prefill} s of prefill"
+    );
+}
+
 #[tokio::test]
 async fn a_prompt_whose_first_token_is_not_seen_counts_as_queued_until_it_is_expected() {
     let queue = Settings {

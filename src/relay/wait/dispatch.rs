@@ -287,6 +287,9 @@ impl QueueWalk<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
     use rustc_hash::FxHashSet;
 
     use super::*;
@@ -298,6 +301,7 @@ mod tests {
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::{self, Split};
     use crate::relay::wait::shared_queue::{Placed, Planned, Ticket};
+    use crate::relay::wait::sharing::Sharing;
     use crate::routing::{Decision, Expected, Reason};
 
     fn placed(group: &Arc<Group>, index: usize) -> Placed {
@@ -315,6 +319,23 @@ mod tests {
             group: group.clone(),
             chosen,
             promises: chosen::promises(10, group, &chosen),
+        }
+    }
+
+    fn request(now: Instant, tokens: u64) -> Request {
+        Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens,
+            compute: Duration::ZERO,
+            bytes: 10,
+            client_bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(600),
+            has_room: false,
         }
     }
 
@@ -373,21 +394,8 @@ mod tests {
                 workers: 3,
                 ..Room::default()
             };
-            let request = Request {
-                priority: 0,
-                client: ClientKey(1),
-                // Its number.
-                tokens: self.waiting.len() as u64,
-                compute: Duration::ZERO,
-                bytes: 10,
-                client_bytes: 10,
-                received: self.now,
-                entered: self.now,
-                ttft_target: None,
-                is_background: false,
-                deadline: self.now + Duration::from_secs(600),
-                has_room: false,
-            };
+            // Its tokens are its number.
+            let request = request(self.now, self.waiting.len() as u64);
             let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
             let entered = self
                 .queue
@@ -410,6 +418,73 @@ mod tests {
             self.now += TICK;
             gone.iter().map(|gone| gone.left.waker.tokens).collect()
         }
+    }
+
+    /// The queues of a fleet whose only worker is not up yet.
+    fn without_workers() -> (Arc<Queues>, Arc<Settings>) {
+        let queues = Queues::new(registry(&["a"]), None, &MetricsRegistry::default());
+        let settings = Arc::new(Settings {
+            no_worker_timeout: Duration::from_secs(60),
+            ..Settings::default()
+        });
+        queues.set(Some(&settings), FxHashSet::default());
+        (queues, settings)
+    }
+
+    /// The worker comes up. It serves another model, too, in whose queue those who wait for it are from now on.
+    fn bring_up_with_another_model(queues: &Queues) {
+        bring_up(&queues.fleet, "m");
+        let worker = queues.fleet.snapshot().workers[0].worker.id;
+        queues.fleet.set_facts(worker, facts(&["k", "m"]));
+        let sharing = Sharing::new(&queues.fleet.snapshot());
+        assert_eq!(*sharing.queue_of(&Model::from("m")), Model::from("k"));
+    }
+
+    #[test]
+    fn a_request_that_waits_for_a_first_worker_has_no_target_in_another_queue_either() {
+        let (queues, settings) = without_workers();
+        let (now, model) = (observe::now(), Model::from("m"));
+        // The target is over before the worker comes.
+        let request = Request {
+            ttft_target: Some(Duration::from_nanos(1)),
+            ..request(now, 10)
+        };
+        let mut waiting = pin!(queues.wait(&settings, &model, request, None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        assert!(poll().is_pending());
+        queues.release(now + TICK);
+        assert!(matches!(poll(), Poll::Ready(Ok(_))));
+    }
+
+    #[test]
+    fn a_request_that_moves_while_the_router_drains_is_sent_at_once() {
+        let (queues, settings) = without_workers();
+        let (now, model) = (observe::now(), Model::from("m"));
+        let mut waiting = pin!(queues.wait(&settings, &model, request(now, 10), None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.begin_drain();
+        // Whoever waits already waits on.
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        let granted = poll();
+        assert!(matches!(granted, Poll::Ready(Ok(_))));
+        assert_eq!(queues.fleet.freed().waiting(), 1);
+        drop(granted);
+        assert_eq!(queues.fleet.freed().waiting(), 0);
     }
 
     #[test]
