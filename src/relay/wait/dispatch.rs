@@ -73,7 +73,7 @@ impl Queues {
     /// Whoever waited when workers were last looked at has left.
     fn forget_waiting(&self) {
         self.fleet.waiting().set_own(WaitingByOwner::default());
-        self.granted.last.store(Arc::default());
+        self.granted.last.store(Arc::new(self.released()));
     }
 
     /// Releases what there is room for.
