@@ -180,6 +180,7 @@ impl Queues {
             }
         };
         let freed = self.fleet.freed();
+        let mut has_lost_target = false;
         loop {
             if self.is_draining.load(Relaxed) {
                 // The router ends sooner than the engine, which takes it at once.
@@ -197,8 +198,8 @@ impl Queues {
                 let released = self.granted.released.lock().clone();
                 self.rooms(&models, settings, &released, now).room
             };
-            if room.workers == 0 {
-                // It waits for a worker to come: from then on it has no target, in whatever queue.
+            if has_lost_target || room.workers == 0 {
+                // It waits for a worker to come, or has done so: from then on it has no target, in whatever queue.
                 request.ttft_target = Some(Duration::ZERO);
             }
             // Any worker may be that of a request without a plan.
@@ -212,7 +213,10 @@ impl Queues {
             match ticket.woken().await {
                 Woken::Granted(grant) => return Ok(grant),
                 Woken::Refused(refusal) => return Err(refusal),
-                Woken::Moved(back) => planned = back,
+                Woken::Moved {
+                    planned: back,
+                    has_lost_target: has_lost,
+                } => (planned, has_lost_target) = (back, has_lost),
             }
         }
     }
@@ -453,7 +457,7 @@ mod tests {
         let ticket = enter(&queues, &queue, &model).unwrap();
         let mut woken = pin!(ticket.woken());
         let polled = woken.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(matches!(polled, Poll::Ready(Woken::Moved(None))));
+        assert!(matches!(polled, Poll::Ready(Woken::Moved { .. })));
         assert_eq!((queue.waiting(), queues.fleet.freed().waiting()), (0, 0));
         // One that enters the right queue waits in it.
         let right = queues.of(&model, &Arc::default()).unwrap();

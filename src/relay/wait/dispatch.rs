@@ -294,6 +294,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::Group;
+    use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
     use crate::ids::{ClientKey, Model, WorkerIndex};
@@ -461,6 +462,37 @@ mod tests {
         queues.release(now);
         assert!(poll().is_pending());
         queues.release(now + TICK);
+        assert!(matches!(poll(), Poll::Ready(Ok(_))));
+    }
+
+    #[test]
+    fn a_request_whose_workers_were_gone_for_a_while_has_no_target_in_another_queue_either() {
+        let (queues, settings) = without_workers();
+        bring_up(&queues.fleet, "m");
+        let worker = queues.fleet.snapshot().workers[0].worker.clone();
+        let full = InFlight::new(worker.clone(), 10_000, 0);
+        let (now, model) = (observe::now(), Model::from("m"));
+        let request = Request {
+            ttft_target: Some(Duration::from_secs(30)),
+            ..request(now, 10)
+        };
+        let mut waiting = pin!(queues.wait(&settings, &model, request, None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.fleet.set_health(worker.id, Health::Down);
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        assert!(poll().is_pending());
+        // The worker is still full.
+        queues.release(now + Duration::from_secs(31));
+        assert!(poll().is_pending());
+        drop(full);
+        queues.release(now + Duration::from_secs(32));
         assert!(matches!(poll(), Poll::Ready(Ok(_))));
     }
 
