@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::fleet::in_flight::InFlight;
 use crate::fleet::kv_transfer::Connector;
-use crate::fleet::load::LoadShare;
+use crate::fleet::load::{LoadReport, LoadShare};
 use crate::fleet::registry::Registry;
 use crate::fleet::registry::tests::{bring_up, member, registry};
 use crate::fleet::{Member, Role, Worker};
@@ -250,6 +250,24 @@ async fn a_line_is_sent_neither_where_people_wait_at_another_replica_nor_where_i
     assert_eq!(chosen.as_deref(), Some("b"));
     let failed = none_failed.without(&[b.id], &[]);
     assert_eq!(found(&relay, &line, &plan, &failed), None);
+}
+
+#[tokio::test]
+async fn what_an_engine_defers_keeps_no_line_from_its_slots() {
+    let fleet = fleet(&[("a", Role::Both)]);
+    let relay = relay(&fleet, None, None);
+    let room = |deferred| {
+        worker(&fleet, "a").load.report(LoadReport {
+            at: observe::now(),
+            running: 2,
+            waiting: 3,
+            deferred,
+            kv_usage: 0.1,
+        });
+        relay.spare_room(MODEL, &FxHashMap::default()).requests
+    };
+    // Eleven slots are free, of which two are left to others.
+    assert_eq!((room(0), room(2), room(3)), (0, 0, 9));
 }
 
 /// Lets so many requests of people with a plan wait for the worker that computes their prompts, until they are dropped.
