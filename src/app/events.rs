@@ -207,6 +207,8 @@ pub(super) fn reported(now: Instant, load: &event::Load) -> LoadReport {
         at: now.checked_sub(age).unwrap_or(now),
         running: load.running_requests,
         waiting: load.waiting_requests,
+        // The transports do not have it.
+        deferred: 0,
         kv_usage: load.token_usage,
     }
 }

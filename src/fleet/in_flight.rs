@@ -245,6 +245,7 @@ mod tests {
             at,
             running: 3,
             waiting: 2,
+            deferred: 0,
             kv_usage: 0.5,
         });
         assert_eq!(worker.load.requests(), 5);

@@ -116,9 +116,20 @@ struct Reported {
 pub struct LoadReport {
     pub at: Instant,
     pub running: u32,
+    /// Requests that wait inside the engine, for whatever.
     pub waiting: u32,
+    /// The part of `waiting` that waits neither for a slot nor for memory, but for a LoRA adapter or for blocks from another
+    /// engine. 0 for an engine that does not report it.
+    pub deferred: u32,
     /// Used part of its KV cache, 0 to 1.
     pub kv_usage: f64,
+}
+
+impl LoadReport {
+    /// Requests that wait inside the engine for a slot or for memory.
+    pub fn waiting_for_capacity(&self) -> u32 {
+        self.waiting.saturating_sub(self.deferred)
+    }
 }
 
 impl Load {
@@ -348,10 +359,11 @@ impl Load {
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
         // But those that wait for a slot have prompts as well.
-        let share = self.prompt_share(reported.at, reported.waiting > 0);
+        let for_capacity = reported.waiting_for_capacity();
+        let share = self.prompt_share(reported.at, for_capacity > 0);
         let has_time = share.is_some_and(|share| share < BUSY_WITH_PROMPTS);
         let has_all_slots_taken = slots.is_some_and(|slots| reported.running >= slots);
-        let mut waiting = reported.waiting;
+        let mut waiting = for_capacity;
         let waits_for_slot = waiting > 0 && (has_room_in_step || has_time || has_all_slots_taken);
         if waits_for_slot {
             let full = self.see_full(reported.running);
@@ -372,11 +384,12 @@ impl Load {
             waiting = 0;
         }
         self.waiting.store(short(waiting), Relaxed);
-        let requests = self.requests();
+        // What is deferred takes no slot, so it does not show that the engine could run more.
+        let requests = self.requests().saturating_sub(reported.deferred);
         // A report may be from before requests of ours ended, and requests may wait for prompts of others to be
         // computed. Such a report shows neither that slots are free nor that none is.
-        let is_full = waits_for_slot && reported.waiting > foreign;
-        if is_full || reported.waiting == 0 {
+        let is_full = waits_for_slot && for_capacity > foreign;
+        if is_full || for_capacity == 0 {
             let mut tried = self.reported.tried.lock();
             tried.on_report(reported.at, reported.running, is_full, requests);
         }
@@ -493,6 +506,7 @@ mod tests {
             at: observe::now(),
             running,
             waiting: 0,
+            deferred: 0,
             kv_usage: 0.0,
         }
     }
@@ -627,6 +641,48 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_an_adapter_or_for_blocks_waits_for_no_slot() {
+        let load = Load::default();
+        let report = |running, waiting, deferred| LoadReport {
+            waiting,
+            deferred,
+            ..reported(running)
+        };
+        for _ in 0..2 * FULL_REPORTS {
+            load.report(report(20, 3, 3));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+        // It is in the engine all the same.
+        assert_eq!((load.requests(), load.foreign_requests()), (23, 23));
+        for _ in 0..FULL_REPORTS {
+            load.report(report(64, 5, 3));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(64), 2));
+        // Fewer run while some wait for something else: the slots stay.
+        for _ in 0..2 * FULL_REPORTS {
+            load.report(report(20, 3, 3));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(64), 0));
+        // An engine never has more of them than wait.
+        load.report(report(64, 1, 9));
+        assert_eq!(load.waiting(), 0);
+    }
+
+    #[test]
+    fn an_engine_is_not_tried_with_more_for_what_waits_for_an_adapter_or_for_blocks() {
+        let most = |deferred| {
+            let load = Load::default();
+            load.report(LoadReport {
+                waiting: deferred,
+                deferred,
+                ..reported(8 - deferred)
+            });
+            load.tried().most()
+        };
+        assert_eq!((most(4), most(0)), (8, 12));
+    }
+
+    #[test]
     fn an_engine_that_runs_steadily_fewer_while_requests_wait_has_fewer_slots() {
         let load = Load::default();
         let full = |running| LoadReport {
@@ -736,6 +792,7 @@ mod tests {
                     at: start + Duration::from_secs(second),
                     running: 16,
                     waiting: 16,
+                    deferred: 0,
                     kv_usage: 0.0,
                 });
                 load.begin_decoding(0, 0, tokens_in_a_second);

@@ -251,6 +251,7 @@ impl Prober {
                 at: observe::now(),
                 running: seen.running,
                 waiting: seen.waiting,
+                deferred: seen.deferred,
                 kv_usage: seen.kv_usage,
             });
         } else {

@@ -78,6 +78,8 @@ pub struct Left<T> {
     /// Its index in the settings' classes.
     pub class: usize,
     pub waited: Duration,
+    /// It had a target, and has none any more since it has waited for a worker to come up.
+    pub has_lost_target: bool,
 }
 
 /// A request that has entered.
@@ -151,10 +153,10 @@ impl<T> Queue<T> {
         for (id, entry) in in_order {
             let request = &entry.request;
             entry.class = self.class_of(request.priority);
-            let has_waited_for_worker = entry.target.is_none() && !entry.place.has_no_target;
+            let has_lost_target = entry.has_lost_target();
             let target = self.target(entry.class, request);
             entry.place = place(request, target, *id);
-            entry.target = target.filter(|_| self.room.workers > 0 && !has_waited_for_worker);
+            entry.target = target.filter(|_| self.room.workers > 0 && !has_lost_target);
             self.classes[entry.class].insert(
                 request.client,
                 entry.place,
@@ -463,12 +465,20 @@ impl<T> Queue<T> {
     }
 
     fn left(&self, entry: Entry<T>, now: Instant, outcome: Outcome) -> Left<T> {
+        let has_lost_target = entry.has_lost_target();
         Left {
+            has_lost_target,
             waker: entry.waker,
             outcome,
             class: self.order[entry.class],
             waited: now.saturating_duration_since(entry.request.entered),
         }
+    }
+}
+
+impl<T> Entry<T> {
+    fn has_lost_target(&self) -> bool {
+        self.target.is_none() && !self.place.has_no_target
     }
 }
 

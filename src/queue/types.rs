@@ -91,6 +91,11 @@ pub enum Outcome {
     Moved,
 }
 
+/// What ends the wait for a worker to come.
+pub(super) const NO_WORKER_TIMEOUT: &str = "queue.no_worker_timeout";
+/// What ends each wait of a request, with its whole time.
+pub(super) const REQUEST_TIMEOUT: &str = "requests.request_timeout";
+
 /// Why a request does not wait, or no longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Refusal {
@@ -123,7 +128,7 @@ pub enum RefusalReason {
     #[error(
         "all workers stayed busy for the {:.1} s that a request may wait ({})",
         .waited.as_secs_f64(),
-        .set_by.map_or("requests.request_timeout".to_owned(), |set_by| format!("{set_by}.max_wait"))
+        .set_by.map_or(REQUEST_TIMEOUT.to_owned(), |set_by| format!("{set_by}.max_wait"))
     )]
     TimedOut {
         waited: Duration,
@@ -143,10 +148,14 @@ pub enum RefusalReason {
     },
     /// No worker of the model came within the time.
     #[error(
-        "no worker came up in the {:.1} s that a request may wait for one (queue.no_worker_timeout)",
+        "no worker came up in the {:.1} s that a request may wait for one ({setting})",
         .waited.as_secs_f64()
     )]
-    NoWorker { waited: Duration },
+    NoWorker {
+        waited: Duration,
+        /// The one that ended the wait.
+        setting: &'static str,
+    },
     /// The router is about to end.
     #[error("this router is about to end and all workers are busy; try again")]
     Draining,

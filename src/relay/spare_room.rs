@@ -127,9 +127,9 @@ struct WorkerNumbers {
     slots: Option<u32>,
     /// What it was tried with; counts while its slots are not known.
     tried: TriedRequests,
-    /// Requests that wait inside its engine, as of its last report.
+    /// Requests that wait inside its engine for a slot or for memory, as of its last report.
     waiting_inside: u32,
-    /// Requests that wait for it in routers.
+    /// Requests that wait in routers for room here, and not for another worker to compute their prompt.
     waiting_outside: u32,
     /// Prompt tokens that it has accepted and not computed yet.
     queued_tokens: u64,
@@ -257,20 +257,20 @@ impl Relay {
     /// there. `entering`: lines that were let in and do not count at a worker yet; some of them may wait in the queue.
     pub fn lines_to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)> {
         let snapshot = self.fleet().snapshot();
-        let waiting = self.fleet().waiting();
-        let (own, peers) = (waiting.own(), waiting.peers());
+        let promised = self.queues().promised();
+        let peers = self.fleet().waiting().peers();
         let replicas = self.replicas();
         let wanted = lines.iter().filter_map(|(id, at_worker)| {
             let mut groups = snapshot.models.values();
-            let worker = groups.find_map(|group| {
+            let (worker, part) = groups.find_map(|group| {
                 let index = group.index_of(*id)?;
-                Some(group.worker(index))
+                Some((group.worker(index), self.decode_part(group)))
             })?;
+            let own = promised.as_deref().map(|promised| promised.of(*id).in_line);
+            let own = own.unwrap_or_default().saturating_sub(entering);
             let numbers = WorkerNumbers {
-                waiting_outside: waiting_of(own.as_deref(), *id)
-                    .saturating_sub(entering)
-                    .saturating_add(waiting_of(peers.as_deref(), *id)),
-                ..self.numbers_of(worker, WorkerPart::Whole, *at_worker)
+                waiting_outside: own.saturating_add(waiting_at_peers(peers.as_deref(), *id, part)),
+                ..self.numbers_of(worker, part, *at_worker)
             };
             // The other replicas' lines there give way as well.
             let wanted = numbers.wanted().div_ceil(replicas);
@@ -366,7 +366,7 @@ impl Relay {
         usable.into_iter().map(move |worker| {
             let at_worker = lines.get(&worker.id).copied().unwrap_or_default();
             let numbers = WorkerNumbers {
-                waiting_outside: waiting_of(waiting.as_deref(), worker.id),
+                waiting_outside: waiting_at_peers(waiting.as_deref(), worker.id, part),
                 queued_seconds,
                 ..self.numbers_of(worker, part, at_worker)
             };
@@ -393,7 +393,9 @@ impl Relay {
             lines,
             slots: worker.known_slots(),
             tried: load.tried(),
-            waiting_inside: load.reported().map_or(0, |reported| reported.waiting),
+            waiting_inside: load
+                .reported()
+                .map_or(0, |report| report.waiting_for_capacity()),
             waiting_outside: 0,
             // Its prompts are computed by another worker.
             queued_tokens: match part {
@@ -407,10 +409,18 @@ impl Relay {
     }
 }
 
-/// Requests that wait for a worker.
-fn waiting_of(by_owner: Option<&WaitingByOwner>, worker: WorkerId) -> u32 {
+/// Requests that wait in other replicas for a worker. Replicas report the requests of pairs at both workers, and at the
+/// decode worker without tokens to compute: they wait for the prefill worker.
+fn waiting_at_peers(by_owner: Option<&WaitingByOwner>, worker: WorkerId, part: WorkerPart) -> u32 {
     let waiting = by_owner.and_then(|waiting| waiting.get(&worker));
-    waiting.map_or(0, |waiting| waiting.requests)
+    let waiting = waiting.copied().unwrap_or_default();
+    match part {
+        WorkerPart::Decode => {
+            let tokens = u32::try_from(waiting.queued_tokens).unwrap_or(u32::MAX);
+            waiting.requests.min(tokens)
+        }
+        WorkerPart::Whole | WorkerPart::Prefill => waiting.requests,
+    }
 }
 
 #[cfg(test)]

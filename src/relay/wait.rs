@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use self::metrics::Metrics;
 pub(super) use self::room::has_room;
 use self::room::{Rooms, Stalled};
-use self::shared_queue::{Gone, Granted, Woken};
+use self::shared_queue::{Gone, Granted, Ticket, Woken};
 pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
@@ -37,7 +37,7 @@ use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::Model;
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
-use crate::queue::{Outcome, Refusal, RefusalReason, Request, SetBy, Settings};
+use crate::queue::{Outcome, Refusal, RefusalReason, Request, Room, SetBy, Settings};
 
 /// Far more than there are models; what is listed bounds them too.
 const MAX_QUEUES: usize = 10_000;
@@ -180,6 +180,7 @@ impl Queues {
             }
         };
         let freed = self.fleet.freed();
+        let mut has_lost_target = false;
         loop {
             if self.is_draining.load(Relaxed) {
                 // The router ends sooner than the engine, which takes it at once.
@@ -197,29 +198,58 @@ impl Queues {
                 let released = self.granted.released.lock().clone();
                 self.rooms(&models, settings, &released, now).room
             };
-            if room.workers == 0 {
-                // It waits for a worker to come: from then on it has no target, in whatever queue.
+            if has_lost_target || room.workers == 0 {
+                // It waits for a worker to come, or has done so: from then on it has no target, in whatever queue.
                 request.ttft_target = Some(Duration::ZERO);
             }
             // Any worker may be that of a request without a plan.
             request.has_room |= planned.is_none() && !room.is_full;
-            // `None`: the queue was removed just now.
-            let Some(entered) = queue.enter(freed, now, room, request, model, &mut planned) else {
+            let Some(entered) = self.enter(&queue, now, room, request, model, &mut planned) else {
                 continue;
             };
-            let (ticket, gone) = entered.inspect_err(|refusal| {
+            let ticket = entered.inspect_err(|refusal| {
                 refused(refusal.reason);
             })?;
-            for gone in gone {
-                self.on_left(&gone);
-                gone.wake(&self.granted, freed);
-            }
             match ticket.woken().await {
                 Woken::Granted(grant) => return Ok(grant),
                 Woken::Refused(refusal) => return Err(refusal),
-                Woken::Moved(back) => planned = back,
+                Woken::Moved {
+                    planned: back,
+                    has_lost_target: has_lost,
+                } => (planned, has_lost_target) = (back, has_lost),
             }
         }
+    }
+
+    /// Adds a request to a queue. `None` if it does not wait there: the queue was removed just now, and `planned` stays, or
+    /// the router has begun to drain.
+    fn enter(
+        &self,
+        queue: &Arc<SharedQueue>,
+        now: Instant,
+        room: Room,
+        request: Request,
+        model: &Model,
+        planned: &mut Option<Planned>,
+    ) -> Option<Result<Ticket, Refusal>> {
+        let freed = self.fleet.freed();
+        let (ticket, gone) = match queue.enter(freed, now, room, request, model, planned)? {
+            Ok(entered) => entered,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        for gone in gone {
+            self.on_left(&gone);
+            gone.wake(&self.granted, freed);
+        }
+        if self.is_draining.load(Relaxed) {
+            // The task that releases requests may have ended before this one was there.
+            return None;
+        }
+        // The fleet may have changed since the queue was found, and those who waited in it then have moved.
+        if *self.sharing.load().queue_of(model) != queue.name {
+            self.move_out(queue, now);
+        }
+        Some(Ok(ticket))
     }
 
     /// Ends the wait of requests of lower priority until they give so many bytes of their bodies back: of the newest of the
@@ -302,16 +332,19 @@ impl Queues {
         if self.sharing.load().is_of(&fleet) {
             return;
         }
-        let sharing = Arc::new(Sharing::new(&fleet));
-        self.sharing.store(sharing.clone());
+        self.sharing.store(Arc::new(Sharing::new(&fleet)));
+        // Each queue is locked, also one where none waits: whoever enters it later sees the new sharing.
         for queue in self.by_name.load().values() {
-            if queue.waiting() == 0 {
-                continue;
-            }
-            let is_moved = |model: &Model| *sharing.queue_of(model) != queue.name;
-            for gone in queue.end(now, Outcome::Moved, is_moved) {
-                gone.wake(&self.granted, self.fleet.freed());
-            }
+            self.move_out(queue, now);
+        }
+    }
+
+    /// Who waits in a queue that is not that of its model goes to the right one.
+    fn move_out(&self, queue: &SharedQueue, now: Instant) {
+        let sharing = self.sharing.load();
+        let is_moved = |model: &Model| *sharing.queue_of(model) != queue.name;
+        for gone in queue.end(now, Outcome::Moved, is_moved) {
+            gone.wake(&self.granted, self.fleet.freed());
         }
     }
 
@@ -369,11 +402,84 @@ impl Queues {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
     use super::*;
     use crate::fleet::load::LoadShare;
-    use crate::fleet::registry::tests::{bring_up, member, registry};
+    use crate::fleet::registry::tests::{bring_up, facts, member, registry};
     use crate::fleet::{Member, Role};
-    use crate::ids::WorkerId;
+    use crate::ids::{ClientKey, WorkerId};
+
+    /// The queue of a model as it was found before a worker came up that serves another model, too, in whose queue the
+    /// requests for both wait from then on.
+    fn outdated_queue(queues: &Queues, model: &Model) -> Arc<SharedQueue> {
+        let queue = queues.of(model, &Arc::default()).unwrap();
+        bring_up(&queues.fleet, model);
+        let worker = queues.fleet.snapshot().workers[0].worker.id;
+        queues
+            .fleet
+            .set_facts(worker, facts(&["first", model.as_ref()]));
+        queues.renew_sharing(observe::now());
+        queue
+    }
+
+    fn enter(queues: &Queues, queue: &Arc<SharedQueue>, model: &Model) -> Option<Ticket> {
+        let now = observe::now();
+        let room = Room {
+            workers: 1,
+            ..Room::default()
+        };
+        let request = Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens: 10,
+            compute: Duration::ZERO,
+            bytes: 10,
+            client_bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(600),
+            has_room: false,
+        };
+        let entered = queues.enter(queue, now, room, request, model, &mut None);
+        entered.map(Result::unwrap)
+    }
+
+    /// Else it would take its turn beside those of its class, and lines of batches would be let in before it.
+    #[test]
+    fn a_request_that_enters_the_queue_of_a_former_fleet_moves_to_the_right_one() {
+        let queues = Queues::new(registry(&["a"]), None, &MetricsRegistry::default());
+        let model = Model::from("second");
+        let queue = outdated_queue(&queues, &model);
+        let ticket = enter(&queues, &queue, &model).unwrap();
+        let mut woken = pin!(ticket.woken());
+        let polled = woken.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Ready(Woken::Moved { .. })));
+        assert_eq!((queue.waiting(), queues.fleet.freed().waiting()), (0, 0));
+        // One that enters the right queue waits in it.
+        let right = queues.of(&model, &Arc::default()).unwrap();
+        let ticket = enter(&queues, &right, &model);
+        assert_eq!(
+            (right.name.clone(), right.waiting()),
+            (Model::from("first"), 1)
+        );
+        drop(ticket);
+        assert_eq!(queues.fleet.freed().waiting(), 0);
+    }
+
+    #[test]
+    fn a_request_that_enters_while_the_drain_begins_does_not_wait() {
+        let queues = Queues::new(registry(&["a"]), None, &MetricsRegistry::default());
+        let model = Model::from("m");
+        let queue = queues.of(&model, &Arc::default()).unwrap();
+        assert!(enter(&queues, &queue, &model).is_some());
+        queues.begin_drain();
+        assert!(enter(&queues, &queue, &model).is_none());
+        assert_eq!((queue.waiting(), queues.fleet.freed().waiting()), (0, 0));
+    }
 
     #[test]
     fn a_released_request_was_chosen_before_those_that_wait() {

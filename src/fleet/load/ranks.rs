@@ -87,6 +87,7 @@ impl Reports {
             at,
             running: add(|load| load.running),
             waiting: add(|load| load.waiting),
+            deferred: add(|load| load.deferred),
             kv_usage: usage / self.by_rank.len() as f64,
         })
     }
@@ -103,6 +104,7 @@ mod tests {
             at,
             running,
             waiting,
+            deferred: 0,
             kv_usage,
         }
     }
@@ -143,6 +145,7 @@ mod tests {
             at: now,
             running: 1,
             waiting: 0,
+            deferred: 0,
             kv_usage: 0.0,
         });
         let before = now.checked_sub(Duration::from_millis(1)).unwrap();

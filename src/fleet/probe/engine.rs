@@ -9,6 +9,8 @@ pub(super) struct EngineMetrics {
     pub(super) has_load: bool,
     pub(super) running: u32,
     pub(super) waiting: u32,
+    /// The part of `waiting` that waits neither for a slot nor for memory, where the engine reports it.
+    pub(super) deferred: u32,
     /// Used part of the KV cache, 0 to 1, of the fullest rank.
     pub(super) kv_usage: f64,
     /// When the process started, in seconds since 1970. It identifies the process.
@@ -26,6 +28,7 @@ pub(super) struct EngineMetrics {
 /// Parses the Prometheus text format. Ranks are added up; missing numbers stay zero.
 pub(super) fn metrics(text: &str) -> EngineMetrics {
     let mut found = EngineMetrics::default();
+    let mut for_capacity: Option<u32> = None;
     for line in text.lines() {
         let Some((name, labels, value)) = sample(line) else {
             continue;
@@ -39,6 +42,13 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             }
             "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
                 found.waiting = found.waiting.saturating_add(value as u32)
+            }
+            // The others wait for a LoRA adapter or for blocks from another engine.
+            "vllm:num_requests_waiting_by_reason"
+                if label(labels, "reason") == Some("capacity") =>
+            {
+                let others = for_capacity.unwrap_or(0);
+                for_capacity = Some(others.saturating_add(value as u32));
             }
             "vllm:kv_cache_usage_perc" | "sglang:token_usage" => {
                 found.kv_usage = found.kv_usage.max(value)
@@ -74,6 +84,7 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             _ => {}
         }
     }
+    found.deferred = for_capacity.map_or(0, |count| found.waiting.saturating_sub(count));
     found
 }
 
@@ -166,7 +177,6 @@ mod tests {
             vllm:num_requests_running{engine=\"0\",model_name=\"a b}\"} 2.0\n\
             vllm:num_requests_running{engine=\"1\",model_name=\"a b}\"} 1.0\n\
             vllm:num_requests_waiting{engine=\"0\"} 4.0\n\
-            vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9.0\n\
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n\
             vllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
             process_start_time_seconds 1.79519653478802e+09\n\
@@ -180,6 +190,7 @@ mod tests {
                 has_load: true,
                 running: 3,
                 waiting: 4,
+                deferred: 0,
                 kv_usage: 0.5,
                 started: Some(1_795_196_534.788_02),
                 cache_tokens: Some(32 * 160),
@@ -188,6 +199,31 @@ mod tests {
                 received_tokens: Some(825),
             }
         );
+    }
+
+    #[test]
+    fn what_waits_neither_for_a_slot_nor_for_memory_is_known_where_the_engine_reports_it() {
+        const WAITING: &str = "vllm:num_requests_waiting";
+        let by_reason = |engine: u32, reason: &str, count: &str| {
+            format!("{WAITING}_by_reason{{engine=\"{engine}\",reason=\"{reason}\"}} {count}\n")
+        };
+        let all = format!("{WAITING}{{engine=\"0\"}} 5.0\n{WAITING}{{engine=\"1\"}} 2.0\n");
+        let ranks = by_reason(0, "capacity", "1.0") + &by_reason(1, "capacity", "2.0");
+        let deferred = by_reason(0, "deferred", "4.0") + &by_reason(1, "deferred", "0.0");
+        let table = [
+            ("an older engine", String::new(), 0),
+            ("two ranks", ranks + &deferred, 4),
+            ("all wait for slots", by_reason(0, "capacity", "7.0"), 0),
+            ("none waits for a slot", by_reason(0, "capacity", "0.0"), 7),
+            ("no known reason", by_reason(0, "moon", "7.0"), 0),
+            ("more than all", by_reason(0, "capacity", "1e300"), 0),
+            ("less than none", by_reason(0, "capacity", "-1"), 7),
+            ("no number", by_reason(0, "capacity", "NaN"), 7),
+        ];
+        for (what, more, expected) in table {
+            let found = metrics(&(all.clone() + &more));
+            assert_eq!((found.waiting, found.deferred), (7, expected), "{what}");
+        }
     }
 
     #[test]

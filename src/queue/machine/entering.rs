@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Left, Queue};
 use crate::queue::class::{Class, Share};
-use crate::queue::types::{Outcome, Refusal, RefusalReason, Request, SetBy};
+use crate::queue::types::{NO_WORKER_TIMEOUT, Outcome, Refusal, RefusalReason, Request, SetBy};
 
 /// A request enters the queue only if it is expected to meet its target with so much of it to spare, since later ones of
 /// higher classes may come first, and a worker may be slower than on average.
@@ -27,8 +27,10 @@ impl<T> Queue<T> {
         target: Option<Duration>,
     ) -> Option<RefusalReason> {
         if self.room.workers == 0 && self.settings.no_worker_timeout.is_zero() {
-            let waited = Duration::ZERO;
-            return Some(RefusalReason::NoWorker { waited });
+            return Some(RefusalReason::NoWorker {
+                waited: Duration::ZERO,
+                setting: NO_WORKER_TIMEOUT,
+            });
         }
         let target = target.filter(|_| !request.has_room)?;
         let elapsed = now.saturating_duration_since(request.received);

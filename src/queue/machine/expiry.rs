@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Entry, LONG, Left, Queue};
-use crate::queue::types::{Outcome, RefusalReason};
+use crate::queue::types::{NO_WORKER_TIMEOUT, Outcome, REQUEST_TIMEOUT, RefusalReason};
 
 impl<T> Queue<T> {
     pub(super) fn expiry(&self, entry: &Entry<T>) -> Instant {
@@ -37,15 +37,23 @@ impl<T> Queue<T> {
             };
             let waited = now.saturating_duration_since(entry.request.entered);
             let elapsed = now.saturating_duration_since(entry.request.received);
+            let is_before_deadline = at < entry.request.deadline;
             let reason = match entry.target {
-                _ if self.room.workers == 0 => RefusalReason::NoWorker { waited },
+                _ if self.room.workers == 0 => RefusalReason::NoWorker {
+                    waited,
+                    setting: if is_before_deadline {
+                        NO_WORKER_TIMEOUT
+                    } else {
+                        REQUEST_TIMEOUT
+                    },
+                },
                 Some(target) if elapsed >= target => RefusalReason::TargetUnreachable {
                     target,
                     expected: elapsed,
                 },
                 _ => RefusalReason::TimedOut {
                     waited,
-                    set_by: (at < entry.request.deadline).then(|| self.max_wait(entry.class).1),
+                    set_by: is_before_deadline.then(|| self.max_wait(entry.class).1),
                 },
             };
             let refusal = self.refused(reason, entry.class);

@@ -462,6 +462,39 @@ fn a_wait_ends_after_max_wait() {
 }
 
 #[test]
+fn a_refusal_names_the_setting_that_ended_the_wait() {
+    let request_timeout = "requests.request_timeout";
+    let none = Room::default();
+    // Seconds of `max_wait`, of that of the class, of `no_worker_timeout`, and of the request.
+    let table = [
+        (FULL, [2, 0, 9, 5], "queue.max_wait"),
+        (FULL, [2, 3, 9, 5], "queue.classes[1].max_wait"),
+        (FULL, [5, 0, 9, 2], request_timeout),
+        (FULL, [2, 5, 9, 3], request_timeout),
+        (none, [1, 0, 2, 5], "queue.no_worker_timeout"),
+        (none, [1, 0, 5, 2], request_timeout),
+    ];
+    for (room, seconds, expected) in table {
+        let [max_wait, of_class, no_worker, own] = seconds.map(Duration::from_secs);
+        let mut rig = Rig::new(|settings| {
+            settings.max_wait = max_wait;
+            settings.classes[1].max_wait = Some(of_class).filter(|wait| !wait.is_zero());
+            settings.no_worker_timeout = no_worker;
+        });
+        let deadline = rig.now + own;
+        rig.enter_with(room, |request| request.deadline = deadline)
+            .unwrap();
+        rig.wait(5_000);
+        let left = rig.queue.advance(rig.now, room, 0, |_, _, _| Look::Full);
+        let Some(Outcome::Refused(refusal)) = left.first().map(|left| left.outcome) else {
+            panic!("{expected}: {left:?}");
+        };
+        let text = refusal.reason.to_string();
+        assert!(text.contains(&format!("({expected})")), "{text}");
+    }
+}
+
+#[test]
 fn what_no_client_waits_for_waits_as_long_as_it_may_run() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(1));
     rig.enter(|request| request.is_background = true).unwrap();

@@ -11,10 +11,12 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::fleet::in_flight::InFlight;
 use crate::fleet::kv_transfer::Connector;
-use crate::fleet::load::LoadShare;
+use crate::fleet::load::{LoadReport, LoadShare};
 use crate::fleet::registry::Registry;
 use crate::fleet::registry::tests::{bring_up, member, registry};
 use crate::fleet::{Member, Role, Worker};
+use crate::http::drain::Tasks;
+use crate::ids::ClientKey;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::StatusBoard;
@@ -251,6 +253,128 @@ async fn a_line_is_sent_neither_where_people_wait_at_another_replica_nor_where_i
 }
 
 #[tokio::test]
+async fn what_an_engine_defers_keeps_no_line_from_its_slots() {
+    let fleet = fleet(&[("a", Role::Both)]);
+    let relay = relay(&fleet, None, None);
+    let room = |deferred| {
+        worker(&fleet, "a").load.report(LoadReport {
+            at: observe::now(),
+            running: 2,
+            waiting: 3,
+            deferred,
+            kv_usage: 0.1,
+        });
+        relay.spare_room(MODEL, &FxHashMap::default()).requests
+    };
+    // Eleven slots are free, of which two are left to others.
+    assert_eq!((room(0), room(2), room(3)), (0, 0, 9));
+}
+
+/// Lets so many requests of people with a plan wait for the worker that computes their prompts, until they are dropped.
+fn wait_in_line(
+    relay: &Arc<Relay>,
+    plan: Plan,
+    requests: u32,
+) -> Vec<Pin<Box<dyn Future<Output = bool>>>> {
+    let mut context = Context::from_waker(Waker::noop());
+    let plan = Arc::new(plan);
+    let settings = relay.queue.clone().unwrap();
+    let failed = FailedWorkers::default();
+    let now = observe::now();
+    let request = Request {
+        priority: 0,
+        client: ClientKey(1),
+        tokens: 10,
+        compute: Duration::ZERO,
+        bytes: 10,
+        client_bytes: 10,
+        received: now,
+        entered: now,
+        ttft_target: None,
+        is_background: false,
+        deadline: now + Duration::from_secs(600),
+        has_room: false,
+    };
+    let mut waiting: Vec<Pin<Box<dyn Future<Output = bool>>>> = Vec::new();
+    for _ in 0..requests {
+        let chosen = relay.choose_behind(&plan, &failed, None).unwrap();
+        let waits_for = WaitsFor {
+            at: observe::now(),
+            worker: plan.group.worker(chosen::computes(&chosen).index).id,
+            promises: chosen::promises(plan.request.prompt_tokens, &plan.group, &chosen),
+        };
+        let planned = Planned {
+            placing: relay.placing(plan.clone(), failed.clone()),
+            waits_for: Some(waits_for),
+        };
+        let (queues, settings) = (relay.queues().clone(), settings.clone());
+        let model = plan.group.model.clone();
+        let mut wait = Box::pin(async move {
+            let waited = queues.wait(&settings, &model, request, Some(planned));
+            waited.await.is_ok()
+        });
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        waiting.push(wait);
+    }
+    let mut dispatch = pin!(relay.queues().clone().dispatch(Tasks::default()));
+    assert!(dispatch.as_mut().poll(&mut context).is_pending());
+    waiting
+}
+
+#[tokio::test]
+async fn lines_give_way_to_those_who_wait_for_their_worker_and_not_for_another_ones_prompt() {
+    let whole = [("a", Role::Both)];
+    let pair = [("p", Role::Prefill), ("d", Role::Decode)];
+    for (what, workers, connector, full, running, expected) in [
+        ("one worker", &whole[..], None, "a", "a", 5),
+        ("a pair", &pair[..], Some(Connector::Nixl), "p", "d", 0),
+    ] {
+        let fleet = fleet(workers);
+        let queue = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let relay = Arc::new(relay(&fleet, connector, Some(queue)));
+        let (lines, running) = (Lines::default(), worker(&fleet, running));
+        let _running = lines.run(&running, (4, 10));
+        let _prompt = InFlight::new(worker(&fleet, full), 1_000, 0);
+        let plan = plan(&relay, &body(false)).await;
+        let waiting = wait_in_line(&relay, plan, 5);
+        let own = fleet
+            .waiting()
+            .own()
+            .as_ref()
+            .map(|own| own[&running.id].requests);
+        assert_eq!(own, Some(5), "{what}");
+        let wanted = relay.lines_to_give_way(&lines.running.counts(), 0);
+        let wanted: u32 = wanted.iter().map(|(_, count)| count).sum();
+        assert_eq!(wanted, expected, "{what}");
+        drop(waiting);
+    }
+}
+
+#[tokio::test]
+async fn lines_give_way_to_those_of_other_replicas_who_wait_for_a_decode_worker() {
+    let fleet = fleet(&[("p", Role::Prefill), ("d", Role::Decode)]);
+    let relay = relay(&fleet, Some(Connector::Nixl), None);
+    let (lines, decode) = (Lines::default(), worker(&fleet, "d"));
+    let _running = lines.run(&decode, (4, 10));
+    // Requests that wait at a replica, with so many tokens to compute at this worker.
+    for (queued_tokens, expected) in [(0, 0), (50, 4)] {
+        let waiting = LoadShare {
+            requests: 5,
+            queued_tokens,
+            context_tokens: 50,
+        };
+        let waiting = [(decode.id, waiting)];
+        fleet.waiting().set_peers(waiting.into_iter().collect());
+        let wanted = relay.lines_to_give_way(&lines.running.counts(), 0);
+        let wanted: u32 = wanted.iter().map(|(_, count)| count).sum();
+        assert_eq!(wanted, expected, "{queued_tokens} tokens");
+    }
+}
+
+#[tokio::test]
 async fn a_line_that_is_to_be_split_does_not_run_on_one_worker_because_people_fill_the_others() {
     for (what, people, is_split) in [
         ("nobody is at the prefill worker", 0, true),
@@ -271,6 +395,23 @@ async fn a_line_that_is_to_be_split_does_not_run_on_one_worker_because_people_fi
         assert_eq!(found_split, is_split, "{what}");
         assert_eq!(chosen.is_some(), is_split, "{what}");
     }
+}
+
+/// Its target is compared with this.
+#[tokio::test]
+async fn the_first_token_of_a_pair_comes_after_its_prefill_leg_and_not_after_two() {
+    let fleet = fleet(&[("p", Role::Prefill), ("d", Role::Decode)]);
+    let relay = relay(&fleet, Some(Connector::Nixl), None);
+    let _prompt = InFlight::new(worker(&fleet, "p"), 100_000, 0);
+    let plan = plan(&relay, &body(false)).await;
+    let chosen = relay.choose_behind(&plan, &FailedWorkers::default(), None);
+    let chosen = chosen.unwrap();
+    let prefill = chosen.1.prefill().unwrap().expected.first_token;
+    let first_token = chosen::first_token(&chosen);
+    assert!(
+        (prefill..1.5 * prefill).contains(&first_token),
+        "{first_token} s, {prefill} s of prefill"
+    );
 }
 
 #[tokio::test]

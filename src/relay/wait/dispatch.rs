@@ -42,8 +42,7 @@ impl Queues {
         loop {
             let is_idle = freed.waiting() == 0;
             if is_idle {
-                // Whoever waited when workers were last looked at has left.
-                self.fleet.waiting().set_own(WaitingByOwner::default());
+                self.forget_waiting();
             }
             if is_idle && tasks.is_stopping() {
                 self.begin_drain();
@@ -69,6 +68,12 @@ impl Queues {
             }
             self.release(now);
         }
+    }
+
+    /// Whoever waited when workers were last looked at has left.
+    fn forget_waiting(&self) {
+        self.fleet.waiting().set_own(WaitingByOwner::default());
+        self.granted.last.store(Arc::new(self.released()));
     }
 
     /// Releases what there is room for.
@@ -282,10 +287,14 @@ impl QueueWalk<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
     use rustc_hash::FxHashSet;
 
     use super::*;
     use crate::fleet::Group;
+    use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
     use crate::ids::{ClientKey, Model, WorkerIndex};
@@ -293,6 +302,7 @@ mod tests {
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::{self, Split};
     use crate::relay::wait::shared_queue::{Placed, Planned, Ticket};
+    use crate::relay::wait::sharing::Sharing;
     use crate::routing::{Decision, Expected, Reason};
 
     fn placed(group: &Arc<Group>, index: usize) -> Placed {
@@ -310,6 +320,23 @@ mod tests {
             group: group.clone(),
             chosen,
             promises: chosen::promises(10, group, &chosen),
+        }
+    }
+
+    fn request(now: Instant, tokens: u64) -> Request {
+        Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens,
+            compute: Duration::ZERO,
+            bytes: 10,
+            client_bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(600),
+            has_room: false,
         }
     }
 
@@ -368,21 +395,8 @@ mod tests {
                 workers: 3,
                 ..Room::default()
             };
-            let request = Request {
-                priority: 0,
-                client: ClientKey(1),
-                // Its number.
-                tokens: self.waiting.len() as u64,
-                compute: Duration::ZERO,
-                bytes: 10,
-                client_bytes: 10,
-                received: self.now,
-                entered: self.now,
-                ttft_target: None,
-                is_background: false,
-                deadline: self.now + Duration::from_secs(600),
-                has_room: false,
-            };
+            // Its tokens are its number.
+            let request = request(self.now, self.waiting.len() as u64);
             let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
             let entered = self
                 .queue
@@ -405,6 +419,104 @@ mod tests {
             self.now += TICK;
             gone.iter().map(|gone| gone.left.waker.tokens).collect()
         }
+    }
+
+    /// The queues of a fleet whose only worker is not up yet.
+    fn without_workers() -> (Arc<Queues>, Arc<Settings>) {
+        let queues = Queues::new(registry(&["a"]), None, &MetricsRegistry::default());
+        let settings = Arc::new(Settings {
+            no_worker_timeout: Duration::from_secs(60),
+            ..Settings::default()
+        });
+        queues.set(Some(&settings), FxHashSet::default());
+        (queues, settings)
+    }
+
+    /// The worker comes up. It serves another model, too, in whose queue those who wait for it are from now on.
+    fn bring_up_with_another_model(queues: &Queues) {
+        bring_up(&queues.fleet, "m");
+        let worker = queues.fleet.snapshot().workers[0].worker.id;
+        queues.fleet.set_facts(worker, facts(&["k", "m"]));
+        let sharing = Sharing::new(&queues.fleet.snapshot());
+        assert_eq!(*sharing.queue_of(&Model::from("m")), Model::from("k"));
+    }
+
+    #[test]
+    fn a_request_that_waits_for_a_first_worker_has_no_target_in_another_queue_either() {
+        let (queues, settings) = without_workers();
+        let (now, model) = (observe::now(), Model::from("m"));
+        // The target is over before the worker comes.
+        let request = Request {
+            ttft_target: Some(Duration::from_nanos(1)),
+            ..request(now, 10)
+        };
+        let mut waiting = pin!(queues.wait(&settings, &model, request, None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        assert!(poll().is_pending());
+        queues.release(now + TICK);
+        assert!(matches!(poll(), Poll::Ready(Ok(_))));
+    }
+
+    #[test]
+    fn a_request_whose_workers_were_gone_for_a_while_has_no_target_in_another_queue_either() {
+        let (queues, settings) = without_workers();
+        bring_up(&queues.fleet, "m");
+        let worker = queues.fleet.snapshot().workers[0].worker.clone();
+        let full = InFlight::new(worker.clone(), 10_000, 0);
+        let (now, model) = (observe::now(), Model::from("m"));
+        let request = Request {
+            ttft_target: Some(Duration::from_secs(30)),
+            ..request(now, 10)
+        };
+        let mut waiting = pin!(queues.wait(&settings, &model, request, None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.fleet.set_health(worker.id, Health::Down);
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        assert!(poll().is_pending());
+        // The worker is still full.
+        queues.release(now + Duration::from_secs(31));
+        assert!(poll().is_pending());
+        drop(full);
+        queues.release(now + Duration::from_secs(32));
+        assert!(matches!(poll(), Poll::Ready(Ok(_))));
+    }
+
+    #[test]
+    fn a_request_that_moves_while_the_router_drains_is_sent_at_once() {
+        let (queues, settings) = without_workers();
+        let (now, model) = (observe::now(), Model::from("m"));
+        let mut waiting = pin!(queues.wait(&settings, &model, request(now, 10), None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        queues.begin_drain();
+        // Whoever waits already waits on.
+        queues.release(now);
+        assert!(poll().is_pending());
+        bring_up_with_another_model(&queues);
+        queues.release(now);
+        let granted = poll();
+        assert!(matches!(granted, Poll::Ready(Ok(_))));
+        assert_eq!(queues.fleet.freed().waiting(), 1);
+        drop(granted);
+        assert_eq!(queues.fleet.freed().waiting(), 0);
     }
 
     #[test]
@@ -494,6 +606,24 @@ mod tests {
         // The first ones are looked at again meanwhile. The walk would come to its end after 80.
         let left = (0..60).map(|_| rig.advance()).find(|left| !left.is_empty());
         assert_eq!(left.unwrap()[0], 2 * PASSED_OVER_MAX as u64);
+    }
+
+    #[test]
+    fn whoever_left_before_the_next_one_waits_is_promised_nothing() {
+        let mut rig = Rig::new();
+        rig.enter(1, 0, Duration::ZERO, 0);
+        let first = rig.group.workers[0].id;
+        rig.queues.release(rig.now);
+        let in_line = |rig: &Rig| {
+            let promised = rig.queues.promised().unwrap_or_default();
+            promised.of(first).in_line
+        };
+        assert_eq!(in_line(&rig), 1);
+        rig.waiting.clear();
+        rig.queues.forget_waiting();
+        // Another request enters, and no worker was looked at since.
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(in_line(&rig), 0);
     }
 
     #[test]

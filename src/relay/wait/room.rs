@@ -428,6 +428,7 @@ mod tests {
                 at: start,
                 running: 3,
                 waiting: 0,
+                deferred: 0,
                 kv_usage,
             });
         };
@@ -554,6 +555,7 @@ mod tests {
             at: start,
             running: 3,
             waiting: 0,
+            deferred: 0,
             kv_usage: 0.5,
         });
         assert!(!is_stalled_after(40) && is_stalled_after(71));
@@ -582,6 +584,7 @@ mod tests {
                     at: observe::now(),
                     running: 64,
                     waiting: 3,
+                    deferred: 0,
                     kv_usage: 0.0,
                 });
             }

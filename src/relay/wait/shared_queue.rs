@@ -121,7 +121,11 @@ pub(super) enum Woken {
     Granted(Grant),
     Refused(Refusal),
     /// It waits on in another queue.
-    Moved(Option<Planned>),
+    Moved {
+        planned: Option<Planned>,
+        /// See [`Left::has_lost_target`].
+        has_lost_target: bool,
+    },
 }
 
 /// The queue of the models that share workers.
@@ -512,6 +516,7 @@ impl State {
 impl Gone {
     /// Wakes the request with how it left.
     pub(super) fn wake(self, granted: &Arc<Granted>, freed: &Arc<Freed>) {
+        let has_lost_target = self.left.has_lost_target;
         let Waiter {
             placing,
             waits_for,
@@ -538,7 +543,10 @@ impl Gone {
                 let waits_for = waits_for.into_inner();
                 let planned = placing.map(|placing| Planned { placing, waits_for });
                 // If its client has disconnected meanwhile, it is dropped.
-                let _ = wake.send(Woken::Moved(planned));
+                let _ = wake.send(Woken::Moved {
+                    planned,
+                    has_lost_target,
+                });
                 return;
             }
         };

@@ -416,6 +416,7 @@ impl Router {
                 at: self.epoch + now,
                 running: gauges.running,
                 waiting: gauges.waiting,
+                deferred: 0,
                 kv_usage: gauges.kv_usage,
             });
         }
