@@ -110,17 +110,13 @@ struct Events {
     plain: PlainEvents,
 }
 
-impl Events {
-    /// What watches events that may go to the client.
-    fn watched(&mut self) -> Option<(&mut StreamTerminator, &mut PlainEvents)> {
-        let terminator = self.terminator.as_mut()?;
-        Some((terminator, &mut self.plain))
-    }
-}
-
 impl Relayed {
     /// Takes data from the engine; returns the whole events in it.
     fn on_data(&mut self, data: Bytes) -> Bytes {
+        if data.is_empty() {
+            // The end came alone.
+            return data;
+        }
         if self.events.is_none() || !is_comment(&data) {
             self.last = observe::now();
         }
@@ -168,8 +164,12 @@ impl Relayed {
         if passed.is_empty() {
             return passed;
         }
-        let watched = self.events.as_mut().and_then(Events::watched);
-        let Some((terminator, plain_events)) = watched else {
+        let Some(Events {
+            terminator: Some(terminator),
+            plain: plain_events,
+            ..
+        }) = &mut self.events
+        else {
             self.meter.on_data(self.last, &passed, Plain::default());
             return self.stripped(passed);
         };
@@ -295,18 +295,9 @@ impl Relayed {
         self.events.as_ref()?.terminator.as_ref()
     }
 
-    /// As [`Self::on_data`], for what came before the end, if anything did.
-    fn on_last_data(&mut self, data: Bytes) -> Bytes {
-        if data.is_empty() {
-            data
-        } else {
-            self.on_data(data)
-        }
-    }
-
     /// The engine's answer has ended. Returns what is still to be sent.
     fn on_end(&mut self, data: Bytes) -> Bytes {
-        let mut passed = self.on_last_data(data);
+        let mut passed = self.on_data(data);
         let broken = Break {
             outcome: Outcome::WorkerFailed,
             message: terminator::ENDED_EARLY,
@@ -318,12 +309,8 @@ impl Relayed {
         self.source.close();
         let mut end = Outcome::Complete;
         if let Some(events) = &mut self.events {
-            let held = events.aligner.finish();
-            let held = match &mut self.usage {
-                Some(usage) if !held.is_empty() => usage.on_data(held),
-                _ => held,
-            };
-            let terminator = events.terminator.take();
+            let (held, terminator) = (events.aligner.finish(), events.terminator.take());
+            let held = self.correct(held);
             end = terminator.as_ref().map_or(end, StreamTerminator::outcome);
             let missing = terminator.map(|terminator| terminator.at_end(&held));
             let rest = match missing {
@@ -353,7 +340,7 @@ impl Relayed {
         end: Outcome,
         message: &'static str,
     ) -> Result<Bytes, BodyError> {
-        let passed = self.on_last_data(data);
+        let passed = self.on_data(data);
         let broken = Break {
             outcome: end,
             message,
