@@ -305,7 +305,7 @@ impl Relay {
         let trees = trees.filter(|tree| rank.is_none_or(|rank| tree.rank == rank));
         let trees: Vec<Tree> = trees.map(tree).collect();
         let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
-        let known_by = match view.prefixes().source(place) {
+        let known_by = match view.prefixes.source(place) {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
@@ -339,7 +339,7 @@ impl Relay {
             cached_tokens: cached.tokens(),
             known_by,
             trees,
-            is_trusted: view.prefixes().is_trusted(place),
+            is_trusted: view.prefixes.is_trusted(place),
             new_tokens,
             cost_ms: milliseconds(terms.sum()),
             cost_terms_ms: terms.map(milliseconds),
