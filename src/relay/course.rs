@@ -117,13 +117,14 @@ pub(super) struct Course {
     backoff: Duration,
     backoff_max: Duration,
     /// How many attempts there were.
-    count: u32,
+    pub(super) count: u32,
     /// The workers that do not get the request any more, or at all.
     pub(super) failed: FailedWorkers,
-    cuts: Cuts,
+    /// What broke after the request was sent, now and before.
+    pub(super) cuts: Cuts,
     last: Option<Ended>,
-    /// An engine got the request and may have computed an answer that was lost.
-    may_have_computed: bool,
+    /// An engine got the request and may have computed an answer that was lost: sent once more, the request is computed again.
+    pub(super) may_have_computed: bool,
     /// A connection that had not been idle before was cut, and no other request's with it.
     has_cut_new: bool,
     /// Attempts that ended with the worker's process, and not because of the request.
@@ -312,24 +313,9 @@ impl Course {
         self.rules.deadline
     }
 
-    /// How many attempts there were.
-    pub(super) fn count(&self) -> u32 {
-        self.count
-    }
-
     /// How the last attempt failed.
     pub(super) fn last(&self) -> Option<Failure> {
         self.last.as_ref().map(|last| last.fault.failure)
-    }
-
-    /// True if an engine may have computed an answer that was lost: sent once more, the request is computed again.
-    pub(super) fn may_have_computed(&self) -> bool {
-        self.may_have_computed
-    }
-
-    /// What broke after the request was sent, now and before.
-    pub(super) fn cuts(&self) -> &Cuts {
-        &self.cuts
     }
 
     /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may

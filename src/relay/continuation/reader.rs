@@ -48,7 +48,8 @@ pub(in crate::relay) struct Reader {
     common: Option<Common>,
     /// Why the stream cannot be continued.
     refusal: Option<Refusal>,
-    times: u32,
+    /// How often the stream was continued.
+    pub(in crate::relay) times: u32,
     earlier: Earlier,
     /// The next text is the first of another worker.
     is_at_seam: bool,
@@ -101,11 +102,6 @@ impl Reader {
             is_at_seam: false,
             progress: None,
         }
-    }
-
-    /// How often the stream was continued.
-    pub(in crate::relay) fn times(&self) -> u32 {
-        self.times
     }
 
     pub(in crate::relay) fn tokens_max(&self) -> usize {
@@ -295,7 +291,7 @@ impl Reader {
         self.answer.truncate(self.settled);
         let body = match (self.has_text, self.prompt.is_empty()) {
             // Nothing of the answer was passed.
-            (false, _) => self.request.body().clone(),
+            (false, _) => self.request.body.clone(),
             (true, true) => return Err(Refusal::NoTokenIds),
             (true, false) => self.request.after(&self.prompt, &self.answer)?,
         };
