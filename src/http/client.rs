@@ -207,9 +207,16 @@ impl Pool {
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
         let answer = self.exchange(connection, request).await;
-        answer.map_err(|error| match self.refused_certificate(&error) {
-            Some(reason) => Error::Connect(io::Error::other(reason)),
-            None => Error::Broken(error),
+        answer.map_err(|error| {
+            // What a worker says of this router's certificate, instead of reading the request.
+            let refused = self
+                .tls
+                .as_ref()
+                .and_then(|_| tls::refused_certificate(&error));
+            match refused {
+                Some(reason) => Error::Connect(io::Error::other(reason)),
+                None => Error::Broken(error),
+            }
         })
     }
 
@@ -250,13 +257,6 @@ impl Pool {
             .map_or(authority, |(host, _)| host);
         // On the heap: an attempt needs its place only until it is connected.
         Box::pin(tls.connect(host, stream, Protocol::Http1)).await
-    }
-
-    /// What a worker says of this router's certificate, instead of reading the request.
-    fn refused_certificate(&self, error: &hyper::Error) -> Option<String> {
-        self.tls
-            .as_ref()
-            .and_then(|_| tls::refused_certificate(error))
     }
 
     /// The path of the address before that of the request.
