@@ -5,7 +5,6 @@
 mod activity;
 mod body;
 mod connection;
-mod executor;
 mod malformed;
 mod metrics;
 mod protocol;
