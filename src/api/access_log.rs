@@ -130,6 +130,10 @@ impl Drop for AccessLine {
         if is_well && !observe::is_access_sampled() {
             return;
         }
+        let client_request_id = self.client_request_id.as_ref();
+        let client_request_id = client_request_id
+            .and_then(|id| id.to_str().ok())
+            .map(shortened);
         info!(
             target: ACCESS_LOG,
             method = self.method.as_str(),
@@ -156,7 +160,7 @@ impl Drop for AccessLine {
             continued = (summary.continued > 0).then_some(summary.continued),
             client = %self.client,
             id = self.id.as_str(),
-            client_request_id = self.client_request_id.as_ref().and_then(text).map(shortened),
+            client_request_id,
             trace_id = self.trace_id.map(|id| format!("{id:032x}")),
             "request"
         );
@@ -174,10 +178,6 @@ const ERROR: &str = "error";
 /// A text of the client's, up to [`MAX_TEXT_BYTES`].
 fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
-}
-
-fn text(value: &HeaderValue) -> Option<&str> {
-    value.to_str().ok()
 }
 
 /// In milliseconds, rounded down to microseconds.

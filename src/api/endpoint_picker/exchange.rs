@@ -226,13 +226,13 @@ impl Exchange<'_> {
             return Ok(());
         };
         match message.request {
-            Some(Part::RequestBody(body)) if !self.request.is_over() => {
+            Some(Part::RequestBody(body)) if !self.request.is_over => {
                 self.request.push(body.body);
                 if body.end_of_stream {
                     self.end_request();
                 }
             }
-            Some(Part::RequestTrailers(_)) if !self.request.is_over() => {
+            Some(Part::RequestTrailers(_)) if !self.request.is_over => {
                 self.has_request_trailers = true;
                 self.end_request();
             }
@@ -381,7 +381,7 @@ async fn read(
     match incoming.message().await {
         Ok(Some(message)) => Ok(Some(message)),
         // The gateway sends no more; it may still read.
-        Ok(None) if response.is_over() => std::future::pending().await,
+        Ok(None) if response.is_over => std::future::pending().await,
         // A cancelled stream is a client that has left.
         Ok(None) | Err(_) => Err(Failure::Left),
     }

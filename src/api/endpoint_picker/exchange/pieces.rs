@@ -16,7 +16,7 @@ pub(super) struct Pieces {
     /// A piece that its reader has no room for.
     waiting: Option<Bytes>,
     /// No more will come.
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 impl Pieces {
@@ -29,10 +29,6 @@ impl Pieces {
 
     pub(super) fn is_open(&self) -> bool {
         self.reader.is_some() && !self.is_over
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
     }
 
     /// Only while no other piece waits.
