@@ -38,7 +38,7 @@ pub struct Client {
     seen: Mutex<Seen>,
 }
 
-/// The protocol to agree on.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
