@@ -314,15 +314,11 @@ impl Tokens {
                 .map_err(FallbackReason::Untokenizable)?;
             may_be_late = prepared.may_be_long();
             if prepared.is_long() {
-                (
-                    self.on_pool(move || prepared.finish()).await?,
-                    TokenSource::Pool,
-                )
+                let task = move || prepared.finish();
+                (self.on_pool(task).await?, TokenSource::Pool)
             } else {
-                (
-                    prepared.finish().map_err(FallbackReason::Untokenizable)?,
-                    TokenSource::Inline,
-                )
+                let tokens = prepared.finish().map_err(FallbackReason::Untokenizable)?;
+                (tokens, TokenSource::Inline)
             }
         };
         let tokens = PromptTokens {
