@@ -178,10 +178,10 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
     use tonic::Code;
 
     use super::*;
-    use crate::http::piped::pipe;
     use crate::http::server::RequestBody;
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_without_a_message_ends() {
-        let (_open, body) = pipe(1);
+        let (_open, body) = mpsc::channel(1);
         let request = Request::new(RequestBody::from(body));
         let asked = question_within(request, 10, Duration::from_millis(20)).await;
         assert_eq!(asked.unwrap_err().code(), Code::DeadlineExceeded);

@@ -4,8 +4,6 @@
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::http::piped::{self, Piped};
-
 /// Pieces that wait for a reader, each of up to some 64 KB.
 const CAPACITY: usize = 4;
 
@@ -21,8 +19,8 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// The body for its reader.
-    pub(super) fn open(&mut self) -> Piped {
-        let (sender, body) = piped::pipe(CAPACITY);
+    pub(super) fn open(&mut self) -> mpsc::Receiver<Bytes> {
+        let (sender, body) = mpsc::channel(CAPACITY);
         self.reader = Some(sender);
         body
     }
