@@ -305,21 +305,13 @@ impl Pool {
         body: Bytes,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
-        let (parts, ()) = request
-            .header(hyper::header::HOST, self.authority())
-            .body(())?
-            .into_parts();
-        let build = || {
-            let body = Full::new(body.clone());
-            let mut request = Request::from_parts(parts.clone(), body);
-            if let Some(value) = authorization {
-                let value = value.clone();
-                request
-                    .headers_mut()
-                    .insert(hyper::header::AUTHORIZATION, value);
-            }
-            request
-        };
+        let request = request.header(hyper::header::HOST, self.authority());
+        let (mut parts, ()) = request.body(())?.into_parts();
+        if let Some(value) = authorization {
+            let name = hyper::header::AUTHORIZATION;
+            parts.headers.insert(name, value.clone());
+        }
+        let build = || Request::from_parts(parts.clone(), Full::new(body.clone()));
         let answer = match self.send(build()).await {
             Err(Error::Stale { .. }) => self.send_anew(build()).await?,
             other => other?,

@@ -109,7 +109,6 @@ pub(super) struct Rules {
     pub(super) may_give_up_transfers: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Course {
     rules: Rules,
@@ -214,9 +213,11 @@ impl Course {
             Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
         };
         self.last = Some(ended);
-        let step = if let Some(cut) = cut
-            && self.may_be_refused_for(cut)
-        {
+        if let Some(cut) = cut {
+            self.cuts.add(cut);
+        }
+        // It may be refused for the cut, unless others were cut in the same moment.
+        let step = if cut.is_some() && (self.has_cut_enough() || self.is_last()) {
             Step::AwaitOthers(COMPANY_WAIT)
         } else {
             self.on_others(now, random)
@@ -282,12 +283,6 @@ impl Course {
                 Some(full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0))
             }
         }
-    }
-
-    /// Takes note of a cut. True if the request may be refused for it, unless others were cut in the same moment.
-    fn may_be_refused_for(&mut self, cut: &Cut) -> bool {
-        self.cuts.add(cut);
-        self.has_cut_enough() || self.is_last()
     }
 
     /// The ends of processes that use up no attempts, with one more.

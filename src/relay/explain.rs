@@ -158,20 +158,17 @@ impl Relay {
         let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
         let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
         let mut waiting_prompts = view.waiting_prompts();
-        let disaggregation = match &self.prefill_decode {
-            Some(settings) => {
-                let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(prefixes, task, now, &[]).behind(before);
-                let of_prefill = split.prefill().copied().map(name);
-                let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
-                let of_view = (view.len(), workers);
-                if view.len() > 0 {
-                    waiting_prompts = view.waiting_prompts();
-                }
-                explain_disaggregation(plan, settings, split, of_prefill, of_view)
+        let disaggregation = self.prefill_decode.as_ref().and_then(|settings| {
+            let task = Task::Prefill(settings.connector, plan.api);
+            let view = FleetView::new(prefixes, task, now, &[]).behind(before);
+            let of_prefill = split.prefill().copied().map(name);
+            let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
+            let of_view = (view.len(), workers);
+            if view.len() > 0 {
+                waiting_prompts = view.waiting_prompts();
             }
-            None => None,
-        };
+            explain_disaggregation(plan, settings, split, of_prefill, of_view)
+        });
         let explanation = decision.and_then(|decision| {
             let chosen = find(&workers, chosen)?;
             let tokens = plan.request.prompt_tokens;

@@ -3,7 +3,6 @@
 use std::io;
 use std::time::Duration;
 
-/// Why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection could be opened, so nothing was sent.

@@ -98,10 +98,10 @@ struct Shared {
 impl Shared {
     /// A template that refuses a request may be one that is not understood here; or the engine refuses it, too.
     fn warn_of_refusal(&self, model: &str, now: Instant, reason: &FallbackReason) {
-        let FallbackReason::Untokenizable(error) = reason else {
-            return;
-        };
-        let (TokenizeError::Refused(why) | TokenizeError::Tokenizer(why)) = error else {
+        let FallbackReason::Untokenizable(
+            TokenizeError::Refused(why) | TokenizeError::Tokenizer(why),
+        ) = reason
+        else {
             return;
         };
         let mut refusals = self.refusals.lock();
