@@ -45,7 +45,6 @@ use crate::batches::Batches;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
 use crate::ids::ClientKey;
-use crate::limits::TenantLimits;
 use crate::observe::metrics::Registry;
 use crate::openai::error::{ApiError, ErrorShape};
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
@@ -244,9 +243,7 @@ impl ApiServer {
             client_id: &envelope.echo,
             standing: cell.as_ref(),
         });
-        let answer = self
-            .route(request, caller, limits.map(|limits| &**limits))
-            .await;
+        let answer = self.route(request, caller).await;
         // A request that was not charged is said what is left without it.
         let read = cell.and_then(|cell| cell.read());
         envelope.standing = read.or_else(|| limits.map(|limits| limits.standing(None)));
@@ -257,7 +254,6 @@ impl ApiServer {
         &self,
         request: Box<Request<RequestBody>>,
         caller: Box<Caller<'_>>,
-        limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mode = match request.extensions().get::<relay::CarriedBy>() {
             // A gateway sends requests as they are: no state is kept for them here.
@@ -275,15 +271,10 @@ impl ApiServer {
             Route::Batches(endpoint) => {
                 Box::pin(self.answer_batches(&endpoint, request, caller)).await
             }
-            Route::Models => Ok(models::list(
-                &self.relay.fleet().snapshot(),
-                self.relay.names(),
-                limits,
-            )),
+            Route::Models => Ok(models::list(&self.relay, caller.context.tenant)),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
-                let snapshot = self.relay.fleet().snapshot();
-                models::one(&snapshot, self.relay.names(), limits, name)
+                models::one(&self.relay, caller.context.tenant, name)
             }
             Route::NotFound => {
                 let path = request.uri().path();

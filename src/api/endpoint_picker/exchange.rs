@@ -310,21 +310,17 @@ impl Exchange<'_> {
                 Some(Err(_)) => return Err(Failure::Left),
                 None => Bytes::new(),
             };
-            if !self.is_response_seen {
-                if body.is_end_stream() || data.is_empty() {
-                    return self.flush().await;
-                }
-                continue;
-            }
             let is_over = body.is_end_stream() || data.is_empty();
             let ends = is_over && !self.has_response_trailers;
-            for piece in messages::response_pieces(&data, ends) {
-                self.write(&piece).await?;
-            }
-            if is_over {
-                if self.has_response_trailers {
+            if self.is_response_seen {
+                for piece in messages::response_pieces(&data, ends) {
+                    self.write(&piece).await?;
+                }
+                if is_over && !ends {
                     self.write(&messages::response_trailers()).await?;
                 }
+            }
+            if is_over {
                 return self.flush().await;
             }
         }
