@@ -90,9 +90,9 @@ impl Relay {
             .prefill_decode
             .as_ref()
             .map(|disaggregation| disaggregation.connector);
+        let sent = with_ids.as_ref().unwrap_or(body);
         let continuation = model.stream_continuation.filter(|_| peek.is_stream);
         let continuation = continuation.map(|settings| {
-            let sent = with_ids.as_ref().unwrap_or(body);
             Box::new(if measure.prompt_tokens > settings.max_tokens {
                 Err(Refusal::TooLong)
             } else if connector.is_some_and(|connector| !connector.decodes_alone()) {
@@ -103,7 +103,6 @@ impl Relay {
             })
         });
         let legs = connector.map(|connector| {
-            let sent = with_ids.as_ref().unwrap_or(body);
             let sent = token_ids_asked(&continuation).unwrap_or(sent);
             Legs::for_connector(connector, api, sent)
         });
