@@ -66,6 +66,11 @@ pub(in crate::relay) fn computes((decode, split): &Chosen) -> &Decision {
     split.prefill().unwrap_or(decode)
 }
 
+/// When the first token is expected, in seconds from the choice. That of a pair's decode worker is behind the prefill leg.
+pub(in crate::relay) fn first_token((decode, _): &Chosen) -> f64 {
+    decode.expected.first_token
+}
+
 /// What a choice for a prompt of so many tokens promises its workers; first the one that computes it.
 pub(in crate::relay) fn promises(
     prompt_tokens: u32,

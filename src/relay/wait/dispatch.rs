@@ -213,8 +213,7 @@ impl QueueWalk<'_> {
         {
             return self.wait_for(worker.id, placed.promises);
         }
-        // The decode worker of a pair is behind the prefill leg.
-        let seconds = placed.chosen.0.expected.first_token;
+        let seconds = chosen::first_token(&placed.chosen);
         let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
         if time_left.is_some_and(|left| first_token > left) {
             return Looked::Other(Look::TooLate(first_token));
