@@ -111,7 +111,7 @@ struct Events {
 }
 
 impl Relayed {
-    /// Takes data from the engine; returns the whole events in it.
+    /// Takes data from the engine; returns what the client gets of it, of a stream in whole events.
     fn on_data(&mut self, data: Bytes) -> Bytes {
         if data.is_empty() {
             // The end came alone.
@@ -120,16 +120,21 @@ impl Relayed {
         if self.events.is_none() || !is_comment(&data) {
             self.last = observe::now();
         }
-        if self.usage.is_some() || self.continuing.is_some() {
-            return self.on_changed_data(data);
-        }
-        let Some(events) = &mut self.events else {
-            self.meter.on_data(self.last, &data, Plain::default());
-            return data;
-        };
         // Whole events: the usage may come in two pieces.
-        let passed = events.aligner.push(data);
-        self.passed(passed)
+        let whole = match &mut self.events {
+            Some(events) => events.aligner.push(data),
+            None => data,
+        };
+        let corrected = self.correct(whole);
+        let Some(continuing) = &mut self.continuing else {
+            return self.passed(corrected);
+        };
+        let (events, end) = continuing.on_events(corrected);
+        let passed = self.passed(events);
+        match end {
+            None => passed,
+            Some(end) => join(passed, self.on_engine_end(end)),
+        }
     }
 
     /// What the client gets of whole events.
@@ -140,26 +145,7 @@ impl Relayed {
         }
     }
 
-    /// Takes data of an answer that is changed; returns what the client gets of it. Metrics count what the client reads.
-    fn on_changed_data(&mut self, data: Bytes) -> Bytes {
-        let passed = match &mut self.events {
-            Some(events) => events.aligner.push(data),
-            None => data,
-        };
-        let mut passed = self.correct(passed);
-        if let Some(continuing) = &mut self.continuing {
-            let (events, end) = continuing.on_events(passed);
-            passed = match end {
-                None => events,
-                Some(end) => {
-                    let events = self.passed(events);
-                    return join(events, self.on_engine_end(end));
-                }
-            };
-        }
-        self.passed(passed)
-    }
-
+    /// Takes whole events as the client gets them, or data of another answer. Metrics count what the client reads.
     fn passed(&mut self, passed: Bytes) -> Bytes {
         if passed.is_empty() {
             return passed;
