@@ -162,7 +162,7 @@ impl ApiServer {
         // Boxed, so that no future below has a copy.
         let request = Box::new(request);
         if let Some(page) = self.open_page(request.method(), request.uri().path()).await {
-            return page.map(|body| LoggedBody::new(body, None));
+            return LoggedBody::of(page, None);
         }
         let (mut envelope, checked) = {
             let trace = self.relay.tracer().begin(request.headers());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::header::HeaderValue;
-use hyper::{HeaderMap, Method, StatusCode, Uri};
+use hyper::{HeaderMap, Method, Response, StatusCode, Uri};
 use tracing::{Level, enabled, info};
 
 use super::route_name;
@@ -36,7 +36,7 @@ pub(super) struct AccessLine {
     /// The client's, or that of the request's own trace.
     trace_id: Option<u128>,
     pub(super) tenant: Option<Arc<str>>,
-    pub(super) status: Option<StatusCode>,
+    status: Option<StatusCode>,
     /// The code of the error response, if the router itself made it.
     pub(super) error_code: Option<&'static str>,
     /// Bytes of the response body so far.
@@ -194,8 +194,15 @@ pub struct LoggedBody {
 }
 
 impl LoggedBody {
-    pub(super) fn new(body: http::Body, line: Option<Box<AccessLine>>) -> Self {
-        Self { body, line }
+    /// The response with such a body. `line` gets its status.
+    pub(super) fn of(
+        response: Response<http::Body>,
+        mut line: Option<Box<AccessLine>>,
+    ) -> Response<Self> {
+        if let Some(line) = &mut line {
+            line.status = Some(response.status());
+        }
+        response.map(|body| Self { body, line })
     }
 }
 
