@@ -43,7 +43,6 @@ use crate::batches::Batches;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
 use crate::ids::ClientKey;
-use crate::limits::TenantLimits;
 use crate::observe::metrics::Registry;
 use crate::openai::body_budget::{BodyBudget, Claim};
 use crate::openai::error::{ApiError, ErrorShape};
@@ -167,7 +166,7 @@ impl ApiServer {
         // Boxed, so that no future below has a copy.
         let request = Box::new(request);
         if let Some(page) = self.open_page(request.method(), request.uri().path()).await {
-            return page.map(|body| LoggedBody::new(body, None));
+            return LoggedBody::of(page, None);
         }
         let (mut envelope, checked) = {
             let trace = self.relay.tracer().begin(request.headers());
@@ -248,9 +247,7 @@ impl ApiServer {
             client_id: &envelope.echo,
             standing: cell.as_ref(),
         });
-        let answer = self
-            .route(request, caller, limits.map(|limits| &**limits))
-            .await;
+        let answer = self.route(request, caller).await;
         // A request that was not charged is said what is left without it.
         let read = cell.and_then(|cell| cell.read());
         envelope.standing = read.or_else(|| limits.map(|limits| limits.standing(None)));
@@ -261,7 +258,6 @@ impl ApiServer {
         &self,
         request: Box<Request<RequestBody>>,
         caller: Box<Caller<'_>>,
-        limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mode = match request.extensions().get::<relay::CarriedBy>() {
             // A gateway sends requests as they are: no state is kept for them here.
@@ -279,15 +275,10 @@ impl ApiServer {
             Route::Batches(endpoint) => {
                 Box::pin(self.answer_batches(&endpoint, request, caller)).await
             }
-            Route::Models => Ok(models::list(
-                &self.relay.fleet().snapshot(),
-                self.relay.names(),
-                limits,
-            )),
+            Route::Models => Ok(models::list(&self.relay, caller.context.tenant)),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
-                let snapshot = self.relay.fleet().snapshot();
-                models::one(&snapshot, self.relay.names(), limits, name)
+                models::one(&self.relay, caller.context.tenant, name)
             }
             Route::NotFound => {
                 let path = request.uri().path();

@@ -334,9 +334,11 @@ impl App {
             api,
             connection_settings::new(config),
             api_metrics,
-            server::Handlers::new(move |request, peer| served.load_full().handle(request, peer))
-                .on_malformed(on_malformed)
-                .tls(tls.api.clone()),
+            server::Handlers {
+                handler: move |request, peer| served.load_full().handle(request, peer),
+                on_malformed: Some(on_malformed),
+                tls: tls.api.clone(),
+            },
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -354,8 +356,11 @@ impl App {
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
-            server::Handlers::new(move |request, peer| handler.clone().handle(request, peer))
-                .tls(tls.admin.clone()),
+            server::Handlers {
+                handler: move |request, peer| handler.clone().handle(request, peer),
+                on_malformed: None,
+                tls: tls.admin.clone(),
+            },
             // Pages of megabytes must not delay requests.
             IoThreads::single("admin")?,
             admin_tasks.clone(),

@@ -128,7 +128,11 @@ impl Bridge {
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),
-            server::Handlers::new(move |request, _| service.clone().answer(request)).tls(server),
+            server::Handlers {
+                handler: move |request, _| service.clone().answer(request),
+                on_malformed: None,
+                tls: server,
+            },
             io_threads.clone(),
             tasks.clone(),
         ));

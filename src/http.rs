@@ -11,7 +11,6 @@ pub mod grpc;
 pub mod io_threads;
 pub mod keyed_tasks;
 pub mod listen_address;
-pub mod piped;
 pub mod proxy_protocol;
 pub mod server;
 pub mod sse;

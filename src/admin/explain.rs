@@ -93,13 +93,14 @@ pub(super) async fn page(
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
     use super::*;
-    use crate::http::piped::pipe;
 
     #[tokio::test]
     async fn a_body_that_does_not_come_is_not_waited_for() {
         let status = async |text: &'static [u8], ends: bool| {
-            let (sender, body) = pipe(1);
+            let (sender, body) = mpsc::channel(1);
             sender.send(Bytes::from_static(text)).await.unwrap();
             let _open = (!ends).then_some(sender);
             let read = read(body.into(), 2, Duration::from_millis(20)).await;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::header::HeaderValue;
-use hyper::{HeaderMap, Method, StatusCode, Uri};
+use hyper::{HeaderMap, Method, Response, StatusCode, Uri};
 use tracing::{Level, enabled, info};
 
 use super::route_name;
@@ -36,7 +36,7 @@ pub(super) struct AccessLine {
     /// The client's, or that of the request's own trace.
     trace_id: Option<u128>,
     pub(super) tenant: Option<Arc<str>>,
-    pub(super) status: Option<StatusCode>,
+    status: Option<StatusCode>,
     /// The code of the error response, if the router itself made it.
     pub(super) error_code: Option<&'static str>,
     /// Bytes of the response body so far.
@@ -130,6 +130,10 @@ impl Drop for AccessLine {
         if is_well && !observe::is_access_sampled() {
             return;
         }
+        let client_request_id = self.client_request_id.as_ref();
+        let client_request_id = client_request_id
+            .and_then(|id| id.to_str().ok())
+            .map(shortened);
         info!(
             target: ACCESS_LOG,
             method = self.method.as_str(),
@@ -156,7 +160,7 @@ impl Drop for AccessLine {
             continued = (summary.continued > 0).then_some(summary.continued),
             client = %self.client,
             id = self.id.as_str(),
-            client_request_id = self.client_request_id.as_ref().and_then(text).map(shortened),
+            client_request_id,
             trace_id = self.trace_id.map(|id| format!("{id:032x}")),
             "request"
         );
@@ -176,10 +180,6 @@ fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
 }
 
-fn text(value: &HeaderValue) -> Option<&str> {
-    value.to_str().ok()
-}
-
 /// In milliseconds, rounded down to microseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
@@ -194,8 +194,15 @@ pub struct LoggedBody {
 }
 
 impl LoggedBody {
-    pub(super) fn new(body: http::Body, line: Option<Box<AccessLine>>) -> Self {
-        Self { body, line }
+    /// The response with such a body. `line` gets its status.
+    pub(super) fn of(
+        response: Response<http::Body>,
+        mut line: Option<Box<AccessLine>>,
+    ) -> Response<Self> {
+        if let Some(line) = &mut line {
+            line.status = Some(response.status());
+        }
+        response.map(|body| Self { body, line })
     }
 }
 

@@ -142,11 +142,8 @@ impl ApiServer {
             self.on_error(id, &error, api.as_str(), access.as_deref_mut());
             error.shaped(shape)
         });
-        if let Some(access) = &mut access {
-            access.status = Some(response.status());
-        }
-        let (answer_head, body) = response.into_parts();
-        let collected = collect(LoggedBody::new(body, access), &held).await;
+        let (answer_head, body) = LoggedBody::of(response, access).into_parts();
+        let collected = collect(body, &held).await;
         let (error, may_retry) = match collected {
             Ok(body) => {
                 // More than a limit of the tenant ever has room for.
@@ -323,7 +320,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_collected_up_to_its_bound() {
-        let body = |bytes: usize| LoggedBody::new(http::full(vec![b'x'; bytes]), None);
+        let body = |bytes: usize| {
+            let response = Response::new(http::full(vec![b'x'; bytes]));
+            LoggedBody::of(response, None).into_body()
+        };
         let held = || HeldAnswer::new(&Arc::default());
         let whole = collect(body(MAX_ANSWER_BYTES), &held()).await;
         assert_eq!(whole.ok().map(|whole| whole.len()), Some(MAX_ANSWER_BYTES));

@@ -1,6 +1,8 @@
 //! Reads request bodies, within a size, a time and one memory budget for all clients.
 
-use std::future::Future;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -44,9 +46,11 @@ pub(super) async fn read<'a>(
     let mut pace = Pace::new(limit);
     let mut bytes = 0;
     loop {
-        let frame = match poll_once(body.frame()).await {
-            Ok(ready) => ready,
-            Err(_) => {
+        // A body that is complete already needs no timer.
+        let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await;
+        let frame = match polled {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => {
                 let now = observe::now();
                 let left = total.saturating_sub(now - *started.get_or_insert(now));
                 let pause = pace.pause(now, bytes);
@@ -133,15 +137,6 @@ impl Pace {
         }
         self.limit.saturating_sub(now - began)
     }
-}
-
-/// Polls a future once: a body that is complete already needs no timer.
-async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
-    std::future::poll_fn(|cx| match std::pin::Pin::new(&mut future).poll(cx) {
-        std::task::Poll::Ready(ready) => std::task::Poll::Ready(Ok(ready)),
-        std::task::Poll::Pending => std::task::Poll::Ready(Err(())),
-    })
-    .await
 }
 
 #[cfg(test)]

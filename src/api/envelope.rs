@@ -81,7 +81,7 @@ impl Envelope {
 
     /// The response that the client gets. `is_draining`: the process stops.
     pub(super) fn finish(
-        mut self,
+        self,
         mut response: Response<http::Body>,
         is_draining: bool,
     ) -> Response<LoggedBody> {
@@ -100,12 +100,9 @@ impl Envelope {
             // Its next request should find another replica now, and not a connection that closes just then.
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if let Some(line) = &mut self.line {
-            line.status = Some(status);
-        }
         if self.is_head {
             response = without_body(response);
         }
-        response.map(|body| LoggedBody::new(body, self.line))
+        LoggedBody::of(response, self.line)
     }
 }

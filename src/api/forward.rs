@@ -80,12 +80,6 @@ impl ApiServer {
     }
 }
 
-/// The gateway that carries a request, if one does.
-fn gateway_of(head: &Parts) -> Option<&dyn relay::Gateway> {
-    let relay::CarriedBy(gateway) = head.extensions.get()?;
-    Some(&**gateway)
-}
-
 /// A request that goes to a worker as the client sent it, but for what was taken out of `original`.
 pub(super) fn job<'a>(
     api: Api,
@@ -95,9 +89,10 @@ pub(super) fn job<'a>(
     caller: Box<Caller<'a>>,
 ) -> relay::Job<'a> {
     let target = origin_form(&head.uri);
+    let carried: Option<&relay::CarriedBy> = head.extensions.get();
     relay::Job {
         standing: caller.standing,
-        gateway: gateway_of(head),
+        gateway: carried.map(|carried| &*carried.0),
         ..relay::Job::new(caller.context, api, target, &head.headers, body, original)
     }
 }

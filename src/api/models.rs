@@ -8,27 +8,25 @@ use std::collections::BTreeMap;
 use hyper::Response;
 
 use crate::fleet::Snapshot;
-use crate::limits::TenantLimits;
+use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
-use crate::relay::request::target::{Name, Names};
-use crate::{http, observe, relay};
+use crate::relay::request::target::Name;
+use crate::relay::{self, Relay};
+use crate::{http, observe};
 
-pub(super) fn list(
-    fleet: &Snapshot,
-    names: &Names,
-    limits: Option<&TenantLimits>,
-) -> Response<http::Body> {
+pub(super) fn list(relay: &Relay, tenant: Tenant) -> Response<http::Body> {
+    let fleet = relay.fleet().snapshot();
+    let limits = relay.tenants().of(tenant).limits.as_ref();
     let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
-    let is_name_allowed =
-        |name: &&Name| is_allowed(&name.requested) || name.models().any(|model| is_allowed(model));
     let served = fleet.models.iter();
     let served = served.filter(|(model, _)| is_allowed(model));
     let mut cards: BTreeMap<&str, Cow<'_, str>> = served
         .map(|(model, group)| (&**model, Cow::Borrowed(group.card.get())))
         .collect();
-    for name in names.iter().filter(is_name_allowed) {
-        if let Some(card) = card(fleet, name) {
+    let may_use = |name: &&Name| relay.may_use(tenant, &name.requested);
+    for name in relay.names().iter().filter(may_use) {
+        if let Some(card) = card(&fleet, name) {
             cards.insert(&name.requested, card);
         }
     }
@@ -40,28 +38,23 @@ pub(super) fn list(
 }
 
 pub(super) fn one(
-    fleet: &Snapshot,
-    names: &Names,
-    limits: Option<&TenantLimits>,
+    relay: &Relay,
+    tenant: Tenant,
     name: &str,
 ) -> Result<Response<http::Body>, ApiError> {
+    let (fleet, names) = (relay.fleet().snapshot(), relay.names());
     // SDKs escape the slash of `org/name`.
     let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
     let card = match names.get(&name) {
-        Some(name) => card(fleet, name),
+        Some(name) => card(&fleet, name),
         None => {
             let group = fleet.models.get(name.as_ref());
             group.map(|group| Cow::Borrowed(group.card.get()))
         }
     };
-    let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
-    let may_use = |name: &str| {
-        let mut targets = names.get(name).into_iter().flat_map(Name::models);
-        is_allowed(name) || targets.any(|model| is_allowed(model))
-    };
-    let Some(card) = card.filter(|_| may_use(&name)) else {
-        let mut known = names.known(fleet);
-        known.retain(|name| may_use(name));
+    let Some(card) = card.filter(|_| relay.may_use(tenant, &name)) else {
+        let mut known = names.known(&fleet);
+        known.retain(|name| relay.may_use(tenant, name));
         let model = observe::shortened(&name).to_owned();
         return Err(relay::Error::UnknownModel { model, known }.into());
     };

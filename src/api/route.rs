@@ -110,13 +110,6 @@ const SLIPS_MAX: usize = 2;
 /// The API of a path that is none.
 pub(super) const NO_API: &str = "none";
 
-/// The API of files and batches.
-const BATCHES_API: &str = "batches";
-
-fn is_of_batches(path: &str) -> bool {
-    batches::route(&Method::GET, path) != BatchRoute::NotFound
-}
-
 /// Which API a path is of, in metrics.
 pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
     match route(&Method::POST, path, Mode::PassThrough, further) {
@@ -125,7 +118,7 @@ pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
         _ if path.starts_with("/v1/responses") || path.starts_with("/v1/conversations") => {
             Api::Responses.as_str()
         }
-        _ if is_of_batches(path) => BATCHES_API,
+        _ if batches::route(&Method::GET, path) != BatchRoute::NotFound => "batches",
         _ => NO_API,
     }
 }

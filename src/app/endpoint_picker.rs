@@ -19,15 +19,17 @@ impl App {
         let (readiness, tasks) = (self.readiness.clone(), self.tasks.clone());
         let picker = EndpointPicker::new(settings, readiness, &self.metrics);
         let api = self.api_server.clone();
-        let handlers = server::Handlers::new(move |request, peer| {
-            picker.clone().answer(api.load_full(), request, peer)
-        });
+        let handlers = server::Handlers {
+            handler: move |request, peer| picker.clone().answer(api.load_full(), request, peer),
+            on_malformed: None,
+            tls: self.tls.endpoint_picker.clone(),
+        };
         tasks.spawn(server::serve(
             listener,
             EndpointPicker::connections(),
             // The connection metrics are about the API's clients.
             server::Metrics::new(&Registry::default()),
-            handlers.tls(self.tls.endpoint_picker.clone()),
+            handlers,
             self.io_threads.clone(),
             tasks.clone(),
         ));

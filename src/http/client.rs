@@ -207,9 +207,16 @@ impl Pool {
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
         let answer = self.exchange(connection, request).await;
-        answer.map_err(|error| match self.refused_certificate(&error) {
-            Some(reason) => Error::Connect(io::Error::other(reason)),
-            None => Error::Broken(error),
+        answer.map_err(|error| {
+            // What a worker says of this router's certificate, instead of reading the request.
+            let refused = self
+                .tls
+                .as_ref()
+                .and_then(|_| tls::refused_certificate(&error));
+            match refused {
+                Some(reason) => Error::Connect(io::Error::other(reason)),
+                None => Error::Broken(error),
+            }
         })
     }
 
@@ -250,13 +257,6 @@ impl Pool {
             .map_or(authority, |(host, _)| host);
         // On the heap: an attempt needs its place only until it is connected.
         Box::pin(tls.connect(host, stream, Protocol::Http1)).await
-    }
-
-    /// What a worker says of this router's certificate, instead of reading the request.
-    fn refused_certificate(&self, error: &hyper::Error) -> Option<String> {
-        self.tls
-            .as_ref()
-            .and_then(|_| tls::refused_certificate(error))
     }
 
     /// The path of the address before that of the request.
@@ -305,21 +305,13 @@ impl Pool {
         body: Bytes,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
-        let (parts, ()) = request
-            .header(hyper::header::HOST, self.authority())
-            .body(())?
-            .into_parts();
-        let build = || {
-            let body = Full::new(body.clone());
-            let mut request = Request::from_parts(parts.clone(), body);
-            if let Some(value) = authorization {
-                let value = value.clone();
-                request
-                    .headers_mut()
-                    .insert(hyper::header::AUTHORIZATION, value);
-            }
-            request
-        };
+        let request = request.header(hyper::header::HOST, self.authority());
+        let (mut parts, ()) = request.body(())?.into_parts();
+        if let Some(value) = authorization {
+            let name = hyper::header::AUTHORIZATION;
+            parts.headers.insert(name, value.clone());
+        }
+        let build = || Request::from_parts(parts.clone(), Full::new(body.clone()));
         let answer = match self.send(build()).await {
             Err(Error::Stale { .. }) => self.send_anew(build()).await?,
             other => other?,

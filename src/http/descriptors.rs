@@ -34,13 +34,6 @@ impl DescriptorPlan {
         };
         let needed = other + per_connection * u64::from(max_connections);
         let limit = limit.unwrap_or(u64::MAX);
-        if limit >= needed {
-            return Self {
-                max_connections,
-                needed,
-                is_short: false,
-            };
-        }
         // At least a quarter of the descriptors are for clients, whatever the number of workers.
         let least = limit / 4 * per_connection;
         let for_connections = limit.saturating_sub(other).max(least);
@@ -48,7 +41,7 @@ impl DescriptorPlan {
         Self {
             max_connections: u32::try_from(fit).unwrap_or(u32::MAX).min(max_connections),
             needed,
-            is_short: true,
+            is_short: limit < needed,
         }
     }
 }

@@ -101,7 +101,12 @@ pub fn is_grpc<B>(request: &Request<B>) -> bool {
 pub fn answer(
     messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
 ) -> Response<Body> {
-    let mut response = Response::new(body(messages, Ending::Status));
+    let messages = Messages {
+        stream: Box::pin(messages),
+        has_status: true,
+        is_over: false,
+    };
+    let mut response = Response::new(messages.boxed_unsync());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     response
@@ -124,33 +129,18 @@ impl Stream for Once {
 
 /// The body of a request that sends framed messages as the stream yields them. An error breaks it off.
 pub fn request_body(messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static) -> Body {
-    body(messages, Ending::Nothing)
-}
-
-fn body(
-    messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
-    ending: Ending,
-) -> Body {
     let messages = Messages {
         stream: Box::pin(messages),
-        ending,
+        has_status: false,
         is_over: false,
     };
     messages.boxed_unsync()
 }
 
-/// What follows the last message.
-#[derive(Clone, Copy)]
-enum Ending {
-    /// Of a response.
-    Status,
-    /// Of a request.
-    Nothing,
-}
-
-struct Messages<S: ?Sized> {
+struct Messages<S> {
     is_over: bool,
-    ending: Ending,
+    /// The status follows the last message, as in a response; nothing does in a request.
+    has_status: bool,
     stream: Pin<Box<S>>,
 }
 
@@ -171,7 +161,7 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
         }
         self.is_over = true;
         let failed = next.and_then(Result::err);
-        if let Ending::Nothing = self.ending {
+        if !self.has_status {
             return Poll::Ready(failed.map(|status| Err(status.into())));
         }
         let status = failed.unwrap_or_else(|| Status::ok(""));
@@ -188,10 +178,10 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
     use tonic::Code;
 
     use super::*;
-    use crate::http::piped::pipe;
     use crate::http::server::RequestBody;
 
     #[test]
@@ -212,7 +202,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_without_a_message_ends() {
-        let (_open, body) = pipe(1);
+        let (_open, body) = mpsc::channel(1);
         let request = Request::new(RequestBody::from(body));
         let asked = question_within(request, 10, Duration::from_millis(20)).await;
         assert_eq!(asked.unwrap_err().code(), Code::DeadlineExceeded);

@@ -5,7 +5,6 @@
 mod activity;
 mod body;
 mod connection;
-mod executor;
 mod malformed;
 mod metrics;
 mod protocol;
@@ -39,34 +38,13 @@ use crate::observe::metrics::Counted;
 /// What answers the requests of a listener.
 #[derive(Clone, Debug)]
 pub struct Handlers<H> {
-    handler: H,
-    on_malformed: Option<OnMalformed>,
-    tls: Option<Arc<tls::Server>>,
-}
-
-impl<H> Handlers<H> {
-    /// `handler` gets each request with the address of its connection's other end.
-    pub fn new(handler: H) -> Self {
-        Self {
-            handler,
-            on_malformed: None,
-            tls: None,
-        }
-    }
-
+    /// Gets each request with the address of its connection's other end.
+    pub handler: H,
     /// Answers request heads that cannot be parsed; without it such a response has no body.
-    pub fn on_malformed(self, on_malformed: OnMalformed) -> Self {
-        Self {
-            on_malformed: Some(on_malformed),
-            ..self
-        }
-    }
-
+    pub on_malformed: Option<OnMalformed>,
     /// Connections begin with a TLS handshake. Requests of a client with a certificate have its
     /// [`tls::ClientNames`] among their extensions.
-    pub fn tls(self, tls: Option<Arc<tls::Server>>) -> Self {
-        Self { tls, ..self }
-    }
+    pub tls: Option<Arc<tls::Server>>,
 }
 
 /// Accepts connections until the drain begins. Each runs on one of `io_threads`, and the drain waits for

@@ -71,9 +71,8 @@ impl Aligner {
 fn last_event_end(bytes: &[u8]) -> usize {
     let mut end = bytes.len();
     while let Some(newline) = memchr::memrchr(b'\n', &bytes[..end]) {
-        let before = bytes[..newline]
-            .strip_suffix(b"\r")
-            .unwrap_or(&bytes[..newline]);
+        let before = &bytes[..newline];
+        let before = before.strip_suffix(b"\r").unwrap_or(before);
         if before.ends_with(b"\n") {
             return newline + 1;
         }
@@ -151,12 +150,8 @@ impl Decoder {
             self.line.clear();
         }
         self.line.extend_from_slice(bytes);
-        if self
-            .line_bytes_max
-            .is_some_and(|max| self.line.len().max(self.event.data.len()) > max)
-        {
-            self.overflowed = true;
-        }
+        let longest = self.line.len().max(self.event.data.len());
+        self.overflowed = self.line_bytes_max.is_some_and(|max| longest > max);
     }
 
     fn on_line(&mut self, line: &[u8], events: &mut Vec<Event>) {
@@ -168,14 +163,10 @@ impl Decoder {
             return;
         }
         let (name, value) = match memchr::memchr(b':', line) {
-            Some(colon) => (
-                &line[..colon],
-                line[colon + 1..]
-                    .strip_prefix(b" ")
-                    .unwrap_or(&line[colon + 1..]),
-            ),
-            None => (line, &line[line.len()..]),
+            Some(colon) => (&line[..colon], &line[colon + 1..]),
+            None => (line, &b""[..]),
         };
+        let value = value.strip_prefix(b" ").unwrap_or(value);
         match name {
             b"data" => {
                 if self.has_data {

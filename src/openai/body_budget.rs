@@ -175,7 +175,7 @@ impl BodyBudget {
         let read = memory.clone();
         registry.on_scrape(move || {
             bytes.set(read.used.load(Relaxed) as i64);
-            waiting.set(read.shares.lock().waiting() as i64);
+            waiting.set(read.shares.lock().waiting as i64);
         });
         Self {
             memory,

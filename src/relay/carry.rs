@@ -134,7 +134,7 @@ impl Relay {
                 summary.update(|line| {
                     line.model = Some(plan.group.model.clone());
                     line.worker = last.worker.as_ref().map(|worker| worker.name.clone());
-                    line.attempts += course.count();
+                    line.attempts += course.count;
                     line.outcome = Some(outcome.as_str());
                 });
             }
@@ -155,7 +155,7 @@ impl Relay {
         last_worker: Option<&Worker>,
     ) -> Error {
         let model = || plan.group.model.to_string();
-        let (attempts, retry_after) = (course.count(), NO_WORKER_RETRY_AFTER);
+        let (attempts, retry_after) = (course.count, NO_WORKER_RETRY_AFTER);
         let is_late = why == Unanswered::Late || course.last() == Some(Failure::Deadline);
         let lacks_prefill = why == Unanswered::LacksPrefill;
         if attempts == 0 {
@@ -173,7 +173,7 @@ impl Relay {
                 .saturating_duration_since(job.context.started);
             return Error::Deadline { attempts, limit };
         }
-        if no_worker_may_get(plan, &course.failed, course.cuts()) {
+        if no_worker_may_get(plan, &course.failed, &course.cuts) {
             return Error::CutsConnections;
         }
         let shown = last_worker.filter(|_| self.settings.decision_header);
@@ -184,7 +184,7 @@ impl Relay {
                 attempts,
                 last,
                 worker: shown.map(|worker| worker.client_name.clone()),
-                may_have_computed: course.may_have_computed(),
+                may_have_computed: course.may_have_computed,
             },
             None if lacks_prefill => Error::NoPrefill {
                 model: model(),

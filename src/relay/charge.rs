@@ -58,7 +58,7 @@ impl Relay {
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
         let prefixes = self.chooser().cached_prefixes(plan, OWNERS_MAX);
-        let everywhere = ViewRange::everywhere(prefixes.places());
+        let everywhere = ViewRange::everywhere(prefixes.places);
         let owners = prefixes.owners(&everywhere);
         let cached = owners.indices.iter().map(|index| {
             let cached = prefixes.cached(everywhere.place(*index));

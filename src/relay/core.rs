@@ -172,7 +172,10 @@ impl Relay {
     }
 
     pub(super) fn chooser(&self) -> Chooser<'_> {
-        Chooser::new(&self.caches, self.prefill_decode.as_ref())
+        Chooser {
+            caches: &self.caches,
+            disaggregation: self.prefill_decode.as_ref(),
+        }
     }
 
     pub fn fleet(&self) -> &Arc<Registry> {

@@ -109,7 +109,6 @@ pub(super) struct Rules {
     pub(super) may_give_up_transfers: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Course {
     rules: Rules,
@@ -117,13 +116,14 @@ pub(super) struct Course {
     backoff: Duration,
     backoff_max: Duration,
     /// How many attempts there were.
-    count: u32,
+    pub(super) count: u32,
     /// The workers that do not get the request any more, or at all.
     pub(super) failed: FailedWorkers,
-    cuts: Cuts,
+    /// What broke after the request was sent, now and before.
+    pub(super) cuts: Cuts,
     last: Option<Ended>,
-    /// An engine got the request and may have computed an answer that was lost.
-    may_have_computed: bool,
+    /// An engine got the request and may have computed an answer that was lost: sent once more, the request is computed again.
+    pub(super) may_have_computed: bool,
     /// A connection that had not been idle before was cut, and no other request's with it.
     has_cut_new: bool,
     /// Attempts that ended with the worker's process, and not because of the request.
@@ -213,9 +213,11 @@ impl Course {
             Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
         };
         self.last = Some(ended);
-        let step = if let Some(cut) = cut
-            && self.may_be_refused_for(cut)
-        {
+        if let Some(cut) = cut {
+            self.cuts.add(cut);
+        }
+        // It may be refused for the cut, unless others were cut in the same moment.
+        let step = if cut.is_some() && (self.has_cut_enough() || self.is_last()) {
             Step::AwaitOthers(COMPANY_WAIT)
         } else {
             self.on_others(now, random)
@@ -283,12 +285,6 @@ impl Course {
         }
     }
 
-    /// Takes note of a cut. True if the request may be refused for it, unless others were cut in the same moment.
-    fn may_be_refused_for(&mut self, cut: &Cut) -> bool {
-        self.cuts.add(cut);
-        self.has_cut_enough() || self.is_last()
-    }
-
     /// The ends of processes that use up no attempts, with one more.
     fn with_one_more(&self) -> u32 {
         (self.acquitted + 1).min(ACQUITTED_MAX)
@@ -312,24 +308,9 @@ impl Course {
         self.rules.deadline
     }
 
-    /// How many attempts there were.
-    pub(super) fn count(&self) -> u32 {
-        self.count
-    }
-
     /// How the last attempt failed.
     pub(super) fn last(&self) -> Option<Failure> {
         self.last.as_ref().map(|last| last.fault.failure)
-    }
-
-    /// True if an engine may have computed an answer that was lost: sent once more, the request is computed again.
-    pub(super) fn may_have_computed(&self) -> bool {
-        self.may_have_computed
-    }
-
-    /// What broke after the request was sent, now and before.
-    pub(super) fn cuts(&self) -> &Cuts {
-        &self.cuts
     }
 
     /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may

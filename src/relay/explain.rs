@@ -158,20 +158,17 @@ impl Relay {
         let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
         let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
         let mut waiting_prompts = view.waiting_prompts();
-        let disaggregation = match &self.prefill_decode {
-            Some(settings) => {
-                let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(prefixes, task, now, &[]).behind(before);
-                let of_prefill = split.prefill().copied().map(name);
-                let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
-                let of_view = (view.len(), workers);
-                if view.len() > 0 {
-                    waiting_prompts = view.waiting_prompts();
-                }
-                explain_disaggregation(plan, settings, split, of_prefill, of_view)
+        let disaggregation = self.prefill_decode.as_ref().and_then(|settings| {
+            let task = Task::Prefill(settings.connector, plan.api);
+            let view = FleetView::new(prefixes, task, now, &[]).behind(before);
+            let of_prefill = split.prefill().copied().map(name);
+            let workers = self.scores(plan, &view, &depths, each_end, of_prefill, None);
+            let of_view = (view.len(), workers);
+            if view.len() > 0 {
+                waiting_prompts = view.waiting_prompts();
             }
-            None => None,
-        };
+            explain_disaggregation(plan, settings, split, of_prefill, of_view)
+        });
         let explanation = decision.and_then(|decision| {
             let chosen = find(&workers, chosen)?;
             let tokens = plan.request.prompt_tokens;
@@ -305,7 +302,7 @@ impl Relay {
         let trees = trees.filter(|tree| rank.is_none_or(|rank| tree.rank == rank));
         let trees: Vec<Tree> = trees.map(tree).collect();
         let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
-        let known_by = match view.prefixes().source(place) {
+        let known_by = match view.prefixes.source(place) {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
@@ -339,7 +336,7 @@ impl Relay {
             cached_tokens: cached.tokens(),
             known_by,
             trees,
-            is_trusted: view.prefixes().is_trusted(place),
+            is_trusted: view.prefixes.is_trusted(place),
             new_tokens,
             cost_ms: milliseconds(terms.sum()),
             cost_terms_ms: terms.map(milliseconds),

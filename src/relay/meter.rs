@@ -175,7 +175,7 @@ impl Meter {
     fn passed_tokens(&self) -> u64 {
         match &self.listed {
             Some(_) if self.usage.usage().is_some() => 0,
-            Some(listed) => listed.count(),
+            Some(listed) => listed.count,
             None => self.unreported.total(self.count.model.bytes_per_token),
         }
     }

@@ -100,7 +100,7 @@ impl NextAnswer {
             .attempts(&job, &mut self.plan, &mut course, &mut last, None)
             .await;
         Plan::own(&mut self.plan).request.prompt_tokens = prompt_tokens;
-        let is_unsent = course.count() == 0;
+        let is_unsent = course.count == 0;
         self.failed = course.failed;
         let answer = answer.map_err(|why| {
             if why == Unanswered::Late {

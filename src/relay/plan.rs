@@ -174,5 +174,5 @@ pub(super) fn token_ids_asked(
     continuation: &Option<Box<Result<continuation::Request, Refusal>>>,
 ) -> Option<&Bytes> {
     let request = continuation.as_deref()?.as_ref().ok()?;
-    Some(request.body())
+    Some(&request.body)
 }

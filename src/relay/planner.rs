@@ -90,20 +90,19 @@ impl Relay {
             .prefill_decode
             .as_ref()
             .map(|disaggregation| disaggregation.connector);
+        let sent = with_ids.as_ref().unwrap_or(body);
         let continuation = model.stream_continuation.filter(|_| peek.is_stream);
         let continuation = continuation.map(|settings| {
-            let sent = with_ids.as_ref().unwrap_or(body);
-            Box::new(match measure.prompt_tokens > settings.max_tokens {
-                true => Err(Refusal::TooLong),
+            Box::new(if measure.prompt_tokens > settings.max_tokens {
+                Err(Refusal::TooLong)
+            } else if connector.is_some_and(|connector| !connector.decodes_alone()) {
                 // SGLang: no ids of streamed chats, and no decode worker goes on alone.
-                false if connector.is_some_and(|connector| !connector.decodes_alone()) => {
-                    Err(Refusal::NoTokenIds)
-                }
-                false => continuation::Request::read(api, sent),
+                Err(Refusal::NoTokenIds)
+            } else {
+                continuation::Request::read(api, sent)
             })
         });
         let legs = connector.map(|connector| {
-            let sent = with_ids.as_ref().unwrap_or(body);
             let sent = token_ids_asked(&continuation).unwrap_or(sent);
             Legs::for_connector(connector, api, sent)
         });

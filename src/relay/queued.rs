@@ -37,7 +37,7 @@ pub(super) struct Waits {
     settings: Arc<Settings>,
     standing: Standing,
     count: u32,
-    grant: Option<Box<Grant>>,
+    pub(super) grant: Option<Box<Grant>>,
     /// Whether it has the choice by which it was released.
     is_chosen: bool,
     waited: Duration,
@@ -50,15 +50,6 @@ impl Waits {
         let goes_on = attempts == 0 && self.count < MAX_WAITS;
         self.count += u32::from(goes_on);
         goes_on
-    }
-
-    /// Whether it may wait (again): it was not released, and has not waited in vain too often.
-    fn may_go_on(&self) -> bool {
-        self.grant.is_none() && self.count < MAX_WAITS
-    }
-
-    pub(super) fn take_grant(&mut self) -> Option<Box<Grant>> {
-        self.grant.take()
     }
 
     /// The choice by which the request was released.
@@ -208,7 +199,9 @@ impl Relay {
         let promised = promised.as_deref();
         let line = job.context.kind.batch_line();
         let for_line = line.and_then(|line| self.find_for_line(line, plan, failed, promised));
-        let Some(waits) = waits.filter(|waits| waits.may_go_on()) else {
+        // One that was released, or has waited in vain too often, does not wait again.
+        let may_wait = |waits: &&mut Waits| waits.grant.is_none() && waits.count < MAX_WAITS;
+        let Some(waits) = waits.filter(may_wait) else {
             return Ok(for_line);
         };
         let chosen = for_line.or_else(|| self.choose_behind(plan, failed, promised));

@@ -13,7 +13,7 @@ use super::job::{Error, FailedRequest, Job, RequestedName};
 use super::planner::NO_WORKER_RETRY_AFTER;
 use super::request::body_edit::{self, Edit};
 use super::request::session_key::session_key;
-use super::request::target::{Candidate, Candidates, Name};
+use super::request::target::{Candidate, Name};
 use super::request::usage_option::UnaskedUsage;
 use crate::http::Body;
 use crate::ids::Model;
@@ -106,17 +106,13 @@ impl Relay {
     ) -> Option<(&Name, Candidate, Bytes)> {
         let name = self.names().get(peek.model.as_deref()?)?;
         let session = session_key(name.key_sources(), headers, peek);
-        let candidates = self.names().candidates(name, session, fastrand::u64(..));
-        let candidate = self.first_usable(candidates, now);
-        let body = edited(body, peek.model_json, name, &candidate.model, None);
-        Some((name, candidate, body))
-    }
-
-    /// The first candidate with a worker that can take requests; if none has, the first.
-    fn first_usable(&self, mut candidates: Candidates, now: Instant) -> Candidate {
+        let mut candidates = self.names().candidates(name, session, fastrand::u64(..));
+        // The first one with a worker that can take requests; if none has, the first.
         let is_usable = |candidate: &Candidate| self.has_usable_worker(&candidate.model, now);
         let usable = candidates.iter().position(is_usable);
-        candidates.swap_remove(usable.unwrap_or(0))
+        let candidate = candidates.swap_remove(usable.unwrap_or(0));
+        let body = edited(body, peek.model_json, name, &candidate.model, None);
+        Some((name, candidate, body))
     }
 
     /// Whether a worker of the model may be sent a request now.

@@ -28,12 +28,11 @@ impl Relay {
     }
 
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
-        let Some(name) = name.filter(|name| !self.may_use(tenant, name)) else {
-            return Ok(());
-        };
-        match &self.tenants().of(tenant).limits {
-            Some(limits) => Err(Error::Limited(Box::new(limits.refuse_model(name)))),
-            None => Ok(()),
+        match (name, &self.tenants().of(tenant).limits) {
+            (Some(name), Some(limits)) if !self.may_use(tenant, name) => {
+                Err(Error::Limited(Box::new(limits.refuse_model(name))))
+            }
+            _ => Ok(()),
         }
     }
 

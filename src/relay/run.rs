@@ -79,7 +79,7 @@ impl Relay {
                         }
                     };
                     course.on_sent();
-                    let grant = self.on_sent(job, plan, &choice, (at, course.count()), &mut first);
+                    let grant = self.on_sent(job, plan, &choice, (at, course.count), &mut first);
                     let sent = converted.as_deref().unwrap_or(job);
                     // Pinned where it is made, so that it is not moved.
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
@@ -134,7 +134,7 @@ impl Relay {
         }
         let Some(choice) = chooser.choose(plan, now, failed, may_repeat, chosen) else {
             let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
-            let waits_again = waits.is_some_and(|waits| waits.goes_on(course.count()));
+            let waits_again = waits.is_some_and(|waits| waits.goes_on(course.count));
             if waits_again {
                 self.renew(plan);
             }
@@ -188,7 +188,7 @@ impl Relay {
         let First { waits, count } = first.as_mut()?;
         self.sample_decision(job, plan, choice, (now, attempt), waits.as_deref());
         count.on_sent();
-        waits.as_deref_mut().and_then(Waits::take_grant)
+        waits.as_deref_mut()?.grant.take()
     }
 
     /// One attempt, which ends with an answer, with a failure, or because one of its workers is taken out.
@@ -253,7 +253,9 @@ impl Relay {
             answer,
         } = attempt;
         let now = observe::now();
-        let worker = choice.worker_at(fault.stage);
+        let prefill = choice.split.prefill().map(|prefill| &prefill.worker);
+        let at_prefill = prefill.filter(|_| fault.stage == Stage::Prefill);
+        let worker = at_prefill.unwrap_or(&choice.worker);
         let cut = fault
             .is_cut
             .then(|| Cut::at(worker, (now, chosen_at), job.context.client, job.original));
@@ -262,7 +264,7 @@ impl Relay {
             is_answered: answer.is_some(),
             name: worker.name.clone(),
             worker: choice.worker.id,
-            prefill: choice.split.prefill().map(|prefill| prefill.worker.id),
+            prefill: prefill.map(|prefill| prefill.id),
         };
         let judgement = course.on_failed(now, ended, cut.as_ref(), fastrand::f64());
         if judgement.is_counted {
@@ -270,7 +272,7 @@ impl Relay {
         }
         if cut.is_some() {
             // Now, since the client may leave before the next attempt. An answer takes it back.
-            let cuts = course.cuts();
+            let cuts = &course.cuts;
             self.quarantine.on_cuts(now, job.original, cuts);
         }
         if fault.failure == Failure::TooLong {
@@ -313,16 +315,6 @@ impl Relay {
                 worker = %prefill.name,
                 "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
             );
-        }
-    }
-}
-
-impl Choice {
-    /// The worker that an attempt failed at.
-    fn worker_at(&self, stage: Stage) -> &Arc<Worker> {
-        match self.split.prefill() {
-            Some(prefill) if stage == Stage::Prefill => &prefill.worker,
-            _ => &self.worker,
         }
     }
 }

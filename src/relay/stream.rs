@@ -118,30 +118,31 @@ struct Events {
     plain: PlainEvents,
 }
 
-impl Events {
-    /// What watches events that may go to the client.
-    fn watched(&mut self) -> Option<(&mut StreamTerminator, &mut PlainEvents)> {
-        let terminator = self.terminator.as_mut()?;
-        Some((terminator, &mut self.plain))
-    }
-}
-
 impl Relayed {
-    /// Takes data from the engine; returns the whole events in it.
+    /// Takes data from the engine; returns what the client gets of it, of a stream in whole events.
     fn on_data(&mut self, data: Bytes) -> Bytes {
+        if data.is_empty() {
+            // The end came alone.
+            return data;
+        }
         if self.events.is_none() || !is_comment(&data) {
             self.last = observe::now();
         }
-        if self.usage.is_some() || self.continuing.is_some() {
-            return self.on_changed_data(data);
-        }
-        let Some(events) = &mut self.events else {
-            self.meter.on_data(self.last, &data, Plain::default());
-            return data;
-        };
         // Whole events: the usage may come in two pieces.
-        let passed = events.aligner.push(data);
-        self.passed(passed)
+        let whole = match &mut self.events {
+            Some(events) => events.aligner.push(data),
+            None => data,
+        };
+        let corrected = self.correct(whole);
+        let Some(continuing) = &mut self.continuing else {
+            return self.passed(corrected);
+        };
+        let (events, end) = continuing.on_events(corrected);
+        let passed = self.passed(events);
+        match end {
+            None => passed,
+            Some(end) => join(passed, self.on_engine_end(end)),
+        }
     }
 
     /// What the client gets of whole events.
@@ -152,32 +153,17 @@ impl Relayed {
         }
     }
 
-    /// Takes data of an answer that is changed; returns what the client gets of it. Metrics count what the client reads.
-    fn on_changed_data(&mut self, data: Bytes) -> Bytes {
-        let passed = match &mut self.events {
-            Some(events) => events.aligner.push(data),
-            None => data,
-        };
-        let mut passed = self.correct(passed);
-        if let Some(continuing) = &mut self.continuing {
-            let (events, end) = continuing.on_events(passed);
-            passed = match end {
-                None => events,
-                Some(end) => {
-                    let events = self.passed(events);
-                    return join(events, self.on_engine_end(end));
-                }
-            };
-        }
-        self.passed(passed)
-    }
-
+    /// Takes whole events as the client gets them, or data of another answer. Metrics count what the client reads.
     fn passed(&mut self, passed: Bytes) -> Bytes {
         if passed.is_empty() {
             return passed;
         }
-        let watched = self.events.as_mut().and_then(Events::watched);
-        let Some((terminator, plain_events)) = watched else {
+        let Some(Events {
+            terminator: Some(terminator),
+            plain: plain_events,
+            ..
+        }) = &mut self.events
+        else {
             self.meter.on_data(self.last, &passed, Plain::default());
             return self.stripped(passed);
         };
@@ -303,18 +289,9 @@ impl Relayed {
         self.events.as_ref()?.terminator.as_ref()
     }
 
-    /// As [`Self::on_data`], for what came before the end, if anything did.
-    fn on_last_data(&mut self, data: Bytes) -> Bytes {
-        if data.is_empty() {
-            data
-        } else {
-            self.on_data(data)
-        }
-    }
-
     /// The engine's answer has ended. Returns what is still to be sent.
     fn on_end(&mut self, data: Bytes) -> Bytes {
-        let mut passed = self.on_last_data(data);
+        let mut passed = self.on_data(data);
         let broken = Break {
             outcome: Outcome::WorkerFailed,
             message: terminator::ENDED_EARLY,
@@ -326,12 +303,8 @@ impl Relayed {
         self.source.close();
         let mut end = Outcome::Complete;
         if let Some(events) = &mut self.events {
-            let held = events.aligner.finish();
-            let held = match &mut self.usage {
-                Some(usage) if !held.is_empty() => usage.on_data(held),
-                _ => held,
-            };
-            let terminator = events.terminator.take();
+            let (held, terminator) = (events.aligner.finish(), events.terminator.take());
+            let held = self.correct(held);
             end = terminator.as_ref().map_or(end, StreamTerminator::outcome);
             let missing = terminator.map(|terminator| terminator.at_end(&held));
             let rest = match missing {
@@ -361,7 +334,7 @@ impl Relayed {
         end: Outcome,
         message: &'static str,
     ) -> Result<Bytes, BodyError> {
-        let passed = self.on_last_data(data);
+        let passed = self.on_data(data);
         let broken = Break {
             outcome: end,
             message,

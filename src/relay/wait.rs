@@ -375,7 +375,10 @@ impl Queues {
     /// The workers that compute prompts now: decode workers if no prefill worker can and they compute any. A request
     /// that needs a prefill worker all the same fails when it is sent.
     fn workers_of<'a>(&self, group: &'a Group, now: Instant) -> room::Workers<'a> {
-        let prefill = room::Workers::prefill(group.prefill_workers());
+        let prefill = room::Workers {
+            workers: group.prefill_workers(),
+            is_prefill: true,
+        };
         let is_prefill = self.connector.is_some_and(|connector| {
             let has_others = connector.decodes_alone() || group.prefill_workers().is_empty();
             !has_others || prefill.can_take(now)
@@ -388,7 +391,10 @@ impl Queues {
     }
 
     fn decode_workers_of(group: &Group) -> room::Workers<'_> {
-        room::Workers::all(group.decode_workers())
+        room::Workers {
+            workers: group.decode_workers(),
+            is_prefill: false,
+        }
     }
 
     fn on_left(&self, gone: &Gone) {

@@ -226,13 +226,13 @@ impl Exchange<'_> {
             return Ok(());
         };
         match message.request {
-            Some(Part::RequestBody(body)) if !self.request.is_over() => {
+            Some(Part::RequestBody(body)) if !self.request.is_over => {
                 self.request.push(body.body);
                 if body.end_of_stream {
                     self.end_request();
                 }
             }
-            Some(Part::RequestTrailers(_)) if !self.request.is_over() => {
+            Some(Part::RequestTrailers(_)) if !self.request.is_over => {
                 self.has_request_trailers = true;
                 self.end_request();
             }
@@ -310,21 +310,17 @@ impl Exchange<'_> {
                 Some(Err(_)) => return Err(Failure::Left),
                 None => Bytes::new(),
             };
-            if !self.is_response_seen {
-                if body.is_end_stream() || data.is_empty() {
-                    return self.flush().await;
-                }
-                continue;
-            }
             let is_over = body.is_end_stream() || data.is_empty();
             let ends = is_over && !self.has_response_trailers;
-            for piece in messages::response_pieces(&data, ends) {
-                self.write(&piece).await?;
-            }
-            if is_over {
-                if self.has_response_trailers {
+            if self.is_response_seen {
+                for piece in messages::response_pieces(&data, ends) {
+                    self.write(&piece).await?;
+                }
+                if is_over && !ends {
                     self.write(&messages::response_trailers()).await?;
                 }
+            }
+            if is_over {
                 return self.flush().await;
             }
         }
@@ -381,7 +377,7 @@ async fn read(
     match incoming.message().await {
         Ok(Some(message)) => Ok(Some(message)),
         // The gateway sends no more; it may still read.
-        Ok(None) if response.is_over() => std::future::pending().await,
+        Ok(None) if response.is_over => std::future::pending().await,
         // A cancelled stream is a client that has left.
         Ok(None) | Err(_) => Err(Failure::Left),
     }

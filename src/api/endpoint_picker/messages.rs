@@ -255,7 +255,18 @@ fn pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = wire::BodyResponse> 
     (0..count).map(move |index| {
         let start = index * PIECE_BYTES;
         let piece = body.slice(start..body.len().min(start + PIECE_BYTES));
-        streamed(piece, ends && index + 1 == count)
+        let streamed = wire::StreamedBodyResponse {
+            body: piece,
+            end_of_stream: ends && index + 1 == count,
+        };
+        wire::BodyResponse {
+            response: Some(wire::CommonResponse {
+                body_mutation: Some(wire::BodyMutation {
+                    streamed_response: Some(streamed),
+                }),
+                ..wire::CommonResponse::default()
+            }),
+        }
     })
 }
 
@@ -319,20 +330,6 @@ fn answer(response: Answer) -> ProcessingResponse {
     ProcessingResponse {
         response: Some(response),
         dynamic_metadata: None,
-    }
-}
-
-fn streamed(body: Bytes, end_of_stream: bool) -> wire::BodyResponse {
-    wire::BodyResponse {
-        response: Some(wire::CommonResponse {
-            body_mutation: Some(wire::BodyMutation {
-                streamed_response: Some(wire::StreamedBodyResponse {
-                    body,
-                    end_of_stream,
-                }),
-            }),
-            ..wire::CommonResponse::default()
-        }),
     }
 }
 

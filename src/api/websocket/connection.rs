@@ -165,10 +165,14 @@ impl Live<'_> {
         }
         for _ in 0..STEPS_AT_ONCE {
             if let Some((reason, _)) = self.closing {
+                self.turns.clear();
+                self.unread = None;
+                self.set_timer(cx);
+                // Without anything to discard it waits until the client has closed, too.
                 let closed = if self.is_discarding {
                     self.poll_discard(cx)
                 } else {
-                    self.poll_close(cx)
+                    Pin::new(&mut self.socket).poll_close(cx).map(drop)
                 };
                 return closed.map(|()| reason);
             }
@@ -393,9 +397,6 @@ impl Live<'_> {
 
     /// Sends the close, and reads on for a while.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.turns.clear();
-        self.unread = None;
-        self.set_timer(cx);
         if let Poll::Ready(Err(_)) = Pin::new(&mut self.socket).poll_flush(cx) {
             return Poll::Ready(());
         }
@@ -408,13 +409,5 @@ impl Live<'_> {
                 Poll::Pending => return Poll::Pending,
             }
         }
-    }
-
-    /// Waits until the client has closed, too.
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.turns.clear();
-        self.unread = None;
-        self.set_timer(cx);
-        Pin::new(&mut self.socket).poll_close(cx).map(|_| ())
     }
 }

@@ -1,7 +1,7 @@
 //! A turn that runs: asks, then reads what it is answered.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::Body as _;
@@ -55,10 +55,7 @@ impl RunningTurn {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, mut send: impl FnMut(Bytes)) -> Poll<bool> {
         match &mut self.state {
             TurnState::Asking(answer) => {
-                let (head, body) = match answer.as_mut().poll(cx) {
-                    Poll::Ready(response) => response.into_parts(),
-                    Poll::Pending => return Poll::Pending,
-                };
+                let (head, body) = ready!(answer.as_mut().poll(cx)).into_parts();
                 self.state = if head.status.is_success() {
                     TurnState::Streaming(body, Events::new(&self.lane))
                 } else {
@@ -71,28 +68,26 @@ impl RunningTurn {
                 };
                 Poll::Ready(false)
             }
-            TurnState::Streaming(body, events) => match Pin::new(body).poll_frame(cx) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Some(Ok(frame))) => {
+            TurnState::Streaming(body, events) => match ready!(Pin::new(body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
                     if let Ok(piece) = frame.into_data() {
                         events.of(&piece, send);
                     }
                     Poll::Ready(false)
                 }
-                Poll::Ready(Some(Err(_)) | None) => Poll::Ready(true),
+                Some(Err(_)) | None => Poll::Ready(true),
             },
             TurnState::Refused {
                 status,
                 headers,
                 body,
                 read,
-            } => match Pin::new(body).poll_frame(cx) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Some(Ok(frame))) if read.len() < ERROR_BYTES_MAX => {
+            } => match ready!(Pin::new(body).poll_frame(cx)) {
+                Some(Ok(frame)) if read.len() < ERROR_BYTES_MAX => {
                     read.extend_from_slice(&frame.into_data().unwrap_or_default());
                     Poll::Ready(false)
                 }
-                Poll::Ready(_) => {
+                _ => {
                     send(error_frame::of_answer(*status, headers, read, &self.lane));
                     Poll::Ready(true)
                 }

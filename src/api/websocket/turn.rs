@@ -56,10 +56,7 @@ impl ApiServer {
             self.on_error(id, &error, api, line.as_deref_mut());
             error.into_response()
         });
-        if let Some(line) = &mut line {
-            line.status = Some(response.status());
-        }
-        response.map(|body| LoggedBody::new(body, line))
+        LoggedBody::of(response, line)
     }
 
     async fn answer_turn(

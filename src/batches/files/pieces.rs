@@ -196,14 +196,15 @@ impl UploadPace {
 mod tests {
     use std::task::Waker;
 
+    use tokio::sync::mpsc;
+
     use super::*;
-    use crate::http::piped::pipe;
 
     const LIMIT: Duration = Duration::from_secs(30);
 
     #[test]
     fn the_reader_of_the_form_gets_one_piece_at_a_time() {
-        let (sender, piped) = pipe(3);
+        let (sender, piped) = mpsc::channel(3);
         for piece in ["a", "b", "c"] {
             sender
                 .try_send(Bytes::from_static(piece.as_bytes()))
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn headers_without_an_end_are_refused() {
-        let (sender, piped) = pipe(3);
+        let (sender, piped) = mpsc::channel(3);
         let head = HeadBytes::default();
         let limits = UploadLimits {
             max: 1 << 30,

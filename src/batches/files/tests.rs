@@ -6,6 +6,7 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use proptest::prelude::*;
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use self::world::{
     FILE, PATIENCE, PURPOSE, TYPE, World, bytes, files_below, form, headers, object, with_file,
@@ -14,7 +15,6 @@ use super::FileUpload;
 use crate::batches::clock::Clock;
 use crate::batches::file::{FilePurpose, FileRecord, UNCONFIRMED_LIMIT, new_file_id, storage_path};
 use crate::batches::settings::Settings;
-use crate::http::piped::pipe;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::observe;
@@ -393,7 +393,7 @@ async fn nothing_stays_in_the_folder_of_an_upload_that_is_broken_off() {
     assert!(files_below(folder).is_empty());
 
     // The client leaves.
-    let (sender, piped) = pipe(1);
+    let (sender, piped) = mpsc::channel(1);
     let headers = headers(TYPE);
     let upload = FileUpload {
         headers: &headers,

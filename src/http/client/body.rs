@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::sync::mpsc;
 
 use super::Pool;
 use super::connection::Connection;
-use crate::http::piped::Piped;
 
 /// A response body together with its connection. When the body has been read to its end, the connection
 /// goes back to the pool; when it is dropped before, the connection closes.
@@ -25,13 +25,14 @@ enum Source {
     },
     /// A stream of a connection that others share.
     Stream { incoming: Incoming, pool: Arc<Pool> },
-    /// A gateway has the connection.
-    Piped(Piped),
+    /// A gateway has the connection. The body has ended when the sender is dropped; whoever breaks it off drops its reader,
+    /// too.
+    Piped(mpsc::Receiver<Bytes>),
 }
 
-impl From<Piped> for EngineBody {
-    fn from(piped: Piped) -> Self {
-        Self(Source::Piped(piped))
+impl From<mpsc::Receiver<Bytes>> for EngineBody {
+    fn from(pieces: mpsc::Receiver<Bytes>) -> Self {
+        Self(Source::Piped(pieces))
     }
 }
 
@@ -93,10 +94,9 @@ impl Body for EngineBody {
                 pool,
             } => (incoming, connection, pool),
             Source::Stream { incoming, .. } => return Pin::new(incoming).poll_frame(cx),
-            Source::Piped(piped) => {
-                return piped
-                    .poll_data(cx)
-                    .map(|data| data.map(Frame::data).map(Ok));
+            Source::Piped(pieces) => {
+                let piece = pieces.poll_recv(cx);
+                return piece.map(|data| data.map(Frame::data).map(Ok));
             }
         };
         let mut quiet = Context::from_waker(Waker::noop());
@@ -121,7 +121,7 @@ impl Body for EngineBody {
             Source::Connection { incoming, .. } | Source::Stream { incoming, .. } => {
                 incoming.is_end_stream()
             }
-            Source::Piped(piped) => piped.is_end(),
+            Source::Piped(pieces) => pieces.is_closed() && pieces.is_empty(),
         }
     }
 

@@ -1,21 +1,23 @@
 //! Why a request got no response. Pure.
 
+use std::io;
 use std::time::Duration;
-use std::{fmt, io};
 
-/// Why a request got no response.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection could be opened, so nothing was sent.
+    #[error("cannot connect: {0}")]
     Connect(io::Error),
     /// A pooled connection broke before the response and soon after the request was sent, most likely because the
     /// server had closed it. The server may have read the request all the same.
+    #[error("connection closed before the response: {error}{}", cause(.error))]
     Stale {
         error: hyper::Error,
         /// How long the connection had been idle.
         idle: Duration,
     },
     /// The connection broke after the request was sent and before the response.
+    #[error("connection closed before the response: {}{}", .0, cause(.0))]
     Broken(hyper::Error),
 }
 
@@ -51,19 +53,7 @@ pub fn is_local(error: &io::Error) -> bool {
         .is_some_and(|code| LOCAL.contains(&code))
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Connect(error) => write!(f, "cannot connect: {error}"),
-            Error::Stale { error, .. } | Error::Broken(error) => {
-                write!(f, "connection closed before the response: {error}")?;
-                match std::error::Error::source(error) {
-                    Some(cause) => write!(f, ": {cause}"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
+fn cause(error: &hyper::Error) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(String::new, |cause| format!(": {cause}"))
 }
-
-impl std::error::Error for Error {}

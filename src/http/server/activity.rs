@@ -226,22 +226,16 @@ impl Activity {
         if blocked_ms != 0 && now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64 {
             return Verdict::NotReading;
         }
-        if self.requests.load(Relaxed) > 0 {
+        if self.has_requests() {
             return Verdict::Fine;
         }
         let waited = Duration::from_millis(now_ms.saturating_sub(self.since_ms.load(Relaxed)));
-        if self.in_head.load(Relaxed) && !self.http2.load(Relaxed) {
-            return if waited > limits.head {
-                Verdict::SlowHead
-            } else {
-                Verdict::Fine
-            };
-        }
-        if waited > limits.idle {
-            Verdict::Idle
+        let (limit, late) = if self.in_head.load(Relaxed) && !self.is_http2() {
+            (limits.head, Verdict::SlowHead)
         } else {
-            Verdict::Fine
-        }
+            (limits.idle, Verdict::Idle)
+        };
+        if waited > limit { late } else { Verdict::Fine }
     }
 
     /// True if an HTTP/1 connection has been between two requests for this long, with nothing left to read or write.

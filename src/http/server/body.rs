@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::sync::mpsc;
 
 use super::activity::{Activity, Busy};
-use crate::http::piped::Piped;
 
 /// A request's body. The connection is between two requests only once this has come to its end.
 #[derive(Debug)]
@@ -24,15 +24,16 @@ pub struct RequestBody {
 #[derive(Debug)]
 enum Source {
     Connection(Incoming),
-    Piped(Piped),
+    /// It has ended when the sender is dropped; whoever breaks it off drops its reader, too.
+    Piped(mpsc::Receiver<Bytes>),
     Over,
 }
 
-impl From<Piped> for RequestBody {
+impl From<mpsc::Receiver<Bytes>> for RequestBody {
     /// The body of a request that came in another way than over a connection of its own.
-    fn from(piped: Piped) -> Self {
+    fn from(pieces: mpsc::Receiver<Bytes>) -> Self {
         Self {
-            source: Source::Piped(piped),
+            source: Source::Piped(pieces),
             unread: None,
             is_discardable: false,
         }
@@ -77,10 +78,9 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let incoming = match &mut self.source {
             Source::Connection(incoming) => incoming,
-            Source::Piped(piped) => {
-                return piped
-                    .poll_data(cx)
-                    .map(|data| data.map(Frame::data).map(Ok));
+            Source::Piped(pieces) => {
+                let piece = pieces.poll_recv(cx);
+                return piece.map(|data| data.map(Frame::data).map(Ok));
             }
             Source::Over => return Poll::Ready(None),
         };
@@ -104,7 +104,7 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Connection(incoming) => incoming.is_end_stream(),
-            Source::Piped(piped) => piped.is_end(),
+            Source::Piped(pieces) => pieces.is_closed() && pieces.is_empty(),
             Source::Over => true,
         }
     }

@@ -20,6 +20,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioIo;
+use prometheus::IntCounter;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -29,15 +30,14 @@ use tracing::debug;
 
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
-use super::executor::Executor;
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
-use super::protocol::{Protocol, protocol_of};
+use super::protocol::protocol_of;
 use super::settings::Settings;
 use super::upgrade::{Upgrade, Upgraded};
 use super::watched::Watched;
 use crate::http::drain::Tasks;
-use crate::http::tls::{self, ClientNames, Socket};
+use crate::http::tls::{self, ClientNames, Protocol, Socket};
 use crate::http::{BodyError, proxy_protocol};
 use crate::observe;
 use crate::observe::metrics::Counted;
@@ -271,6 +271,31 @@ impl<H> Listener<H> {
     }
 }
 
+/// Runs HTTP/2 streams as tasks that the drain waits for.
+#[derive(Clone)]
+struct Executor {
+    tasks: Tasks,
+    activity: Arc<Activity>,
+    reset: IntCounter,
+}
+
+impl<F> hyper::rt::Executor<F> for Executor
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        let Some(watch) = self.activity.take_newest_stream() else {
+            return self.tasks.spawn(task);
+        };
+        let reset = self.reset.clone();
+        self.tasks.spawn(async move {
+            if watch.run(task).await {
+                reset.inc();
+            }
+        });
+    }
+}
+
 /// Reads until `protocol` knows what the bytes are. `None` if the connection ends before.
 async fn first_bytes(
     stream: &mut Socket,
@@ -415,18 +440,13 @@ impl Watch<'_> {
             let is_patient = verdict == Verdict::NotReading && now - asked <= limits.send;
             return if is_patient { Step::Go } else { Step::Close };
         }
-        let reason = match verdict {
-            Verdict::SlowHead => "header_timeout",
-            Verdict::NotReading => "send_timeout",
-            Verdict::Idle | Verdict::Fine => "idle",
+        let (reason, is_graceful) = match verdict {
+            Verdict::SlowHead => ("header_timeout", false),
+            // GOAWAY says to an HTTP/2 client which of its requests were not seen. Over HTTP/1 nothing can be said.
+            Verdict::NotReading => ("send_timeout", self.activity.is_http2()),
+            Verdict::Idle | Verdict::Fine => ("idle", true),
         };
         self.metrics.closed.with_label_values(&[reason]).inc();
-        // GOAWAY says to an HTTP/2 client which of its requests were not seen. Over HTTP/1 nothing can be said.
-        let is_graceful = match verdict {
-            Verdict::NotReading => self.activity.is_http2(),
-            Verdict::Idle | Verdict::Fine => true,
-            Verdict::SlowHead => false,
-        };
         if is_graceful {
             self.asked_to_close = Some(now);
             return Step::Finish;

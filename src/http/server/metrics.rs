@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use crate::observe::metrics::metric_table;
 
 metric_table! {
-    /// A listener's metrics.
     #[derive(Clone, Debug)]
     pub struct Metrics {
         pub(super) connections: gauge "warmroute_connections" "Open client connections.",

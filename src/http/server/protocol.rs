@@ -1,13 +1,9 @@
 //! Which protocol a connection begins with. Pure.
 
+use crate::http::tls::Protocol;
+
 /// How HTTP/2 begins (RFC 9113, section 3.4). No HTTP/1 method is `PRI`.
 const HTTP2_PREFACE: &[u8] = b"PRI ";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
-    Http1,
-    Http2,
-}
 
 /// The protocol of a connection that begins with these bytes; `None` while there are too few.
 pub(super) fn protocol_of(bytes: &[u8]) -> Option<Protocol> {

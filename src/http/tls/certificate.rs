@@ -108,9 +108,10 @@ fn chain_of(
 }
 
 fn key_of(path: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>, Problem> {
+    let is_encrypted = || memchr::memmem::find(pem, b"ENCRYPTED PRIVATE KEY").is_some();
     let message = match PrivateKeyDer::from_pem_slice(pem) {
         Ok(key) => return Ok(key),
-        Err(PemError::NoItemsFound) if contains(pem, b"ENCRYPTED PRIVATE KEY") => {
+        Err(PemError::NoItemsFound) if is_encrypted() => {
             format!("`{path}` is encrypted; write it without a passphrase (`openssl pkey`)")
         }
         Err(PemError::NoItemsFound) => {
@@ -119,10 +120,6 @@ fn key_of(path: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>, Problem> {
         Err(error) => format!("`{path}` is not valid PEM: {error}"),
     };
     Err(("key".to_owned(), message))
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    memchr::memmem::find(text, part).is_some()
 }
 
 /// When a certificate expires, if it is in date now.

@@ -38,7 +38,7 @@ pub struct Client {
     seen: Mutex<Seen>,
 }
 
-/// The protocol to agree on.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
@@ -183,7 +183,7 @@ pub fn refused_certificate(error: &(dyn StdError + 'static)) -> Option<String> {
         if let Some(Error::AlertReceived(alert)) = tls
             && is_about_certificate(*alert)
         {
-            return Some(refused(*alert));
+            return Some(not_accepted(&format!("{alert:?}")));
         }
         cause = error.source();
     }
@@ -202,10 +202,6 @@ fn is_about_certificate(alert: AlertDescription) -> bool {
             | AlertDescription::UnknownCA
             | AlertDescription::AccessDenied
     )
-}
-
-fn refused(alert: AlertDescription) -> String {
-    not_accepted(&format!("{alert:?}"))
 }
 
 /// As [`refused_certificate`], of the text of an error of HTTP/2, which keeps no more of its cause.
@@ -242,7 +238,9 @@ fn explain(error: &io::Error, name: &str) -> Option<String> {
             format!("TLS: the certificate of {name} is not valid: {reason}")
         }
         Error::InvalidMessage(_) => format!("TLS: {name} does not speak TLS at this port"),
-        Error::AlertReceived(alert) if is_about_certificate(*alert) => refused(*alert),
+        Error::AlertReceived(alert) if is_about_certificate(*alert) => {
+            not_accepted(&format!("{alert:?}"))
+        }
         error => format!("TLS: {error}"),
     })
 }

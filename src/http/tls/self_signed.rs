@@ -1,10 +1,10 @@
 //! A certificate of the process's own, for clients that encrypt and do not verify.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 
 use super::certificate::{Pair, provider};
@@ -27,19 +27,15 @@ pub(super) fn pair() -> Result<Pair, Vec<Problem>> {
     let certified = CertifiedKey::from_der(vec![certificate], key, &provider());
     Ok(Pair {
         certified: Arc::new(certified.map_err(|error| named(&error))?),
-        not_after: not_after(),
+        not_after: UNIX_EPOCH + NOT_AFTER,
     })
 }
 
-fn made() -> Result<(KeyPair, rustls::pki_types::CertificateDer<'static>), rcgen::Error> {
+fn made() -> Result<(KeyPair, CertificateDer<'static>), rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new([NAME.to_owned()])?;
     params.not_before = rcgen::date_time_ymd(2020, 1, 1);
     params.not_after = rcgen::date_time_ymd(4000, 1, 1);
     let certificate = params.self_signed(&key)?;
     Ok((key, certificate.der().clone()))
-}
-
-fn not_after() -> SystemTime {
-    UNIX_EPOCH + NOT_AFTER
 }

@@ -9,7 +9,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
 
-/// A connection with or without TLS.
 #[derive(Debug)]
 pub enum Socket {
     Clear(TcpStream),

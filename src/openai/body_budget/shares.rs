@@ -70,7 +70,8 @@ pub(super) struct Shares<T> {
     /// Bodies whose bytes count for their owner, without those that are kept, and how many of them wait.
     holders: usize,
     waiting_holders: usize,
-    waiting: usize,
+    /// Bodies that wait.
+    pub(super) waiting: usize,
     /// Bytes that were asked for of requests in the queue and have not come back yet.
     expected: u64,
 }
@@ -111,11 +112,6 @@ impl<T> Shares<T> {
             waiting: 0,
             expected: 0,
         }
-    }
-
-    /// Bodies that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting
     }
 
     /// Gives a body what it needs, if nobody waits that could come first.
@@ -399,7 +395,7 @@ mod tests {
         assert!(shares.enter(ask(2, 1, 4, false), 2).is_empty());
         // Another owner is not behind it.
         assert_eq!(shares.enter(ask(3, 2, 4, false), 3), [(3, true)]);
-        assert_eq!(shares.waiting(), 1);
+        assert_eq!(shares.waiting, 1);
         shares.give_back(ClientKey(1), 8);
         assert_eq!(shares.settle(), [(2, true)]);
     }
@@ -524,7 +520,7 @@ mod tests {
                 }
                 prop_assert!(moved || random.is_some(), "all wait for each other");
             }
-            prop_assert!(shares.waiting() == 0 && shares.owners.is_empty());
+            prop_assert!(shares.waiting == 0 && shares.owners.is_empty());
             prop_assert!(shares.heads.is_empty() && shares.holders == 0);
         }
     }

@@ -133,7 +133,7 @@ impl LegContext<'_> {
                 return Err(failed);
             }
         };
-        running.set_span(span);
+        running.span = span;
         let status = answer.head.status;
         let of_status = self.relay.on_status(&self.choice.worker, &answer);
         let is_rank_refused =
@@ -148,7 +148,7 @@ impl LegContext<'_> {
             answer,
             running,
             decision: self.choice.decision,
-            attempts: self.course.count(),
+            attempts: self.course.count,
             split: Split::Pair(self.prefill.leg(tokens.filter(|_| status.is_success()))),
         };
         let fault = Fault::of_answer(Part::DecodeLeg, status, sign);

@@ -1,13 +1,11 @@
 //! One exchange with one engine: send a request; wait for the first byte of the answer. `first_token` waits for that of a stream.
 
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use http_body::Body;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::http::response;
 use hyper::{HeaderMap, Method, Request, Response};
 use tokio::time::Sleep;
@@ -220,15 +218,13 @@ async fn carried(to: &CarriedTo<'_>, headers: &HeaderMap, body: &Bytes) -> Resul
 
 /// The next non-empty piece of a body.
 async fn next_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
-    loop {
-        match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
-            None => return Ok(None),
-            Some(Err(error)) => return Err(error),
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) if !data.is_empty() => return Ok(Some(data)),
-                // Trailers or an empty frame: read on.
-                _ => {}
-            },
+    while let Some(frame) = body.frame().await {
+        // Trailers are not read, and empty frames say nothing.
+        if let Ok(data) = frame?.into_data()
+            && !data.is_empty()
+        {
+            return Ok(Some(data));
         }
     }
+    Ok(None)
 }

@@ -55,7 +55,7 @@ impl LegContext<'_> {
         );
         let in_flight = InFlight::decoding(worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight);
-        running.expect(now, self.choice.decision.expected);
+        running.expected = Some((now, self.choice.decision.expected));
         running
     }
 
@@ -70,7 +70,7 @@ impl LegContext<'_> {
             Leg::Prefill => (&self.prefill.worker, &self.prefill.decision),
             Leg::Decode => (&self.choice.worker, &self.choice.decision),
         };
-        let count = self.course.count();
+        let count = self.course.count;
         traced::begin_try(self.job, self.plan, now, chosen, rank, Some(leg), count)
     }
 

@@ -47,7 +47,7 @@ impl LegContext<'_> {
             settings.connector,
             job.api,
             // Unique for each attempt: the blocks of one must not be found by another.
-            format!("{}-{}", job.context.id, self.course.count()),
+            format!("{}-{}", job.context.id, self.course.count),
             worker.host(),
             prefill.bootstrap_info.clone(),
             rank,
@@ -98,13 +98,13 @@ impl LegContext<'_> {
             let status = answer.head.status;
             let sign = relay.on_status(worker, &answer);
             running.on_refusal();
-            running.set_span(span);
+            running.span = span;
             let answer = AttemptAnswer {
                 is_converted: job.is_converted,
                 answer,
                 running,
                 decision: prefill.decision,
-                attempts: self.course.count(),
+                attempts: self.course.count,
                 split: Split::Pair(prefill.leg(None)),
             };
             let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {

@@ -28,14 +28,14 @@ pub(in crate::relay) struct Running {
     check: Option<PromptCheck>,
     asking: Option<RepeatReport>,
     /// When the worker was chosen, and when its tokens are expected from then on.
-    expected: Option<(Instant, Expected)>,
-    /// At the worker that computes the prompt for another one.
-    prefill: Option<InFlight>,
-    /// The span of a request that is traced.
-    span: Option<Box<TrySpan>>,
+    pub(in crate::relay) expected: Option<(Instant, Expected)>,
+    /// At the worker that computes the prompt for another one, until the first token.
+    pub(in crate::relay) prefill: Option<InFlight>,
+    /// The span of the try whose answer has begun, if the request is traced.
+    pub(in crate::relay) span: Option<Box<TrySpan>>,
     /// The prefill leg of a request whose two legs run at the same time.
     /// Its connection stays open, and is not read any more.
-    prefill_leg: Option<Box<dyn Any + Send>>,
+    pub(in crate::relay) prefill_leg: Option<Box<dyn Any + Send>>,
 }
 
 /// Counts the prompt at the worker that computes what `decision` says is not cached there.
@@ -80,11 +80,6 @@ impl Running {
         }
     }
 
-    /// The worker was chosen at `now`.
-    pub(in crate::relay) fn expect(&mut self, now: Instant, expected: Expected) {
-        self.expected = Some((now, expected));
-    }
-
     /// How long it took until `now`, divided by what was expected of it.
     pub(in crate::relay) fn ratio(
         &self,
@@ -96,16 +91,6 @@ impl Running {
         Some(seen / of(expected)).filter(|ratio| ratio.is_finite())
     }
 
-    /// Keeps a prefill leg open for as long as the request runs.
-    pub(in crate::relay) fn hold(&mut self, prefill_leg: impl Send + 'static) {
-        self.prefill_leg = Some(Box::new(prefill_leg));
-    }
-
-    /// The span of the try whose answer has begun.
-    pub(in crate::relay) fn set_span(&mut self, span: Option<Box<TrySpan>>) {
-        self.span = span;
-    }
-
     pub(in crate::relay) fn span(&mut self) -> Option<&mut TrySpan> {
         self.span.as_deref_mut()
     }
@@ -115,11 +100,6 @@ impl Running {
         self.in_flight = in_flight;
         self.coming.clear();
         self.check = None;
-    }
-
-    /// Counts at the worker of the prefill leg, too, until the first token.
-    pub(in crate::relay) fn set_prefill(&mut self, prefill: InFlight) {
-        self.prefill = Some(prefill);
     }
 
     /// The engine refused the request, so it does not compute the prompt.
@@ -294,7 +274,7 @@ mod tests {
         let (answering, computing) = (worker("a"), worker("b"));
         let in_flight = InFlight::decoding(answering.clone(), 100);
         let mut running = Running::new(in_flight);
-        running.set_prefill(InFlight::new(computing.clone(), 100, 60));
+        running.prefill = Some(InFlight::new(computing.clone(), 100, 60));
         assert_eq!(computing.load.queued_tokens(), 40);
         running.assume_prefilled();
         assert_eq!(computing.load.queued_tokens(), 0);

@@ -68,7 +68,7 @@ impl Relay {
         let chosen = (worker, decision);
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
-        let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
+        let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count);
         let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
         // Only a gateway has the prompt computed by another worker in the same attempt.
@@ -88,17 +88,16 @@ impl Relay {
         } else {
             Running::new(in_flight)
         };
-        running.expect(now, decision.expected);
-        if let Some(prefill) = prefill {
-            running.set_prefill(count_prompt(plan, &prefill.worker, &prefill.decision));
-        }
+        running.expected = Some((now, decision.expected));
+        running.prefill =
+            prefill.map(|prefill| count_prompt(plan, &prefill.worker, &prefill.decision));
         let limit = self.attempt_deadline(plan, now).min(course.deadline());
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
         let aborted = if !plan.is_stream && plan.group.aborting_by_id.contains(&worker.id) {
-            let id = format!("{}-{}", job.context.id, course.count());
+            let id = format!("{}-{}", job.context.id, course.count);
             self.aborts().guard(job.api, body, worker, id)
         } else {
             None
@@ -153,7 +152,7 @@ impl Relay {
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = worker.pinned_to(rank));
         }
-        running.set_span(span);
+        running.span = span;
         let other = answer.served.as_deref().and_then(|served| {
             let mut workers = plan.group.workers.iter();
             workers
@@ -195,7 +194,7 @@ impl Relay {
             running,
             decision: choice.decision,
             is_converted: job.is_converted,
-            attempts: course.count(),
+            attempts: course.count,
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
         };
         match Fault::of_answer(Part::Whole, status, sign) {

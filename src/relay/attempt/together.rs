@@ -100,7 +100,7 @@ impl LegContext<'_> {
             .report_success(&prefill.worker, job.context.client);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
-        answer.running.hold(prefill_leg);
+        answer.running.prefill_leg = Some(Box::new(prefill_leg));
         Ok(answer)
     }
 

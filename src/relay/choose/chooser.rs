@@ -25,22 +25,12 @@ use crate::routing::{self, PREFIX_CANDIDATES};
 /// counts as used.
 #[derive(Clone, Copy)]
 pub(in crate::relay) struct Chooser<'a> {
-    caches: &'a Caches,
+    pub(in crate::relay) caches: &'a Caches,
     /// `None` if requests are not disaggregated.
-    disaggregation: Option<&'a Disaggregation>,
+    pub(in crate::relay) disaggregation: Option<&'a Disaggregation>,
 }
 
 impl<'c> Chooser<'c> {
-    pub(in crate::relay) fn new(
-        caches: &'c Caches,
-        disaggregation: Option<&'c Disaggregation>,
-    ) -> Self {
-        Self {
-            caches,
-            disaggregation,
-        }
-    }
-
     /// The workers' cached prefixes of the prompt.
     pub(in crate::relay) fn cached_prefixes<'a>(
         &self,
@@ -259,7 +249,7 @@ impl<'c> Chooser<'c> {
                 let chosen = choose_pair(plan, settings, &prefill, &decode);
                 let reason = match chosen {
                     Some((_, Split::Whole(reason))) => reason,
-                    None => LocalReason::NoPair.into(),
+                    None => NotDisaggregated::Local(LocalReason::NoPair),
                     chosen => return chosen,
                 };
                 if settings.connector.decodes_alone() {
@@ -331,7 +321,7 @@ fn choose_pair(
     prefill: &FleetView<'_>,
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
-    let group = decode.prefixes().places().group();
+    let group = decode.prefixes.places.group();
     let may_pair = |from: ViewIndex, to: ViewIndex| {
         let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
         let role = |index: WorkerIndex| group.worker(index).role;
@@ -349,7 +339,7 @@ fn choose_pair(
     )?;
     let split = match pair.prefill {
         Ok(decision) => Split::Pair(prefill.in_fleet(decision)),
-        Err(reason) => Split::Whole(reason.into()),
+        Err(reason) => Split::Whole(NotDisaggregated::Local(reason)),
     };
     Some((decode.in_fleet(pair.decode), split))
 }

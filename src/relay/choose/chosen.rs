@@ -121,12 +121,6 @@ impl NotDisaggregated {
     }
 }
 
-impl From<LocalReason> for NotDisaggregated {
-    fn from(reason: LocalReason) -> Self {
-        Self::Local(reason)
-    }
-}
-
 /// The workers that get a request.
 #[derive(Debug)]
 pub(in crate::relay) struct Choice {

@@ -33,7 +33,7 @@ pub enum Task {
 #[derive(Debug)]
 pub struct FleetView<'a> {
     places: Places<'a>,
-    prefixes: &'a CachedPrefixes<'a>,
+    pub(in crate::relay) prefixes: &'a CachedPrefixes<'a>,
     owners: TopOwners,
     task: Task,
     range: ViewRange,
@@ -51,7 +51,7 @@ impl<'a> FleetView<'a> {
         now: Instant,
         excluded: &'a [WorkerId],
     ) -> Self {
-        let places = prefixes.places();
+        let places = prefixes.places;
         let group = places.group();
         let workers = match task {
             Task::Decode => group.decode(),
@@ -92,10 +92,6 @@ impl<'a> FleetView<'a> {
             },
             Task::Decode | Task::Whole => *request,
         }
-    }
-
-    pub(in crate::relay) fn prefixes(&self) -> &CachedPrefixes<'a> {
-        self.prefixes
     }
 
     pub(in crate::relay) fn worker_index(&self, index: ViewIndex) -> WorkerIndex {

@@ -1,7 +1,5 @@
 //! Reads a stream as it passes: keeps the token ids, takes them out, and joins what several workers write into one stream.
 
-mod shared;
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::chunk::{Choice, Chunk, push_ids};
-use super::progress::Progress;
+use super::progress::{Counts, Progress, Resume};
 use super::refusal::Refusal;
 use super::request::Request;
 use super::settings::Settings;
@@ -48,7 +46,8 @@ pub(in crate::relay) struct Reader {
     common: Option<Common>,
     /// Why the stream cannot be continued.
     refusal: Option<Refusal>,
-    times: u32,
+    /// How often the stream was continued.
+    pub(in crate::relay) times: u32,
     earlier: Earlier,
     /// The next text is the first of another worker.
     is_at_seam: bool,
@@ -103,9 +102,59 @@ impl Reader {
         }
     }
 
-    /// How often the stream was continued.
-    pub(in crate::relay) fn times(&self) -> u32 {
-        self.times
+    /// Goes on with a stream of which another process passed the beginning. Returns the body for the worker, too.
+    pub(in crate::relay) fn resumed(
+        settings: Settings,
+        request: Request,
+        resume: &Resume,
+    ) -> Result<(Self, Bytes), Refusal> {
+        let Resume {
+            counts,
+            prompt,
+            answer,
+            model: _,
+        } = resume;
+        if let Some(refusal) = counts.refusal {
+            return Err(refusal);
+        }
+        if prompt.len() + answer.len() > settings.max_tokens as usize {
+            return Err(Refusal::TooLong);
+        }
+        let mut reader = Self {
+            prompt: prompt.clone(),
+            answer: answer.clone(),
+            settled: answer.len(),
+            reasoning: counts.reasoning as usize,
+            last_ids: counts.last_ids as usize,
+            has_role: true,
+            has_text: true,
+            times: counts.times,
+            ..Self::new(settings, request, counts.cached.into())
+        };
+        let body = reader.next_body()?;
+        Ok((reader, body))
+    }
+
+    /// Notes what was passed in `progress`.
+    pub(in crate::relay) fn report_to(&mut self, progress: Arc<Progress>, model: &str) {
+        progress.begin(model);
+        self.progress = Some(progress);
+    }
+
+    fn report(&self) {
+        let Some(progress) = &self.progress else {
+            return;
+        };
+        let finished = self.has_finish.then_some(Refusal::Finished);
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let counts = Counts {
+            times: self.times,
+            reasoning: count(self.reasoning),
+            last_ids: count(self.last_ids),
+            cached: u32::try_from(self.cached_tokens).unwrap_or(u32::MAX),
+            refusal: self.refusal.or(finished),
+        };
+        progress.note(counts, &self.prompt, &self.answer[..self.settled]);
     }
 
     pub(in crate::relay) fn tokens_max(&self) -> usize {
@@ -295,7 +344,7 @@ impl Reader {
         self.answer.truncate(self.settled);
         let body = match (self.has_text, self.prompt.is_empty()) {
             // Nothing of the answer was passed.
-            (false, _) => self.request.body().clone(),
+            (false, _) => self.request.body.clone(),
             (true, true) => return Err(Refusal::NoTokenIds),
             (true, false) => self.request.after(&self.prompt, &self.answer)?,
         };

@@ -22,7 +22,8 @@ const OWN_PARAMS: &str = r#"{"prompt_token_ids":["#;
 #[derive(Clone, Debug)]
 pub(in crate::relay) struct Request {
     api: Api,
-    body: Bytes,
+    /// What the first worker is sent.
+    pub(in crate::relay) body: Bytes,
     /// Values that say how many tokens the answer may or must have.
     counts: SmallVec<[Count; 2]>,
     /// The value of a completion's prompt, or of a chat's `kv_transfer_params`.
@@ -67,11 +68,6 @@ impl Request {
             counts,
             prompt,
         })
-    }
-
-    /// What the first worker is sent.
-    pub(in crate::relay) fn body(&self) -> &Bytes {
-        &self.body
     }
 
     /// What the next worker is sent, which goes on after these tokens of the answer.

@@ -38,7 +38,7 @@ struct Run {
 /// Plays a request. Each death is a share of the engine's stream, in 1000; the last engine lives.
 fn play(api: Api, body: &Value, engine: Engine, deaths: &[usize], piece: usize) -> Run {
     let request = Request::read(api, &body.to_string().into()).unwrap();
-    let mut sent = request.body().clone();
+    let mut sent = request.body.clone();
     let mut reader = Reader::new(settings(100), request, 3);
     let mut text = Vec::new();
     let mut deaths = deaths.iter();
@@ -130,7 +130,7 @@ fn a_stream_that_does_not_break_has_the_bytes_of_one_without_ids() {
         let plain = engine.stream(api, body.to_string().as_bytes());
         let run = play(api, &body, engine, &[], 50);
         assert_eq!(run.text, plain);
-        assert_eq!(run.reader.times(), 0);
+        assert_eq!(run.reader.times, 0);
     }
 }
 

@@ -35,14 +35,8 @@ impl FailureOwner {
             Failure::Local => Self::Router,
             Failure::Deadline => Self::Client,
             Failure::Connect => Self::Worker,
-            Failure::Broken => {
-                if is_stale {
-                    Self::Unattributed
-                } else {
-                    Self::Request
-                }
-            }
-            Failure::TimedOut => Self::Request,
+            Failure::Broken if is_stale => Self::Unattributed,
+            Failure::Broken | Failure::TimedOut => Self::Request,
             // What took the worker out was counted already.
             Failure::Refused | Failure::TakenOut | Failure::TooLong => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,

@@ -45,20 +45,16 @@ impl Disaggregation {
         pinned: Arc<PinnedBlocks>,
         families: Families,
     ) -> Self {
+        let (min_remote_tokens, on_prefill_failure) = if connector.decodes_alone() {
+            let min = settings.advanced.min_remote_tokens;
+            (min, settings.on_prefill_failure)
+        } else {
+            (0, OnPrefillFailure::Fail)
+        };
         Self {
             connector,
-            pair: pair::Settings {
-                min_remote_tokens: if connector.decodes_alone() {
-                    settings.advanced.min_remote_tokens
-                } else {
-                    0
-                },
-            },
-            on_prefill_failure: if connector.decodes_alone() {
-                settings.on_prefill_failure
-            } else {
-                OnPrefillFailure::Fail
-            },
+            pair: pair::Settings { min_remote_tokens },
+            on_prefill_failure,
             lease: settings.kv_lease(connector),
             transfer_timeout: settings.advanced.transfer_timeout,
             pinned,

@@ -47,7 +47,7 @@ pub struct Caches {
 /// The cached prefixes of one prompt, for workers of every role. The longest ones are looked up at
 /// once, the others when asked for.
 pub struct CachedPrefixes<'a> {
-    places: Places<'a>,
+    pub(in crate::relay) places: Places<'a>,
     caches: &'a Caches,
     statuses: StatusSnapshot<'a>,
     blocks: &'a [Block],
@@ -181,11 +181,6 @@ impl<'a> CachedPrefixes<'a> {
             indices,
             others_max,
         }
-    }
-
-    /// All places.
-    pub(in crate::relay) fn places(&self) -> Places<'a> {
-        self.places
     }
 
     /// Whether KV events decide what counts as cached at a place, even if they only say that nothing

@@ -98,10 +98,10 @@ struct Shared {
 impl Shared {
     /// A template that refuses a request may be one that is not understood here; or the engine refuses it, too.
     fn warn_of_refusal(&self, model: &str, now: Instant, reason: &FallbackReason) {
-        let FallbackReason::Untokenizable(error) = reason else {
-            return;
-        };
-        let (TokenizeError::Refused(why) | TokenizeError::Tokenizer(why)) = error else {
+        let FallbackReason::Untokenizable(
+            TokenizeError::Refused(why) | TokenizeError::Tokenizer(why),
+        ) = reason
+        else {
             return;
         };
         let mut refusals = self.refusals.lock();
@@ -314,15 +314,11 @@ impl Tokens {
                 .map_err(FallbackReason::Untokenizable)?;
             may_be_late = prepared.may_be_long();
             if prepared.is_long() {
-                (
-                    self.on_pool(move || prepared.finish()).await?,
-                    TokenSource::Pool,
-                )
+                let task = move || prepared.finish();
+                (self.on_pool(task).await?, TokenSource::Pool)
             } else {
-                (
-                    prepared.finish().map_err(FallbackReason::Untokenizable)?,
-                    TokenSource::Inline,
-                )
+                let tokens = prepared.finish().map_err(FallbackReason::Untokenizable)?;
+                (tokens, TokenSource::Inline)
             }
         };
         let tokens = PromptTokens {

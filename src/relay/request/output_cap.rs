@@ -22,9 +22,8 @@ pub(in crate::relay) fn cap(
     let (name, max) = match (api, peek.no_max_tokens) {
         (Api::Completions, None) => ("max_tokens", max.min(COMPLETION_TOKENS)),
         // Every engine has this name, besides `max_completion_tokens`.
-        (Api::Chat | Api::Completions, _) => ("max_tokens", max),
+        (Api::Chat | Api::Completions | Api::Generate, _) => ("max_tokens", max),
         (Api::Responses, _) => ("max_output_tokens", max),
-        (Api::Generate, _) => ("max_tokens", max),
         _ => return None,
     };
     let edit = match (peek.no_max_tokens, peek.sampling_params) {

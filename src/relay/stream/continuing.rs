@@ -98,7 +98,7 @@ impl Continuing {
                 Ok(body) => {
                     info!(
                         id = %self.id, worker = %lost.name, reason = broken.message,
-                        answer_tokens = reader.answer_tokens(), times = reader.times(),
+                        answer_tokens = reader.answer_tokens(), times = reader.times,
                         "stream broke off; continuing it on another worker"
                     );
                     let (lost, tokens) = (lost.clone(), reader.answer_tokens());

@@ -13,6 +13,7 @@ use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
 use crate::queue::{Look, Outcome, Settings, Stretch};
+use crate::relay::choose::chosen;
 use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
@@ -209,15 +210,16 @@ impl QueueWalk<'_> {
             // None of its workers takes it, for what it is: it finds out why.
             return Looked::Send(None);
         };
-        let worker = placed.computes().clone();
-        let rank = placed.rank();
+        let decision = chosen::computes(&placed.chosen);
+        let (worker, rank) = (placed.group.worker(decision.index).clone(), decision.rank);
         if !self
             .rooms
             .is_open(&worker, rank, self.settings, &self.promised)
         {
             return self.wait_for(worker.id, placed.promises);
         }
-        let first_token = placed.first_token();
+        let seconds = chosen::first_token(&placed.chosen);
+        let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
         if time_left.is_some_and(|left| first_token > left) {
             return Looked::Other(Look::TooLate(first_token));
         }
@@ -300,7 +302,7 @@ mod tests {
     use crate::ids::{ClientKey, Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
-    use crate::relay::choose::chosen::{self, Split};
+    use crate::relay::choose::chosen::Split;
     use crate::relay::wait::shared_queue::{Placed, Planned, Ticket};
     use crate::relay::wait::sharing::Sharing;
     use crate::routing::{Decision, Expected, Reason};

@@ -15,25 +15,11 @@ use crate::relay::choose::promised::{Promise, Promised};
 /// The workers that compute a model's prompts.
 #[derive(Clone, Copy)]
 pub(super) struct Workers<'a> {
-    workers: &'a [Arc<Worker>],
-    is_prefill: bool,
+    pub(super) workers: &'a [Arc<Worker>],
+    pub(super) is_prefill: bool,
 }
 
 impl<'a> Workers<'a> {
-    pub(super) fn all(workers: &'a [Arc<Worker>]) -> Self {
-        Self {
-            workers,
-            is_prefill: false,
-        }
-    }
-
-    pub(super) fn prefill(workers: &'a [Arc<Worker>]) -> Self {
-        Self {
-            workers,
-            is_prefill: true,
-        }
-    }
-
     /// What the workers have now, of all replicas.
     pub(super) fn load(&self) -> GroupLoad {
         let mut load = GroupLoad {
@@ -467,10 +453,15 @@ mod tests {
         stalled.update(&snapshot, start);
         stalled.update(&snapshot, later);
         let (both, alone) = (Model::from("both"), Model::from("alone"));
-        let mut others = [
-            (&both, Workers::all(&workers)),
-            (&alone, Workers::all(&workers[..1])),
-        ];
+        let all = Workers {
+            workers: &workers,
+            is_prefill: false,
+        };
+        let first = Workers {
+            workers: &workers[..1],
+            ..all
+        };
+        let mut others = [(&both, all), (&alone, first)];
         for _ in 0..2 {
             let (of, promised) = (others.into_iter(), Promised::default());
             let rooms = Rooms::default().with_others(of, &settings, &promised, &stalled, later);

@@ -13,15 +13,15 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::fleet::Group;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
-use crate::fleet::{Group, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
     Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason,
     Request, Room, Settings, Stretch,
 };
-use crate::relay::choose::chosen::{self, Chosen};
+use crate::relay::choose::chosen::Chosen;
 use crate::relay::choose::promised::Promised;
 
 /// What a request promises workers, by cache owner; first the one that computes the prompt.
@@ -32,25 +32,6 @@ pub(in crate::relay) struct Placed {
     pub(in crate::relay) group: Arc<Group>,
     pub(in crate::relay) chosen: Chosen,
     pub(in crate::relay) promises: Promises,
-}
-
-impl Placed {
-    /// The worker that computes the prompt.
-    pub(super) fn computes(&self) -> &Arc<Worker> {
-        let decision = chosen::computes(&self.chosen);
-        self.group.worker(decision.index)
-    }
-
-    /// The dp rank that computes the prompt.
-    pub(super) fn rank(&self) -> Option<u32> {
-        chosen::computes(&self.chosen).rank
-    }
-
-    /// How long its first token takes, if it is sent now.
-    pub(super) fn first_token(&self) -> Duration {
-        let seconds = chosen::first_token(&self.chosen);
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
-    }
 }
 
 /// What a released request takes with it.

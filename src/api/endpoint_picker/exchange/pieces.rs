@@ -4,8 +4,6 @@
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::http::piped::{self, Piped};
-
 /// Pieces that wait for a reader, each of up to some 64 KB.
 const CAPACITY: usize = 4;
 
@@ -16,23 +14,19 @@ pub(super) struct Pieces {
     /// A piece that its reader has no room for.
     waiting: Option<Bytes>,
     /// No more will come.
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 impl Pieces {
     /// The body for its reader.
-    pub(super) fn open(&mut self) -> Piped {
-        let (sender, body) = piped::pipe(CAPACITY);
+    pub(super) fn open(&mut self) -> mpsc::Receiver<Bytes> {
+        let (sender, body) = mpsc::channel(CAPACITY);
         self.reader = Some(sender);
         body
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.reader.is_some() && !self.is_over
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
     }
 
     /// Only while no other piece waits.

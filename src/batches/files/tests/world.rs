@@ -9,12 +9,12 @@ use http_body_util::BodyExt;
 use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, Response};
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use crate::batches::files::{FileUpload, Files};
 use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::http::drain::Tasks;
-use crate::http::piped::pipe;
 use crate::http::server::RequestBody;
 use crate::http::{self, tls};
 use crate::ids::Tenant;
@@ -73,7 +73,7 @@ impl World {
         form: &[u8],
         piece: usize,
     ) -> Result<Value, ApiError> {
-        let (sender, piped) = pipe(1);
+        let (sender, piped) = mpsc::channel(1);
         let feed = async move {
             for piece in form.chunks(piece) {
                 if sender.send(Bytes::copy_from_slice(piece)).await.is_err() {

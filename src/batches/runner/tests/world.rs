@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::batches::file::{self, FilePurpose, FileRecord};
@@ -22,7 +23,6 @@ use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
-use crate::http::piped::pipe;
 use crate::http::server::RequestBody;
 use crate::ids::{Tenant, WorkerId};
 use crate::observe;
@@ -297,7 +297,7 @@ impl Replica {
         };
         let requests: Vec<Value> = (0..count).map(request).collect();
         let body = json!({"requests": requests}).to_string();
-        let (sender, piped) = pipe(1);
+        let (sender, piped) = mpsc::channel(1);
         sender.try_send(Bytes::from(body)).unwrap();
         drop(sender);
         let headers = HeaderMap::new();

@@ -6,7 +6,7 @@ const NAME: &[u8] = b"\"token_ids\"";
 /// The ids of all lists of that name.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct ListedIds {
-    count: u64,
+    pub(in crate::relay) count: u64,
     at: At,
     previous: u8,
 }
@@ -36,10 +36,6 @@ impl ListedIds {
             self.at = self.next(*byte);
             self.previous = *byte;
         }
-    }
-
-    pub(in crate::relay) fn count(&self) -> u64 {
-        self.count
     }
 
     fn next(&mut self, byte: u8) -> At {
@@ -81,7 +77,7 @@ mod tests {
         for piece in pieces {
             ids.add(piece);
         }
-        ids.count()
+        ids.count
     }
 
     #[test]

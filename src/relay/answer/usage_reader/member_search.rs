@@ -107,13 +107,8 @@ impl MemberSearch {
                     if self.depth <= 1 {
                         self.is_in_holder = false;
                     }
-                    if self
-                        .open
-                        .as_ref()
-                        .is_some_and(|(depth, _)| *depth == self.depth)
-                    {
-                        let earlier = self.open.take().map(|(_, earlier)| earlier);
-                        let mut whole = earlier.unwrap_or_default();
+                    let closed = self.open.take_if(|(depth, _)| *depth == self.depth);
+                    if let Some((_, mut whole)) = closed {
                         if whole.is_empty() {
                             on_usage(&piece[begin..=at], at + 1);
                         } else {

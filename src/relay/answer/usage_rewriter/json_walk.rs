@@ -123,14 +123,11 @@ impl JsonWalk {
             State::String { is_key, is_escaped } => {
                 let (end, state) = scan_string(data, position, is_escaped, is_events);
                 if is_key {
-                    if is_escaped || data[position..end].contains(&b'\\') {
+                    let part = &data[position..end];
+                    if is_escaped || part.contains(&b'\\') {
                         self.key.on_escape();
                     } else {
-                        self.key.push(
-                            data[position..end]
-                                .strip_suffix(b"\"")
-                                .unwrap_or(&data[position..end]),
-                        );
+                        self.key.push(part.strip_suffix(b"\"").unwrap_or(part));
                     }
                 }
                 self.state = match state {

@@ -23,7 +23,7 @@ fn play(
     let read = || Request::read(Api::Chat, &body.to_string().into()).unwrap();
     let request = read();
     let (mut text, mut parts) = (Vec::new(), Vec::new());
-    let mut sent = request.body().clone();
+    let mut sent = request.body.clone();
     let mut reader = Reader::new(settings(100), request, 3);
     let mut progress = Arc::new(Progress::default());
     let mut deaths = deaths.iter();
