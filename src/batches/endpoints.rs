@@ -74,8 +74,7 @@ impl Batches {
         if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
             let reads =
                 |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
-            let reader = self.find(tenant, Order::NewestFirst, reads).await;
-            if let Some(key) = reader.map_err(|error| ApiError::of_store(&error))? {
+            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
                 return Err(ApiError::file_in_use(id, &key.id));
             }
         }
@@ -100,7 +99,7 @@ impl Batches {
         flavor: Flavor,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, flavor, id).await?;
+        let record = self.existing(tenant, flavor, id).await?;
         Ok(http::json(record.object()))
     }
 
@@ -112,8 +111,7 @@ impl Batches {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let key = key_of(tenant, flavor, id)?;
-        let changed = self.records.change(&key, BatchRecord::cancel).await;
-        match changed.map_err(|error| ApiError::of_store(&error))? {
+        match self.records.change(&key, BatchRecord::cancel).await? {
             Changed::Done(record) => {
                 // What runs here stops at once, and elsewhere within half a second.
                 let is_stopping = record.is_stopping(self.now_ms());

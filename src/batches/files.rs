@@ -21,5 +21,6 @@ mod slots;
 mod tests;
 
 pub use self::create::FileUpload;
+pub(super) use self::create::random;
 pub use self::requests::ReceivedRequests;
 pub use self::service::Files;

@@ -30,7 +30,7 @@ impl Batches {
         upload: FileUpload<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let id = random_id(Flavor::Messages)?;
-        let path = paths::own_input(&id);
+        let path = paths::own(&id, paths::OWN_INPUT);
         let received = self.files.receive_requests(caller.tenant, upload, &path);
         let received = received.await?;
         let retention = self.settings.retention;
@@ -104,7 +104,7 @@ impl Batches {
         tenant: Tenant,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+        let record = self.existing(tenant, Flavor::Messages, id).await?;
         if let Some(why) = messages_batch::undeletable(&record) {
             return Err(ApiError::batch_not_ended(why));
         }
@@ -118,14 +118,14 @@ impl Batches {
         tenant: Tenant,
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+        let record = self.existing(tenant, Flavor::Messages, id).await?;
         if !record.status.is_terminal() {
             return Err(ApiError::batch_not_ended("it has no results"));
         }
         let path = match record.output_file_id.as_deref() {
             None => return Err(ApiError::no_batch_results(id)),
-            Some(paths::OWN_ERRORS) => paths::own_errors(id),
-            Some(_) => paths::own_results(id),
+            Some(paths::OWN_ERRORS) => paths::own(id, paths::OWN_ERRORS),
+            Some(_) => paths::own(id, paths::OWN_RESULTS),
         };
         let gone = ApiError::unknown_batch(id);
         let mut answer = self.files.stored(&path, gone).await?;

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
-use super::files::{FileUpload, Files};
+use super::files::{FileUpload, Files, random};
 use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
@@ -202,13 +202,11 @@ impl Batches {
         tenant: Tenant,
         flavor: Flavor,
         id: &str,
-    ) -> Result<(BatchRecord, u64), ApiError> {
-        let key = key_of(tenant, flavor, id)?;
-        let found = self.records.read(&key).await;
-        found
-            .map_err(|error| ApiError::of_store(&error))?
-            .filter(|(record, _)| !record.is_unconfirmed)
-            .ok_or_else(|| ApiError::unknown_batch(id))
+    ) -> Result<BatchRecord, ApiError> {
+        match self.records.read(&key_of(tenant, flavor, id)?).await? {
+            Some((record, _)) if !record.is_unconfirmed => Ok(record),
+            _ => Err(ApiError::unknown_batch(id)),
+        }
     }
 
     /// Has the end of a batch reported, and takes note of that. A report that failed is made later, by any replica; so
@@ -336,7 +334,5 @@ pub(super) fn batch_key(id: &str) -> DocumentKey {
 
 /// The id of a new batch, which nobody can guess.
 pub(super) fn random_id(flavor: Flavor) -> Result<String, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(new_batch_id(flavor, u128::from_ne_bytes(random)))
+    Ok(new_batch_id(flavor, random()?))
 }

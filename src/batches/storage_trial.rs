@@ -141,8 +141,7 @@ impl Batches {
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
         if !self.files.clock.is_compared() {
             // A request has come before the first look for work, which compares it as well.
-            let compared = self.checked_ms().await;
-            compared.map_err(|error| ApiError::of_store(&error))?;
+            self.checked_ms().await?;
         }
         let is_creation = matches!(
             endpoint,

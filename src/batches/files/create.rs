@@ -228,7 +228,7 @@ impl Files {
         let inserted = self.insert(&key, &unconfirmed, created_ms, Some(due_ms), bounds);
         let checked = match inserted.await {
             Ok(inserted) => self.check_room(inserted),
-            Err(error) => Err(ApiError::of_store(&error)),
+            Err(error) => Err(error.into()),
         };
         let finished = match checked {
             Ok(()) => writer.finish().await,
@@ -248,7 +248,7 @@ impl Files {
         }
         if let Err(error) = self.confirm(&key, &record).await {
             self.take_back(tenant, record.id);
-            return Err(ApiError::of_store(&error));
+            return Err(error.into());
         }
         Ok(record)
     }
@@ -308,7 +308,8 @@ pub(super) fn outcome_of(error: &ApiError) -> &'static str {
     }
 }
 
-fn random() -> Result<u128, ApiError> {
+/// The random part of a new id, which nobody can guess.
+pub(in crate::batches) fn random() -> Result<u128, ApiError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
     Ok(u128::from_ne_bytes(random))

@@ -103,8 +103,7 @@ impl Files {
         let Some(key) = file::document_key(tenant, id) else {
             return Ok(None);
         };
-        let found = self.store.document(key).await;
-        let Some(document) = found.map_err(|error| ApiError::of_store(&error))? else {
+        let Some(document) = self.store.document(key).await? else {
             return Ok(None);
         };
         let record = read_record(&document.value)?;
@@ -124,15 +123,12 @@ impl Files {
         // `Exists`: another replica has registered the same results.
         let (created_ms, due_ms) = (record.created_ms(), record.due_ms());
         let inserted = self.insert(&key, &record, created_ms, due_ms, bounds).await;
-        inserted
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))
+        Ok(inserted.map(drop)?)
     }
 
     /// Refuses a new batch of a tenant whose files are more than they may be, as those of results make them.
     pub async fn check_bounds(&self, tenant: Tenant) -> Result<(), ApiError> {
-        let sums = self.store.document_sums(Collection::Files, tenant).await;
-        let sums = sums.map_err(|error| ApiError::of_store(&error))?;
+        let sums = self.store.document_sums(Collection::Files, tenant).await?;
         self.check_room(if sums.documents > self.max_files {
             InsertOutcome::TooMany
         } else if sums.weight > self.settings.max_size_per_tenant {
@@ -153,9 +149,7 @@ impl Files {
         let deleted = self.storage.delete(&path).await;
         deleted.map_err(|error| self.storage_failed(&error))?;
         let removed = self.store.remove_document(key, None).await;
-        removed
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))
+        Ok(removed.map(drop)?)
     }
 
     /// Deletes a file whose client got an error, again and again until the store and the storage have answered, or the
@@ -211,7 +205,7 @@ impl Files {
 
     /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
     pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
-        self.metrics.on_storage_error();
+        self.metrics.storage_errors.inc();
         self.log_failure("file storage failed", &error.to_string());
         ApiError::storage_failed()
     }
@@ -281,6 +275,6 @@ impl Files {
 fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
     FileRecord::from_json(value).map_err(|error| {
         let reason = format!("a file's record: {error}");
-        ApiError::of_store(&store::Error::Unreadable(reason.into()))
+        store::Error::Unreadable(reason.into()).into()
     })
 }
