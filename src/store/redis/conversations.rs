@@ -320,9 +320,7 @@ impl Redis {
     /// Deletes pieces that no item uses.
     fn delete_pieces(&self, item_values: String, pieces: Vec<String>) {
         if !pieces.is_empty() {
-            let mut delete = redis::cmd("HDEL");
-            delete.arg(item_values).arg(pieces);
-            self.send_detached(Request::Command(delete));
+            self.send_detached(Request::command("HDEL", (item_values, pieces)));
         }
     }
 
