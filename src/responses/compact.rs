@@ -15,7 +15,7 @@ use super::engine_call::collect;
 use super::history::Access;
 use super::http_response::mark_degraded;
 use super::item::{Ids, is_user_message, joined_text, prefix};
-use super::members::{self, Members, put, put_comma, put_string, put_text};
+use super::members::{self, Members, put, put_comma, put_number, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
 use super::request::{CreateRequest, Parent, random};
@@ -218,7 +218,7 @@ fn head(id: &str, created_at: u64, usage: Option<&Usage>) -> Vec<u8> {
     let mut out = br#"{"id":"#.to_vec();
     put_text(&mut out, id);
     put_string(&mut out, "object", OBJECT);
-    put(&mut out, "created_at", &created_at.to_string());
+    put_number(&mut out, "created_at", created_at);
     put(&mut out, "usage", "");
     usage.copied().unwrap_or_default().write(&mut out);
     out.push(b'}');

@@ -95,9 +95,7 @@ impl Responses {
             _ => error,
         })?;
         let rendered = collect(answer.into_body(), self.event_options().bytes_max, None).await?;
-        std::str::from_utf8(&rendered)
-            .ok()
-            .and_then(|text| Members::parse(text).ok())
+        Members::of_bytes(&rendered)
             .and_then(|answer| members::list(answer.get("token_ids")?).map(|ids| ids.len()))
             .ok_or_else(|| {
                 ApiError::invalid_engine_response("the engine's answer contains no token ids")

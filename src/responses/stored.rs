@@ -56,8 +56,7 @@ impl Responses {
 
     /// A Response object whose reasoning items have state tokens of themselves, as if its create had asked for them.
     fn with_encrypted_reasoning(&self, tenant: Tenant, id: &str, object: Vec<u8>) -> Vec<u8> {
-        let text = std::str::from_utf8(&object).ok();
-        let Some(members) = text.and_then(|text| Members::parse(text).ok()) else {
+        let Some(members) = Members::of_bytes(&object) else {
             return object;
         };
         let signer = StateSigner {
@@ -145,9 +144,8 @@ fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
 
 /// A compacted conversation can be continued by its id, but is no response.
 fn is_compaction(record: &Record) -> bool {
-    let text = std::str::from_utf8(&record.content.response).ok();
-    let members = text.and_then(|text| Members::parse(text).ok());
-    members.is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
+    Members::of_bytes(&record.content.response)
+        .is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
 }
 
 /// The Response object of a record.
