@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::Response;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
@@ -29,11 +28,11 @@ use crate::http::io_threads::IoThreads;
 use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{Collection, DocumentKey};
 use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
 use crate::store::{OpenStore, ResponseStore};
-use crate::{http, observe, store};
+use crate::{observe, store};
 
 /// Renewed three times in it, so that a slow store costs none.
 const LEASE: Duration = Duration::from_secs(30);
@@ -158,7 +157,7 @@ impl Batches {
         caller: BatchCaller<'_>,
         query: &str,
         body: &Bytes,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let (tenant, openai, messages) = (caller.tenant, Flavor::OpenAi, Flavor::Messages);
         self.check_storage(endpoint).await?;
         match endpoint {
@@ -188,7 +187,7 @@ impl Batches {
         endpoint: &BatchEndpoint,
         caller: BatchCaller<'_>,
         upload: FileUpload<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         self.check_storage(endpoint).await?;
         if *endpoint == BatchEndpoint::CreateOfMessages {
             return self.create_of_messages(caller, upload).await;

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::Response;
 use tracing::warn;
 
 use super::client_request::ClientRequest;
@@ -23,7 +22,7 @@ use super::service::Responses;
 use super::{engine_body, retry};
 use crate::http;
 use crate::ids::{ResponseId, Root};
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::record::{Content, InitialState};
 use crate::store::{IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status};
 
@@ -42,10 +41,7 @@ pub(super) struct Window {
 }
 
 impl Responses {
-    pub(super) async fn compact(
-        self: &Arc<Self>,
-        request: &ClientRequest<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn compact(self: &Arc<Self>, request: &ClientRequest<'_>) -> Answer {
         let create = CreateRequest::read_without_required(&request.body)?;
         if create.model.is_empty() {
             return Err(ApiError::missing_parameter("model"));

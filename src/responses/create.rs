@@ -26,7 +26,7 @@ use super::template::ResponseTemplate;
 use super::{engine_body, engine_error, inline_compaction, stream, truncation};
 use crate::http;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{self, ServedBy};
 use crate::store::ResponseKey;
@@ -35,10 +35,7 @@ use crate::store::ResponseKey;
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 impl Responses {
-    pub(super) async fn create(
-        self: &Arc<Self>,
-        request: &ClientRequest<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn create(self: &Arc<Self>, request: &ClientRequest<'_>) -> Answer {
         let mut create = CreateRequest::read(&request.body)?;
         let generates = request.turn.is_none_or(|turn| turn.generates);
         // A client that has no input yet may send its tools and instructions ahead.
@@ -92,7 +89,7 @@ impl Responses {
         reader: &StateReader<'_>,
         lock: &mut Option<ConversationLock>,
         is_stored: bool,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let salt = request.salt(create)?;
         let mut prepared = self
             .prepare(create, history, reader, is_stored, is_stored)
@@ -246,7 +243,7 @@ impl Responses {
         mut input: Vec<u8>,
         id: &str,
         salt: Option<&str>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         loop {
             let body = engine_body::body(create, &input, id, salt, create.stream);
             let error = match self.ask_response(call, body).await {

@@ -1,7 +1,7 @@
 //! `POST /v1/responses/input_tokens`: counted with the model's tokenizer if the router has it, else by an engine.
 
 use bytes::Bytes;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 
 use super::client_request::ClientRequest;
 use super::engine_body;
@@ -12,7 +12,7 @@ use super::members::{self, Members};
 use super::request::{CreateRequest, random};
 use super::service::Responses;
 use crate::http;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{ChatForm, ToolLoss};
 
@@ -20,10 +20,7 @@ use crate::relay::{ChatForm, ToolLoss};
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
 
 impl Responses {
-    pub(super) async fn count(
-        &self,
-        request: &ClientRequest<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn count(&self, request: &ClientRequest<'_>) -> Answer {
         let create = CreateRequest::read_without_required(&request.body)?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let history = self

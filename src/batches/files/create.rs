@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http_body::Body as _;
+use hyper::HeaderMap;
 use hyper::header::CONTENT_TYPE;
-use hyper::{HeaderMap, Response};
 use multer::{Field, Multipart};
 use tokio::sync::oneshot;
 
@@ -17,7 +17,7 @@ use crate::batches::storage::StorageWriter;
 use crate::http;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{DocumentBounds, InsertOutcome};
 
 /// RFC 2046 has 70 characters.
@@ -45,11 +45,7 @@ struct ReceivedFile {
 impl Files {
     /// `POST /v1/files`. Nothing stays of an upload that is broken off or refused, whether by an error or because this
     /// is dropped. In memory is one part of the file (8 MiB), whatever its size.
-    pub async fn create(
-        &self,
-        tenant: Tenant,
-        upload: FileUpload<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub async fn create(&self, tenant: Tenant, upload: FileUpload<'_>) -> Answer {
         let in_flight = self.metrics.begin_upload();
         let received = match self.receive(tenant, upload).await {
             Ok(received) => received,

@@ -1,23 +1,17 @@
 //! `GET /v1/files`.
 
-use hyper::Response;
-
 use super::service::Files;
 use crate::batches::file;
 use crate::batches::list_page::{MAX_FETCHES, list_page};
 use crate::batches::list_query::{ListOf, ListQuery};
 use crate::http;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::Answer;
 use crate::store::documents::{Collection, Document};
 
 impl Files {
     /// `GET /v1/files`. `query`: what stands behind the path's `?`.
-    pub async fn list(
-        &self,
-        tenant: Tenant,
-        query: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub async fn list(&self, tenant: Tenant, query: &str) -> Answer {
         let query = ListQuery::read(ListOf::Files, query)?;
         let from = query.from.as_deref();
         if from.is_some_and(|from| !file::is_file_id(from)) {

@@ -4,7 +4,6 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Response;
 use parking_lot::Mutex;
 use tracing::{debug, warn};
 
@@ -19,7 +18,7 @@ use crate::http::drain::Tasks;
 use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{
     Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument, ReplaceOutcome,
 };
@@ -85,13 +84,13 @@ impl Files {
     }
 
     /// `GET /v1/files/{id}`.
-    pub async fn get(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+    pub async fn get(&self, tenant: Tenant, id: &str) -> Answer {
         let record = self.existing(tenant, id).await?;
         Ok(http::json(record.object()))
     }
 
     /// `DELETE /v1/files/{id}`.
-    pub async fn delete(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+    pub async fn delete(&self, tenant: Tenant, id: &str) -> Answer {
         self.existing(tenant, id).await?;
         self.remove(tenant, id).await?;
         self.metrics.on_deleted("client");

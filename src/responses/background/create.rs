@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Response;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -14,7 +13,7 @@ use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use crate::http;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::responses::client_request::ClientRequest;
 use crate::responses::history::Access;
 use crate::responses::http_response::events_response;
@@ -35,7 +34,7 @@ impl Responses {
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let tenant = request.admitted.tenant;
         request.salt(create)?;
         self.relay.check_model(tenant, &create.model).await?;

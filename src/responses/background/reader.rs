@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::Response;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -20,7 +19,7 @@ use super::run_step::Tail;
 use super::runs::{Background, Run};
 use crate::http::{self, BodyError};
 use crate::observe;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::responses::events::{self, DONE};
 use crate::responses::http_response::events_response;
 use crate::responses::object::{with_member, with_output};
@@ -66,7 +65,7 @@ impl Responses {
         key: ResponseKey,
         record: Record,
         after: Option<u64>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         if !record
             .background
             .is_some_and(|background| background.streams)
