@@ -99,12 +99,11 @@ impl Responses {
         let id = ResponseId::new(history.root, request::random()?);
         let name = id.to_string();
         let ids = Ids::of(id);
-        let expanded = self.expand(create, history, &ids, reader).await?;
         let ExpandedInput {
             history,
             new_input,
             input,
-        } = expanded;
+        } = self.expand(create, history, &ids, reader).await?;
         self.check_size(has_record, &history, &new_input)?;
         let client_state = self.client_state(create, reader, &name, &history, &new_input)?;
         let chain = history.chain.as_ref().and_then(|chain| chain.ids.last());
