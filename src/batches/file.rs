@@ -160,11 +160,7 @@ pub fn storage_path(tenant: Tenant, id: &str) -> Option<String> {
 
 /// The key of a file's record. `None` if `id` is no id of a file.
 pub fn document_key(tenant: Tenant, id: &str) -> Option<DocumentKey> {
-    is_file_id(id).then(|| DocumentKey {
-        collection: Collection::Files,
-        tenant,
-        id: id.to_owned(),
-    })
+    is_file_id(id).then(|| DocumentKey::new(Collection::Files, tenant, id))
 }
 
 /// A name as a record has it: what a client sent, without control characters and not longer than file systems take.

@@ -314,21 +314,13 @@ pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Result<Documen
     if !paths::is_batch_id(flavor, id) {
         return Err(ApiError::unknown_batch(id));
     }
-    Ok(DocumentKey {
-        collection: Collection::Batches,
-        tenant,
-        id: id.to_owned(),
-    })
+    Ok(DocumentKey::new(Collection::Batches, tenant, id))
 }
 
 /// A batch of the default tenant, whatever its id.
 #[cfg(test)]
 pub(super) fn batch_key(id: &str) -> DocumentKey {
-    DocumentKey {
-        collection: Collection::Batches,
-        tenant: Tenant::default(),
-        id: id.to_owned(),
-    }
+    DocumentKey::new(Collection::Batches, Tenant::default(), id)
 }
 
 /// The id of a new batch, which nobody can guess.

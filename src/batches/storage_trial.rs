@@ -57,7 +57,11 @@ impl Batches {
                 return false;
             }
         }
-        let is_usable = self.try_identity().await;
+        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
+        if let Err(error) = asked {
+            self.failed("storage of batches cannot be used", &error);
+        }
+        let is_usable = self.is_storage_usable();
         self.try_operation(StorageOperation::Delete).await && is_usable
     }
 
@@ -66,14 +70,6 @@ impl Batches {
         let tried = self.in_time(operation, trial).await;
         self.on_trial(operation, &tried);
         tried.is_ok()
-    }
-
-    async fn try_identity(&self) -> bool {
-        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
-        if let Err(error) = asked {
-            self.failed("storage of batches cannot be used", &error);
-        }
-        self.is_storage_usable()
     }
 
     /// Waits for a trial. One that takes too long has failed meanwhile.
@@ -276,9 +272,5 @@ impl Batches {
 
 /// The document with the id of the storage. It stays for as long as the store has its data.
 fn identity_key() -> DocumentKey {
-    DocumentKey {
-        collection: Collection::Storage,
-        tenant: Tenant::tagged(0),
-        id: "identity".to_owned(),
-    }
+    DocumentKey::new(Collection::Storage, Tenant::tagged(0), "identity")
 }
