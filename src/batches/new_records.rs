@@ -9,13 +9,13 @@ use super::batch::BatchRecord;
 use super::line::Flavor;
 use super::paths;
 use super::records::{Changed, Records};
-use super::repeat::{repeat, until_known};
 use super::service::Batches;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{DocumentBounds, DocumentKey, InsertOutcome, NewDocument};
+use crate::store::repeat::{repeat, until_known};
 
 /// Before a batch is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(250);

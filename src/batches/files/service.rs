@@ -11,7 +11,6 @@ use super::metrics::Metrics;
 use super::slots::UploadSlots;
 use crate::batches::clock::Clock;
 use crate::batches::file::{self, FileRecord};
-use crate::batches::repeat::{repeat, until_known};
 use crate::batches::settings::Settings;
 use crate::batches::storage::{Storage, StorageError};
 use crate::http::drain::Tasks;
@@ -22,6 +21,7 @@ use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{
     Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument, ReplaceOutcome,
 };
+use crate::store::repeat::{repeat, until_known};
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
 
