@@ -21,6 +21,5 @@ mod slots;
 mod tests;
 
 pub use self::create::FileUpload;
-pub(super) use self::create::random;
 pub use self::requests::ReceivedRequests;
 pub use self::service::Files;

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
-use super::files::{FileUpload, Files, random};
+use super::files::{FileUpload, Files};
 use super::line::Flavor;
 use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
@@ -32,7 +32,7 @@ use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{Collection, DocumentKey};
 use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
 use crate::store::{OpenStore, ResponseStore};
-use crate::{observe, store};
+use crate::{observe, openai, store};
 
 /// Renewed three times in it, so that a slow store costs none.
 const LEASE: Duration = Duration::from_secs(30);
@@ -325,5 +325,5 @@ pub(super) fn batch_key(id: &str) -> DocumentKey {
 
 /// The id of a new batch, which nobody can guess.
 pub(super) fn random_id(flavor: Flavor) -> Result<String, ApiError> {
-    Ok(new_batch_id(flavor, random()?))
+    Ok(new_batch_id(flavor, openai::random()?))
 }

@@ -17,14 +17,14 @@ use super::item::{Ids, is_user_message, joined_text, prefix};
 use super::members::{self, Members, put, put_comma, put_number, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
-use super::request::{CreateRequest, Parent, random};
+use super::request::{CreateRequest, Parent};
 use super::service::Responses;
 use super::{engine_body, retry};
-use crate::http;
 use crate::ids::{ResponseId, Root};
 use crate::openai::error::{Answer, ApiError};
 use crate::store::record::{Content, InitialState};
 use crate::store::{IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status};
+use crate::{http, openai};
 
 /// What the summary begins with when it is sent to a model again.
 pub(super) const LEAD_IN: &str = "Summary of the conversation so far:\n";
@@ -67,7 +67,7 @@ impl Responses {
             .history(&create.parent, &reader, Access::Compaction)
             .await?;
         // A chain of its own: what it replaces is not read again.
-        let id = ResponseId::new(Root(fastrand::u64(..)), random()?);
+        let id = ResponseId::new(Root(fastrand::u64(..)), openai::random()?);
         let ids = Ids::of(id);
         let expanded = self.expand(&create, history, &ids, &reader).await?;
         let (text, usage) = self

@@ -31,7 +31,7 @@ impl Responses {
         let members = request_body::parse(body)?;
         let metadata = metadata(&members)?;
         let items = self.read_items(request, &members)?;
-        let id = ConversationId::new(Root(fastrand::u64(..)), request_body::random()?);
+        let id = ConversationId::new(Root(fastrand::u64(..)), openai::random()?);
         let mut object = br#"{"id":"#.to_vec();
         put_text(&mut object, &id.to_string());
         put(&mut object, "object", "\"conversation\"");
@@ -172,7 +172,7 @@ impl Responses {
             Some(Some(_)) | None => {}
         }
         let context = InputContext {
-            ids: &Ids::random(request_body::random()?),
+            ids: &Ids::random(openai::random()?),
             referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
             reader: &self.state_reader(request.admitted.tenant, ""),

@@ -19,17 +19,17 @@ use super::members::{self, Members};
 use super::object::with_output;
 use super::outcome::Outcome;
 use super::prepare::PreparedResponse;
-use super::request::{self, CreateRequest, Truncation};
+use super::request::{CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
 use super::{engine_body, engine_error, inline_compaction, stream, truncation};
-use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{self, ServedBy};
 use crate::store::ResponseKey;
+use crate::{http, openai};
 
 /// Of one response of an engine, and of one event of it. Four million tokens.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
@@ -220,7 +220,7 @@ impl Responses {
             let history = self
                 .history(&create.parent, &reader, Access::ReadOnly)
                 .await?;
-            let ids = Ids::random(request::random()?);
+            let ids = Ids::random(openai::random()?);
             let expanded = self.expand(&create, history, &ids, &reader).await?;
             let body = engine_body::body(&create, &expanded.input, "", salt, create.stream);
             let model = self.relay.names().canonical(&create.model);

@@ -9,12 +9,12 @@ use super::engine_call::collect;
 use super::history::Access;
 use super::item::Ids;
 use super::members::{self, Members};
-use super::request::{CreateRequest, random};
+use super::request::CreateRequest;
 use super::service::Responses;
-use crate::http;
 use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{ChatForm, ToolLoss};
+use crate::{http, openai};
 
 /// Asks the engine to answer without image data.
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
@@ -26,7 +26,7 @@ impl Responses {
         let history = self
             .history(&create.parent, &reader, Access::ReadOnly)
             .await?;
-        let ids = Ids::random(random()?);
+        let ids = Ids::random(openai::random()?);
         let expanded = self.expand(&create, history, &ids, &reader).await?;
         let tokens = self
             .prompt_tokens(request, &create, &expanded.input)

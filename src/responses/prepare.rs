@@ -7,14 +7,14 @@ use super::engine_input::EngineInput;
 use super::history::{History, MAX_HISTORY_BYTES};
 use super::input::{self, InputContext, NewInput};
 use super::item::Ids;
-use super::request::{self, CreateRequest, Parent};
+use super::request::{CreateRequest, Parent};
 use super::service::Responses;
 use super::template::ResponseMeta;
 use crate::ids::{ResponseId, Tenant};
-use crate::observe;
 use crate::openai::error::ApiError;
 use crate::relay::SummaryCell;
 use crate::store::Item;
+use crate::{observe, openai};
 
 /// The client includes this to get its state, and the model's reasoning, as state tokens.
 const STATE_INCLUDE: &str = "reasoning.encrypted_content";
@@ -96,7 +96,7 @@ impl Responses {
         has_record: bool,
         store: bool,
     ) -> Result<PreparedResponse, ApiError> {
-        let id = ResponseId::new(history.root, request::random()?);
+        let id = ResponseId::new(history.root, openai::random()?);
         let name = id.to_string();
         let ids = Ids::of(id);
         let ExpandedInput {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::Error;
+use super::error::Error;
 
 /// Pauses before a write is repeated: 2 s in all, about as long as a failover of the store.
 pub const PAUSES: [Duration; 3] = [

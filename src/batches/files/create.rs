@@ -14,11 +14,11 @@ use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord, UNCONFIRMED_LIMIT};
 use crate::batches::storage::StorageWriter;
-use crate::http;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{DocumentBounds, InsertOutcome};
+use crate::{http, openai};
 
 /// RFC 2046 has 70 characters.
 const MAX_BOUNDARY_BYTES: usize = 200;
@@ -87,7 +87,7 @@ impl Files {
             return Err(self.too_large());
         }
         let slot = self.enter(tenant)?;
-        let id = file::new_file_id(random()?);
+        let id = file::new_file_id(openai::random()?);
         let path = file::storage_path(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
         let writer = self.storage.writer(&path).await;
         let mut writer = writer.map_err(|error| self.storage_failed(&error))?;
@@ -302,11 +302,4 @@ pub(super) fn outcome_of(error: &ApiError) -> &'static str {
     } else {
         "refused"
     }
-}
-
-/// The random part of a new id, which nobody can guess.
-pub(in crate::batches) fn random() -> Result<u128, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(u128::from_ne_bytes(random))
 }
