@@ -33,11 +33,10 @@ pub fn object(record: &BatchRecord) -> Value {
 
 /// Anthropic's page of a list.
 pub fn list_object(records: &[BatchRecord], has_more: bool) -> Bytes {
-    let id = |record: Option<&BatchRecord>| record.map(|record| record.id.clone());
     let list = json!({
         "data": records.iter().map(object).collect::<Vec<_>>(),
-        "first_id": id(records.first()),
-        "last_id": id(records.last()),
+        "first_id": records.first().map(|record| &record.id),
+        "last_id": records.last().map(|record| &record.id),
         "has_more": has_more,
     });
     Bytes::from(list.to_string())

@@ -246,31 +246,25 @@ impl Reader {
     /// The end of a stream whose client has events that the store lost. The response goes on.
     fn lost(&self, last: Option<u64>) -> Vec<u8> {
         self.responses.background.metrics.readers_lost.inc();
-        let (kept, after) = match last {
-            Some(last) => (
-                format!("those up to {last}"),
-                format!("&starting_after={last}"),
-            ),
-            None => ("none".to_owned(), String::new()),
-        };
+        let kept = last.map_or("none".to_owned(), |last| format!("those up to {last}"));
+        let read_on = self.read_on(last);
         let message = format!(
-            "The store lost events of this response that were sent, and has {kept}: read on with GET /v1/responses/{}?stream=true{after}",
-            self.key.id
+            "The store lost events of this response that were sent, and has {kept}: {read_on}"
         );
         self.error_event("events_lost", &message, Some("starting_after"))
     }
 
     /// The end of a stream on a replica that is stopping, of a response that runs on another one.
     fn moved(&self) -> Vec<u8> {
-        let after = match self.position.after() {
-            Some(after) => format!("&starting_after={after}"),
-            None => String::new(),
-        };
-        let message = format!(
-            "This replica is stopping, and the response goes on: read on with GET /v1/responses/{}?stream=true{after}",
-            self.key.id
-        );
+        let read_on = self.read_on(self.position.after());
+        let message = format!("This replica is stopping, and the response goes on: {read_on}");
         self.error_event("router_draining", &message, None)
+    }
+
+    fn read_on(&self, after: Option<u64>) -> String {
+        let after = after.map_or(String::new(), |after| format!("&starting_after={after}"));
+        let id = self.key.id;
+        format!("read on with GET /v1/responses/{id}?stream=true{after}")
     }
 
     /// The final event of a response that was deleted while it was read.
