@@ -18,7 +18,7 @@ metric_table! {
             "Bytes of files, by direction: received from clients or sent to them.",
         deleted: counters "warmroute_batch_files_deleted_total" ["reason"]
             "Files that were deleted, by reason: client or expired.",
-        storage_errors: counter "warmroute_batch_storage_errors_total"
+        pub(super) storage_errors: counter "warmroute_batch_storage_errors_total"
             "Operations on files that failed because the storage could not be used; the log says why.",
     }
 }
