@@ -1,4 +1,5 @@
-//! What all OpenAI-compatible endpoints share: error bodies, tenants, metadata, inserting a field into a body.
+//! What all OpenAI-compatible endpoints share: error bodies, tenants, metadata, inserting a field into a body,
+//! random bits for ids.
 
 pub mod error;
 pub mod metadata;

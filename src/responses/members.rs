@@ -27,7 +27,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// As [`Self::parse`], where it does not matter what is wrong.
+    /// The members of an object as bytes; `None` if they are not one JSON object.
     pub(super) fn of_bytes(json: &'a [u8]) -> Option<Self> {
         Self::parse(std::str::from_utf8(json).ok()?).ok()
     }
@@ -129,7 +129,7 @@ pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     Scan::<true>::new(text).whole_list(Scan::value)
 }
 
-/// As [`list`], of bytes.
+/// The items of a JSON list as bytes; `None` if they are not a list.
 pub(super) fn list_of(json: &[u8]) -> Option<Vec<&str>> {
     list(std::str::from_utf8(json).ok()?)
 }

@@ -261,6 +261,7 @@ impl Reader {
         self.error_event("router_draining", &message, None)
     }
 
+    /// Tells the client how it reads on after this event.
     fn read_on(&self, after: Option<u64>) -> String {
         let after = after.map_or(String::new(), |after| format!("&starting_after={after}"));
         let id = self.key.id;
