@@ -302,10 +302,7 @@ impl RunState {
                 if is_short =>
             {
                 self.log.on_stored(*last);
-                self.phase = Phase::FailingInstead {
-                    reason: self.refused_end,
-                    keeps_output,
-                };
+                self.fail_instead(self.refused_end, keeps_output);
             }
             Ok(WriteOutcome::Gap { last }) => self.on_gap(*last),
             Ok(WriteOutcome::Duplicate { last }) => self.log.on_stored(*last),
