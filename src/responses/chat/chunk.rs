@@ -11,8 +11,8 @@ use crate::responses::members::{self, Members};
 
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
-    #[serde(borrow)]
     /// Nearly always one, or none.
+    #[serde(borrow)]
     pub(super) choices: Option<SmallVec<[Choice<'a>; 1]>>,
     #[serde(borrow)]
     pub(super) usage: Option<&'a RawValue>,
