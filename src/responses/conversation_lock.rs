@@ -133,14 +133,13 @@ async fn hold(
         }
     };
     let put = retry::until_known(|| {
-        let items = items.clone();
-        let Some(record) = &record else {
-            return store.commit(key, claim.token, items);
-        };
         let commit = Commit {
             conversation: key,
             token: claim.token,
-            items,
+            items: items.clone(),
+        };
+        let Some(record) = &record else {
+            return store.commit(commit);
         };
         let (response, record) = &**record;
         store.create_in_conversation(*response, record.clone(), commit)

@@ -162,14 +162,10 @@ impl Conversations for Redis {
             .meter(Op::RenewLock, move || self.take_lock(key, "renew", claim))
     }
 
-    fn commit(
-        &self,
-        key: ConversationKey,
-        token: IdempotencyToken,
-        items: Vec<Item>,
-    ) -> StoreFuture<'_, PutOutcome> {
+    fn commit(&self, commit: Commit) -> StoreFuture<'_, PutOutcome> {
         self.meters.meter(Op::Commit, move || {
-            self.put_items(key, PutKind::Commit, token, items, Bytes::new())
+            let (key, token) = (commit.conversation, commit.token);
+            self.put_items(key, PutKind::Commit, token, commit.items, Bytes::new())
         })
     }
 
