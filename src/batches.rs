@@ -33,7 +33,6 @@ pub mod output;
 mod paths;
 mod queued_tokens;
 mod records;
-mod repeat;
 pub mod room_gate;
 pub mod routes;
 mod runner;

@@ -282,8 +282,7 @@ macro_rules! rooted_id {
 
             fn from_str(text: &str) -> Result<Self, InvalidId> {
                 let digits = text.strip_prefix($prefix).ok_or(InvalidId)?;
-                let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-                if digits.len() != 48 || !digits.bytes().all(is_hex) {
+                if !is_hex(digits, 48) {
                     return Err(InvalidId);
                 }
                 let (root, own) = digits.split_at(16);
@@ -332,6 +331,12 @@ pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
         }
     }
     digits
+}
+
+/// Whether a text is so many hex digits, as [`hex`] writes them.
+pub fn is_hex(text: &str, digits: usize) -> bool {
+    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == digits && text.bytes().all(is_digit)
 }
 
 /// The bytes that hex digits, of either case, stand for.

@@ -54,8 +54,6 @@ pub mod websocket;
 
 use std::sync::Arc;
 
-use hyper::Response;
-
 pub use self::chat::{
     ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
     converted as converted_chat,
@@ -66,9 +64,8 @@ pub(crate) use self::routes::{Endpoint, RouteMatch, route};
 pub use self::service::{Counts, Responses};
 pub use self::settings::{CompactSettings, Mode, OnStoreDown, Settings};
 pub use self::websocket::Settings as WebsocketSettings;
-use crate::http;
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::ApiError;
+use crate::openai::error::Answer;
 
 impl Responses {
     /// `reserved`: the memory of the request's body, which grows by what the body refers to.
@@ -77,7 +74,7 @@ impl Responses {
         endpoint: &Endpoint,
         request: &ClientRequest<'_>,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let tenant = request.admitted.tenant;
         match endpoint {
             Endpoint::Create => self.create(request, reserved).await,

@@ -19,6 +19,7 @@ pub mod outbox;
 mod ownership;
 pub mod record;
 pub mod redis;
+pub mod repeat;
 mod response_store;
 mod settings;
 mod status;

@@ -99,6 +99,16 @@ pub struct LineCounts {
     pub failed: u32,
 }
 
+impl LineCounts {
+    /// One line.
+    pub fn one(is_ok: bool) -> Self {
+        Self {
+            completed: u32::from(is_ok),
+            failed: u32::from(!is_ok),
+        }
+    }
+}
+
 impl AddAssign for LineCounts {
     fn add_assign(&mut self, other: Self) {
         self.completed = self.completed.saturating_add(other.completed);

@@ -1,7 +1,6 @@
 //! OpenAI's endpoints of batches, and what Anthropic's share with them.
 
 use bytes::Bytes;
-use hyper::Response;
 use tracing::info;
 
 use super::batch::BatchRecord;
@@ -17,18 +16,14 @@ use super::service::{BatchCaller, Batches, key_of, random_id};
 use super::works::StopWork;
 use crate::http;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
 
 impl Batches {
     /// `POST /v1/batches`.
-    pub(super) async fn create(
-        &self,
-        caller: BatchCaller<'_>,
-        body: &Bytes,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn create(&self, caller: BatchCaller<'_>, body: &Bytes) -> Answer {
         // The input is kept for as long as the batch, and was uploaded before it.
         let create = CreateBatch::read(body, self.settings.retention / 2)?;
         let id = &create.input_file_id;
@@ -65,17 +60,12 @@ impl Batches {
     }
 
     /// `DELETE /v1/files/{id}`. A file that a batch has yet to read stays.
-    pub(super) async fn delete_file(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn delete_file(&self, tenant: Tenant, id: &str) -> Answer {
         let file = self.files.record(tenant, id).await?;
         if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
             let reads =
                 |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
-            let reader = self.find(tenant, Order::NewestFirst, reads).await;
-            if let Some(key) = reader.map_err(|error| ApiError::of_store(&error))? {
+            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
                 return Err(ApiError::file_in_use(id, &key.id));
             }
         }
@@ -83,37 +73,22 @@ impl Batches {
     }
 
     /// `GET /v1/batches`.
-    pub(super) async fn list(
-        &self,
-        tenant: Tenant,
-        query: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn list(&self, tenant: Tenant, query: &str) -> Answer {
         let query = ListQuery::read(ListOf::Batches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::OpenAi, &query).await?;
         Ok(http::json(object::list_object(&records, has_more)))
     }
 
     /// `GET /v1/batches/{id}`.
-    pub(super) async fn get(
-        &self,
-        tenant: Tenant,
-        flavor: Flavor,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, flavor, id).await?;
+    pub(super) async fn get(&self, tenant: Tenant, flavor: Flavor, id: &str) -> Answer {
+        let record = self.existing(tenant, flavor, id).await?;
         Ok(http::json(record.object()))
     }
 
     /// `POST /v1/batches/{id}/cancel`.
-    pub(super) async fn cancel(
-        &self,
-        tenant: Tenant,
-        flavor: Flavor,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn cancel(&self, tenant: Tenant, flavor: Flavor, id: &str) -> Answer {
         let key = key_of(tenant, flavor, id)?;
-        let changed = self.records.change(&key, BatchRecord::cancel).await;
-        match changed.map_err(|error| ApiError::of_store(&error))? {
+        match self.records.change(&key, BatchRecord::cancel).await? {
             Changed::Done(record) => {
                 // What runs here stops at once, and elsewhere within half a second.
                 let is_stopping = record.is_stopping(self.now_ms());

@@ -149,9 +149,8 @@ pub fn new_file_id(random: u128) -> String {
 
 /// Whether a text is an id that [`new_file_id`] could have made. Any other text is no part of a path or a key.
 pub fn is_file_id(text: &str) -> bool {
-    let digits = text.strip_prefix(ID_PREFIX).unwrap_or_default();
-    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    digits.len() == ID_DIGITS && digits.bytes().all(is_digit)
+    text.strip_prefix(ID_PREFIX)
+        .is_some_and(|digits| ids::is_hex(digits, ID_DIGITS))
 }
 
 /// Where the bytes of a file lie. `None` if `id` is no id of a file.
@@ -161,11 +160,7 @@ pub fn storage_path(tenant: Tenant, id: &str) -> Option<String> {
 
 /// The key of a file's record. `None` if `id` is no id of a file.
 pub fn document_key(tenant: Tenant, id: &str) -> Option<DocumentKey> {
-    is_file_id(id).then(|| DocumentKey {
-        collection: Collection::Files,
-        tenant,
-        id: id.to_owned(),
-    })
+    is_file_id(id).then(|| DocumentKey::new(Collection::Files, tenant, id))
 }
 
 /// A name as a record has it: what a client sent, without control characters and not longer than file systems take.

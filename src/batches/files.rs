@@ -11,7 +11,6 @@
 mod content;
 mod create;
 mod form;
-mod list;
 mod metrics;
 mod pieces;
 mod requests;

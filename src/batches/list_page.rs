@@ -33,8 +33,7 @@ pub(super) async fn list_page<T>(
             limit: query.limit.clamp(MIN_FETCHED, MAX_FETCHED),
             order: query.order,
         };
-        let listed = store.documents(collection, tenant, page).await;
-        let listed = listed.map_err(|error| ApiError::of_store(&error))?;
+        let listed = store.documents(collection, tenant, page).await?;
         if listed.is_unknown && is_first {
             return Err(query.unknown());
         }
@@ -65,7 +64,7 @@ pub(super) async fn list_page<T>(
     }
     if found.is_empty() {
         let reason = "too many records of this list are left out, one after the other";
-        return Err(ApiError::of_store(&store::Error::Unreadable(reason.into())));
+        return Err(store::Error::Unreadable(reason.into()).into());
     }
     Ok((found, true))
 }

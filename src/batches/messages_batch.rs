@@ -12,15 +12,11 @@ use super::batch::{BatchRecord, BatchStatus, Ending, RequestCounts};
 /// The last second of the year 9999: later times have no RFC 3339 text.
 const LAST_MS: u64 = 253_402_300_799_000;
 
-/// The path of a batch's results. The object has no host in its `results_url`: the SDKs then ask the router that they
-/// asked for the object, by the same name.
-pub fn results_path(id: &str) -> String {
-    format!("/v1/messages/batches/{id}/results")
-}
-
 /// Anthropic's `MessageBatch`.
 pub fn object(record: &BatchRecord) -> Value {
     let has_results = record.status.is_terminal() && record.output_file_id.is_some();
+    // Without a host: the SDKs then ask the router that they asked for the object, by the same name.
+    let results = has_results.then(|| format!("/v1/messages/batches/{}/results", record.id));
     json!({
         "id": record.id,
         "type": "message_batch",
@@ -31,17 +27,16 @@ pub fn object(record: &BatchRecord) -> Value {
         "ended_at": record.ended_ms().map(time_text),
         "cancel_initiated_at": record.cancelling_ms.map(time_text),
         "archived_at": null,
-        "results_url": has_results.then(|| results_path(&record.id)),
+        "results_url": results,
     })
 }
 
 /// Anthropic's page of a list.
 pub fn list_object(records: &[BatchRecord], has_more: bool) -> Bytes {
-    let id = |record: Option<&BatchRecord>| record.map(|record| record.id.clone());
     let list = json!({
         "data": records.iter().map(object).collect::<Vec<_>>(),
-        "first_id": id(records.first()),
-        "last_id": id(records.last()),
+        "first_id": records.first().map(|record| &record.id),
+        "last_id": records.last().map(|record| &record.id),
         "has_more": has_more,
     });
     Bytes::from(list.to_string())

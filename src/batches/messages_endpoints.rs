@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Response;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use tokio::sync::oneshot;
 
@@ -16,7 +15,7 @@ use super::paths;
 use super::service::{BatchCaller, Batches, key_of, random_id};
 use crate::http;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::DocumentKey;
 
 /// Anthropic's window, which no client chooses.
@@ -28,9 +27,9 @@ impl Batches {
         self: &Arc<Self>,
         caller: BatchCaller<'_>,
         upload: FileUpload<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let id = random_id(Flavor::Messages)?;
-        let path = paths::own_input(&id);
+        let path = paths::own(&id, paths::OWN_INPUT);
         let received = self.files.receive_requests(caller.tenant, upload, &path);
         let received = received.await?;
         let retention = self.settings.retention;
@@ -88,23 +87,15 @@ impl Batches {
     }
 
     /// `GET /v1/messages/batches`.
-    pub(super) async fn list_of_messages(
-        &self,
-        tenant: Tenant,
-        query: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn list_of_messages(&self, tenant: Tenant, query: &str) -> Answer {
         let query = ListQuery::read(ListOf::MessageBatches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::Messages, &query).await?;
         Ok(http::json(messages_batch::list_object(&records, has_more)))
     }
 
     /// `DELETE /v1/messages/batches/{id}`.
-    pub(super) async fn delete_of_messages(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+    pub(super) async fn delete_of_messages(&self, tenant: Tenant, id: &str) -> Answer {
+        let record = self.existing(tenant, Flavor::Messages, id).await?;
         if let Some(why) = messages_batch::undeletable(&record) {
             return Err(ApiError::batch_not_ended(why));
         }
@@ -113,19 +104,15 @@ impl Batches {
     }
 
     /// `GET /v1/messages/batches/{id}/results`.
-    pub(super) async fn results(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
-        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+    pub(super) async fn results(&self, tenant: Tenant, id: &str) -> Answer {
+        let record = self.existing(tenant, Flavor::Messages, id).await?;
         if !record.status.is_terminal() {
             return Err(ApiError::batch_not_ended("it has no results"));
         }
         let path = match record.output_file_id.as_deref() {
             None => return Err(ApiError::no_batch_results(id)),
-            Some(paths::OWN_ERRORS) => paths::own_errors(id),
-            Some(_) => paths::own_results(id),
+            Some(paths::OWN_ERRORS) => paths::own(id, paths::OWN_ERRORS),
+            Some(_) => paths::own(id, paths::OWN_RESULTS),
         };
         let gone = ApiError::unknown_batch(id);
         let mut answer = self.files.stored(&path, gone).await?;

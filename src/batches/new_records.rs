@@ -9,13 +9,13 @@ use super::batch::BatchRecord;
 use super::line::Flavor;
 use super::paths;
 use super::records::{Changed, Records};
-use super::repeat::{repeat, until_known};
 use super::service::Batches;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{DocumentBounds, DocumentKey, InsertOutcome, NewDocument};
+use crate::store::repeat::{repeat, until_known};
 
 /// Before a batch is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(250);
@@ -45,11 +45,10 @@ impl Batches {
         loop {
             // The same id and the same value: it may be repeated.
             let insert = || self.store.insert_document(key.clone(), new.clone(), bounds);
-            let inserted = until_known(insert).await;
-            match inserted.map_err(|error| ApiError::of_store(&error))? {
+            match until_known(insert).await? {
                 InsertOutcome::Done => return Ok(()),
                 // The id is random.
-                InsertOutcome::Exists => return Err(ApiError::of_store(&store::Error::Exists)),
+                InsertOutcome::Exists => return Err(store::Error::Exists.into()),
                 InsertOutcome::TooMany if self.make_room(key.tenant).await? => {
                     bound("ended_batches");
                 }
@@ -89,7 +88,7 @@ impl Batches {
                 error
             }
         };
-        Err(ApiError::of_store(&error))
+        Err(error.into())
     }
 
     /// Removes the oldest of a tenant's batches that has ended, which no client of OpenAI's API can. Its files of
@@ -99,8 +98,7 @@ impl Batches {
         let may_go = |record: &BatchRecord| {
             record.flavor == Flavor::OpenAi && record.status.is_terminal() && record.webhooks_sent
         };
-        let found = self.find(tenant, Order::OldestFirst, may_go).await;
-        let Some(key) = found.map_err(|error| ApiError::of_store(&error))? else {
+        let Some(key) = self.find(tenant, Order::OldestFirst, may_go).await? else {
             return Ok(false);
         };
         info!(
@@ -117,9 +115,7 @@ impl Batches {
         let deleted = self.storage.delete_all(&paths::folder(&key.id)).await;
         deleted.map_err(|error| self.storage_failed(&error))?;
         let removed = self.store.remove_document(key, None).await;
-        removed
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))
+        Ok(removed.map(drop)?)
     }
 }
 

@@ -20,12 +20,11 @@ impl BatchRecord {
 
 /// OpenAI's page of a list.
 pub fn list_object(records: &[BatchRecord], has_more: bool) -> Bytes {
-    let id = |record: Option<&BatchRecord>| record.map(|record| record.id.clone());
     let list = json!({
         "object": "list",
         "data": records.iter().map(openai_object).collect::<Vec<_>>(),
-        "first_id": id(records.first()),
-        "last_id": id(records.last()),
+        "first_id": records.first().map(|record| &record.id),
+        "last_id": records.last().map(|record| &record.id),
         "has_more": has_more,
     });
     Bytes::from(list.to_string())

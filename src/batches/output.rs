@@ -330,10 +330,7 @@ impl Assembler {
         if let Some(word) = self.has_result.get_mut(word) {
             *word |= bit;
         }
-        self.counts += LineCounts {
-            completed: u32::from(found.is_ok),
-            failed: u32::from(!found.is_ok),
-        };
+        self.counts += LineCounts::one(found.is_ok);
         self.usage += found.usage;
         true
     }

@@ -3,13 +3,14 @@
 use super::batch::BatchRecord;
 use super::file;
 use super::line::Flavor;
-use crate::ids::Tenant;
+use crate::ids::{self, Tenant};
 
 /// What the record of a batch of Messages has in place of a file's id: such a batch has no files, and its input and
 /// results lie among what goes with it.
 pub(super) const OWN_INPUT: &str = "input.jsonl";
 pub(super) const OWN_RESULTS: &str = "results.jsonl";
-/// In place of the results of such a batch that has failed as a whole.
+/// In place of the results of such a batch that has failed as a whole. It is another object: a replica that has lost
+/// the batch may write it at any time.
 pub(super) const OWN_ERRORS: &str = "errors.jsonl";
 
 const SHARDS: &str = "shards.json";
@@ -40,27 +41,16 @@ pub(super) fn part(batch: &str, shard: u32, writer: u64, number: u32) -> String 
     format!("batches/{batch}/{PARTS}/{shard:06}/{writer:016x}-{number:06}.jsonl")
 }
 
-/// The input of a batch of Messages.
-pub(super) fn own_input(batch: &str) -> String {
-    format!("batches/{batch}/{OWN_INPUT}")
-}
-
-/// The results of a batch of Messages.
-pub(super) fn own_results(batch: &str) -> String {
-    format!("batches/{batch}/{OWN_RESULTS}")
-}
-
-/// The results of a batch that has failed as a whole. It is another object: a replica that
-/// has lost the batch may write it at any time.
-pub(super) fn own_errors(batch: &str) -> String {
-    format!("batches/{batch}/{OWN_ERRORS}")
+/// An object of a batch of Messages: [`OWN_INPUT`], [`OWN_RESULTS`] or [`OWN_ERRORS`].
+pub(super) fn own(batch: &str, name: &str) -> String {
+    format!("batches/{batch}/{name}")
 }
 
 /// The input of a batch. `None` if its record names no file.
 pub(super) fn input(tenant: Tenant, record: &BatchRecord) -> Option<String> {
     match record.flavor {
         Flavor::OpenAi => file::storage_path(tenant, &record.input_file_id),
-        Flavor::Messages => Some(own_input(&record.id)),
+        Flavor::Messages => Some(own(&record.id, OWN_INPUT)),
     }
 }
 
@@ -88,9 +78,8 @@ pub(super) fn is_batch_id(flavor: Flavor, text: &str) -> bool {
         Flavor::OpenAi => "batch_",
         Flavor::Messages => "msgbatch_",
     };
-    let digits = text.strip_prefix(prefix).unwrap_or_default();
-    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    digits.len() == 32 && digits.bytes().all(is_digit)
+    text.strip_prefix(prefix)
+        .is_some_and(|digits| ids::is_hex(digits, 32))
 }
 
 #[cfg(test)]
@@ -123,9 +112,9 @@ mod tests {
             file,
             shards(&id),
             part(&id, 1, 2, 3),
-            own_input(&id),
-            own_results(&id),
-            own_errors(&id),
+            own(&id, OWN_INPUT),
+            own(&id, OWN_RESULTS),
+            own(&id, OWN_ERRORS),
         ];
         for path in paths {
             assert!(is_object(&path), "{path}");

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::Response;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
@@ -29,11 +28,11 @@ use crate::http::io_threads::IoThreads;
 use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{Collection, DocumentKey};
 use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
 use crate::store::{OpenStore, ResponseStore};
-use crate::{http, observe, store};
+use crate::{observe, openai, store};
 
 /// Renewed three times in it, so that a slow store costs none.
 const LEASE: Duration = Duration::from_secs(30);
@@ -158,7 +157,7 @@ impl Batches {
         caller: BatchCaller<'_>,
         query: &str,
         body: &Bytes,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let (tenant, openai, messages) = (caller.tenant, Flavor::OpenAi, Flavor::Messages);
         self.check_storage(endpoint).await?;
         match endpoint {
@@ -188,7 +187,7 @@ impl Batches {
         endpoint: &BatchEndpoint,
         caller: BatchCaller<'_>,
         upload: FileUpload<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         self.check_storage(endpoint).await?;
         if *endpoint == BatchEndpoint::CreateOfMessages {
             return self.create_of_messages(caller, upload).await;
@@ -202,13 +201,11 @@ impl Batches {
         tenant: Tenant,
         flavor: Flavor,
         id: &str,
-    ) -> Result<(BatchRecord, u64), ApiError> {
-        let key = key_of(tenant, flavor, id)?;
-        let found = self.records.read(&key).await;
-        found
-            .map_err(|error| ApiError::of_store(&error))?
-            .filter(|(record, _)| !record.is_unconfirmed)
-            .ok_or_else(|| ApiError::unknown_batch(id))
+    ) -> Result<BatchRecord, ApiError> {
+        match self.records.read(&key_of(tenant, flavor, id)?).await? {
+            Some((record, _)) if !record.is_unconfirmed => Ok(record),
+            _ => Err(ApiError::unknown_batch(id)),
+        }
     }
 
     /// Has the end of a batch reported, and takes note of that. A report that failed is made later, by any replica; so
@@ -317,26 +314,16 @@ pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Result<Documen
     if !paths::is_batch_id(flavor, id) {
         return Err(ApiError::unknown_batch(id));
     }
-    Ok(DocumentKey {
-        collection: Collection::Batches,
-        tenant,
-        id: id.to_owned(),
-    })
+    Ok(DocumentKey::new(Collection::Batches, tenant, id))
 }
 
 /// A batch of the default tenant, whatever its id.
 #[cfg(test)]
 pub(super) fn batch_key(id: &str) -> DocumentKey {
-    DocumentKey {
-        collection: Collection::Batches,
-        tenant: Tenant::default(),
-        id: id.to_owned(),
-    }
+    DocumentKey::new(Collection::Batches, Tenant::default(), id)
 }
 
 /// The id of a new batch, which nobody can guess.
 pub(super) fn random_id(flavor: Flavor) -> Result<String, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(new_batch_id(flavor, u128::from_ne_bytes(random)))
+    Ok(new_batch_id(flavor, openai::random()?))
 }

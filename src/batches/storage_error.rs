@@ -28,26 +28,19 @@ impl StorageError {
     }
 }
 
-/// Whether S3 has answered that a request is wrong. `object_store` has the status and S3's code only in its text.
-fn is_bad_request(error: &object_store::Error) -> bool {
-    error.to_string().contains("status code: 400 ")
-}
-
-/// Whether the answer is that to a retry. `object_store` has that only in its text.
-fn was_retried(error: &object_store::Error) -> bool {
-    error.to_string().contains("max_retries:")
-}
-
 impl From<object_store::Error> for StorageError {
     fn from(error: object_store::Error) -> Self {
+        // `object_store` has S3's status and code, and whether the answer is that to a retry, only in its text.
+        let text = error.to_string();
         match error {
             object_store::Error::NotFound { .. } => Self::NotFound,
             // An earlier try may have been done.
-            tried if was_retried(&tried) => Self::Failed(tried.to_string()),
+            _ if text.contains("max_retries:") => Self::Failed(text),
             object_store::Error::PermissionDenied { .. }
-            | object_store::Error::Unauthenticated { .. } => Self::Refused(error.to_string()),
-            wrong if is_bad_request(&wrong) => Self::Refused(wrong.to_string()),
-            other => Self::Failed(other.to_string()),
+            | object_store::Error::Unauthenticated { .. } => Self::Refused(text),
+            // The request was wrong.
+            _ if text.contains("status code: 400 ") => Self::Refused(text),
+            _ => Self::Failed(text),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! replica has for itself has no such marker, and neither has the mount point of a mount that was lost: what is missing
 //! there is not gone.
 
+use crate::ids;
+
 /// Where markers lie.
 pub(super) const MARKERS: &str = "storage/";
 
@@ -18,9 +20,7 @@ impl StorageId {
 
     /// `None`: the text is no id of a storage.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-        let is_id = text.len() == 32 && text.bytes().all(is_digit);
-        is_id.then(|| Self(text.to_owned()))
+        ids::is_hex(text, 32).then(|| Self(text.to_owned()))
     }
 
     pub(super) fn as_str(&self) -> &str {

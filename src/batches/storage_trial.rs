@@ -57,7 +57,11 @@ impl Batches {
                 return false;
             }
         }
-        let is_usable = self.try_identity().await;
+        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
+        if let Err(error) = asked {
+            self.failed("storage of batches cannot be used", &error);
+        }
+        let is_usable = self.is_storage_usable();
         self.try_operation(StorageOperation::Delete).await && is_usable
     }
 
@@ -66,14 +70,6 @@ impl Batches {
         let tried = self.in_time(operation, trial).await;
         self.on_trial(operation, &tried);
         tried.is_ok()
-    }
-
-    async fn try_identity(&self) -> bool {
-        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
-        if let Err(error) = asked {
-            self.failed("storage of batches cannot be used", &error);
-        }
-        self.is_storage_usable()
     }
 
     /// Waits for a trial. One that takes too long has failed meanwhile.
@@ -141,8 +137,7 @@ impl Batches {
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
         if !self.files.clock.is_compared() {
             // A request has come before the first look for work, which compares it as well.
-            let compared = self.checked_ms().await;
-            compared.map_err(|error| ApiError::of_store(&error))?;
+            self.checked_ms().await?;
         }
         let is_creation = matches!(
             endpoint,
@@ -277,9 +272,5 @@ impl Batches {
 
 /// The document with the id of the storage. It stays for as long as the store has its data.
 fn identity_key() -> DocumentKey {
-    DocumentKey {
-        collection: Collection::Storage,
-        tenant: Tenant::tagged(0),
-        id: "identity".to_owned(),
-    }
+    DocumentKey::new(Collection::Storage, Tenant::tagged(0), "identity")
 }

@@ -32,6 +32,9 @@ pub const CUTS_CONNECTIONS: &str = "engine_connection_cut";
 /// Milliseconds; OpenAI's SDKs read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
+/// What a client gets: an answer, or an error that the router writes.
+pub type Answer = Result<Response<http::Body>, ApiError>;
+
 /// An error response that the router itself writes.
 #[derive(Debug)]
 pub struct ApiError {

@@ -20,7 +20,7 @@ pub fn without_billing_header(body: &Bytes) -> Option<Bytes> {
     HEADER.find(body)?;
     #[derive(Deserialize)]
     struct Body<'a> {
-        #[serde(default, borrow)]
+        #[serde(borrow)]
         system: Option<&'a RawValue>,
     }
     let whole: Body<'_> = serde_json::from_slice(body).ok()?;
@@ -75,7 +75,7 @@ fn is_header(block: &str) -> bool {
     struct Block<'a> {
         #[serde(rename = "type", borrow)]
         kind: Cow<'a, str>,
-        #[serde(default, borrow)]
+        #[serde(borrow)]
         text: Option<Cow<'a, str>>,
     }
     serde_json::from_str::<Block<'_>>(block).is_ok_and(|block| {

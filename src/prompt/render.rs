@@ -159,10 +159,8 @@ impl Renderer {
                 )));
             }
         }
-        let template = match arguments.get("tools") {
-            Some(_) => self.templates.with_tools.as_ref(),
-            None => None,
-        };
+        let with_tools = self.templates.with_tools.as_ref();
+        let template = arguments.get("tools").and(with_tools);
         let template = template
             .or(self.templates.plain.as_ref())
             .ok_or(TokenizeError::Api)?;

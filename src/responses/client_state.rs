@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 use super::item::{self, Ids};
-use super::members::{self, Members, put, put_text};
+use super::members::{self, Members, put, put_string, put_text};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::state_token::{self, Content, KeyRing, Kind, Payload, TooLarge, Verified};
@@ -155,8 +155,7 @@ impl StateSigner {
         let text = std::str::from_utf8(item).ok()?;
         let token = self.sign(Kind::Reasoning, &format!("[{text}]"))?;
         let mut out = item.strip_suffix(b"}")?.to_vec();
-        put(&mut out, "encrypted_content", "");
-        put_text(&mut out, &token);
+        put_string(&mut out, "encrypted_content", &token);
         out.push(b'}');
         Some(out)
     }
@@ -169,8 +168,7 @@ impl StateSigner {
         let mut item = br#"{"id":"#.to_vec();
         put_text(&mut item, id);
         put(&mut item, "type", "\"compaction\"");
-        put(&mut item, "encrypted_content", "");
-        put_text(&mut item, &token);
+        put_string(&mut item, "encrypted_content", &token);
         item.push(b'}');
         Some(item)
     }
@@ -185,8 +183,7 @@ impl StateSigner {
         let mut done = added.clone();
         put(&mut added, "encrypted_content", "null");
         added.push(b'}');
-        put(&mut done, "encrypted_content", "");
-        put_text(&mut done, &token);
+        put_string(&mut done, "encrypted_content", &token);
         done.push(b'}');
         Some(StateItem { added, done })
     }

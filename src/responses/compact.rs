@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::Response;
 use tracing::warn;
 
 use super::client_request::ClientRequest;
@@ -15,18 +14,18 @@ use super::engine_call::collect;
 use super::history::Access;
 use super::http_response::mark_degraded;
 use super::item::{Ids, is_user_message, joined_text, prefix};
-use super::members::{self, Members, put, put_comma, put_string, put_text};
+use super::members::{self, Members, put, put_comma, put_number, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
-use super::request::{CreateRequest, Parent, random};
+use super::request::{CreateRequest, Parent};
 use super::service::Responses;
 use super::{engine_body, retry};
-use crate::http;
 use crate::ids::{ResponseId, Root};
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::record::{Content, InitialState};
 use crate::store::{IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status};
+use crate::{http, openai};
 
 /// What the summary begins with when it is sent to a model again.
 pub(super) const LEAD_IN: &str = "Summary of the conversation so far:\n";
@@ -47,7 +46,7 @@ impl Responses {
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let create = CreateRequest::read_without_required(&request.body)?;
         if create.model.is_empty() {
             return Err(ApiError::missing_parameter("model"));
@@ -73,7 +72,7 @@ impl Responses {
             .history(&create.parent, &reader, Access::Compaction)
             .await?;
         // A chain of its own: what it replaces is not read again.
-        let id = ResponseId::new(Root(fastrand::u64(..)), random()?);
+        let id = ResponseId::new(Root(fastrand::u64(..)), openai::random()?);
         let ids = Ids::of(id);
         let expanded = self
             .expand(&create, history, &ids, &reader, Some(reserved))
@@ -222,7 +221,7 @@ fn head(id: &str, created_at: u64, usage: Option<&Usage>) -> Vec<u8> {
     let mut out = br#"{"id":"#.to_vec();
     put_text(&mut out, id);
     put_string(&mut out, "object", OBJECT);
-    put(&mut out, "created_at", &created_at.to_string());
+    put_number(&mut out, "created_at", created_at);
     put(&mut out, "usage", "");
     usage.copied().unwrap_or_default().write(&mut out);
     out.push(b'}');

@@ -33,11 +33,9 @@ enum End {
         items: Vec<Item>,
         done: oneshot::Sender<Result<PutOutcome, store::Error>>,
     },
-    Release {
-        done: oneshot::Sender<()>,
-    },
-    /// Another owner continues it with its token.
-    Leave {
+    NoCommit {
+        /// Otherwise another owner continues it with its token.
+        unlocks: bool,
         done: oneshot::Sender<()>,
     },
 }
@@ -122,12 +120,10 @@ async fn hold(
             items,
             done,
         }) => (record, items, done),
-        Ok(End::Release { done }) => {
-            unlock(&store, key, claim.token).await;
-            let _ = done.send(());
-            return;
-        }
-        Ok(End::Leave { done }) => {
+        Ok(End::NoCommit { unlocks, done }) => {
+            if unlocks {
+                unlock(&store, key, claim.token).await;
+            }
             let _ = done.send(());
             return;
         }
@@ -137,14 +133,13 @@ async fn hold(
         }
     };
     let put = retry::until_known(|| {
-        let items = items.clone();
-        let Some(record) = &record else {
-            return store.commit(key, claim.token, items);
-        };
         let commit = Commit {
             conversation: key,
             token: claim.token,
-            items,
+            items: items.clone(),
+        };
+        let Some(record) = &record else {
+            return store.commit(commit);
         };
         let (response, record) = &**record;
         store.create_in_conversation(*response, record.clone(), commit)
@@ -194,16 +189,17 @@ impl ConversationLock {
 
     /// Stops renewing the lock without unlocking: it goes on for another holder of the token, or until its lease ends.
     pub(super) async fn leave(self) {
-        let (done, is_done) = oneshot::channel();
-        if self.end.send(End::Leave { done }).is_ok() {
-            let _ = is_done.await;
-        }
+        self.end(false).await;
     }
 
     /// Unlocks the conversation and waits for it, so that a client that retries after an error finds it unlocked.
     pub(super) async fn release(self) {
+        self.end(true).await;
+    }
+
+    async fn end(self, unlocks: bool) {
         let (done, is_done) = oneshot::channel();
-        if self.end.send(End::Release { done }).is_ok() {
+        if self.end.send(End::NoCommit { unlocks, done }).is_ok() {
             let _ = is_done.await;
         }
     }

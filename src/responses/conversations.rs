@@ -1,7 +1,5 @@
 //! `/v1/conversations`: lists of items to which responses are appended, one at a time.
 
-use hyper::Response;
-
 use super::client_request::ClientRequest;
 use super::input::{InputContext, NewInput, ReferencedItems};
 use super::item::Ids;
@@ -12,7 +10,7 @@ use super::request as request_body;
 use super::retry;
 use super::service::Responses;
 use crate::ids::{ConversationId, Root, Tenant};
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::{
     self, ConversationKey, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, NewConversation,
     Page, PutOutcome,
@@ -21,8 +19,6 @@ use crate::{http, observe, openai};
 
 /// Items in one request.
 const ITEMS_MAX: usize = 20;
-
-type Answer = Result<Response<http::Body>, ApiError>;
 
 impl Responses {
     pub(super) async fn create_conversation(&self, request: &ClientRequest<'_>) -> Answer {
@@ -35,7 +31,7 @@ impl Responses {
         let members = request_body::parse(body)?;
         let metadata = metadata(&members)?;
         let items = self.read_items(request, &members)?;
-        let id = ConversationId::new(Root(fastrand::u64(..)), request_body::random()?);
+        let id = ConversationId::new(Root(fastrand::u64(..)), openai::random()?);
         let mut object = br#"{"id":"#.to_vec();
         put_text(&mut object, &id.to_string());
         put(&mut object, "object", "\"conversation\"");
@@ -176,7 +172,7 @@ impl Responses {
             Some(Some(_)) | None => {}
         }
         let context = InputContext {
-            ids: &Ids::random(request_body::random()?),
+            ids: &Ids::random(openai::random()?),
             referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
             reader: &self.state_reader(request.admitted.tenant, ""),

@@ -19,18 +19,18 @@ use super::members::{self, Members};
 use super::object::with_output;
 use super::outcome::Outcome;
 use super::prepare::PreparedResponse;
-use super::request::{self, CreateRequest, Truncation};
+use super::request::{CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
 use super::{engine_body, engine_error, inline_compaction, stream, truncation};
-use crate::http;
 use crate::ids::Tenant;
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{self, ServedBy};
 use crate::store::ResponseKey;
+use crate::{http, openai};
 
 /// Of one response of an engine, and of one event of it. Four million tokens.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
@@ -40,7 +40,7 @@ impl Responses {
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let mut create = CreateRequest::read(&request.body)?;
         let generates = request.turn.is_none_or(|turn| turn.generates);
         // A client that has no input yet may send its tools and instructions ahead.
@@ -101,7 +101,7 @@ impl Responses {
         lock: &mut Option<ConversationLock>,
         is_stored: bool,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let salt = request.salt(create)?;
         let mut prepared = self
             .prepare(create, history, reader, is_stored, is_stored, reserved)
@@ -233,7 +233,7 @@ impl Responses {
             let history = self
                 .history(&create.parent, &reader, Access::ReadOnly)
                 .await?;
-            let ids = Ids::random(request::random()?);
+            let ids = Ids::random(openai::random()?);
             let expanded = self.expand(&create, history, &ids, &reader, None).await?;
             let body = engine_body::body(&create, &expanded.input, "", salt, create.stream);
             let model = self.relay.names().canonical(&create.model);
@@ -256,7 +256,7 @@ impl Responses {
         mut input: Vec<u8>,
         id: &str,
         salt: Option<&str>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         loop {
             let body = engine_body::body(create, &input, id, salt, create.stream);
             let error = match self.ask_response(call, body).await {

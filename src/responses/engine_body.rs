@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::member_table::{ALLOWED_TOOLS, member};
-use super::members::{Members, put, put_read, put_text, quoted};
+use super::members::{Members, put, put_number, put_read, put_string, quoted};
 use super::request::CreateRequest;
 use super::template::tool_choice;
 
@@ -35,8 +35,7 @@ pub(super) fn summary_body(
 ) -> Bytes {
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
-    put(&mut out, "request_id", "");
-    put_text(&mut out, id);
+    put_string(&mut out, "request_id", id);
     for (name, value) in create.members.iter() {
         if member(name).is_none_or(|member| member.to_summary) {
             put_read(&mut out, name, value);
@@ -45,11 +44,7 @@ pub(super) fn summary_body(
     if create.members.get("tools").is_some_and(|raw| raw != "[]") {
         put(&mut out, "tool_choice", "\"none\"");
     }
-    put(
-        &mut out,
-        "max_output_tokens",
-        &max_output_tokens.to_string(),
-    );
+    put_number(&mut out, "max_output_tokens", max_output_tokens);
     put(&mut out, "store", "false");
     finish(out, input, salt)
 }
@@ -78,8 +73,7 @@ pub(super) fn body(
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
     if !id.is_empty() {
-        put(&mut out, "request_id", "");
-        put_text(&mut out, id);
+        put_string(&mut out, "request_id", id);
     }
     for (name, value) in create.members.iter() {
         match name {

@@ -14,7 +14,7 @@ use super::engine_error;
 use super::http_response::mark_tools_left_out;
 use super::service::Responses;
 use crate::http;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::prompt::{self, Api};
 use crate::relay::{self, AnsweredAsChat, BatchLine, ChatForm, NotConvertible, ToolLoss};
 
@@ -49,11 +49,7 @@ impl Responses {
 }
 
 impl Responses {
-    pub(super) async fn ask_response(
-        &self,
-        call: &EngineCall<'_>,
-        body: Bytes,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn ask_response(&self, call: &EngineCall<'_>, body: Bytes) -> Answer {
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -80,7 +76,7 @@ impl Responses {
         call: &EngineCall<'_>,
         answer: Response<http::Body>,
         native: &[u8],
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let (mut head, engine) = answer.into_parts();
         if !is_events(&head.headers) {
             return Err(ApiError::invalid_engine_response(
@@ -111,7 +107,7 @@ impl Responses {
         api: Api,
         path: &'static str,
         body: Bytes,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let headers = engine_headers(call.headers);
         let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
         let (context, target) = (call.context.clone(), Uri::from_static(path));

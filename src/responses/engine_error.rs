@@ -39,8 +39,7 @@ pub(super) fn status_within(data: &str) -> Option<StatusCode> {
 }
 
 fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiError {
-    let text = std::str::from_utf8(body).unwrap_or_default();
-    let body = Members::parse(text).unwrap_or_default();
+    let body = Members::of_bytes(body).unwrap_or_default();
     // FastAPI's own errors have `detail`; older engines do not wrap the error in `error`.
     let error = body
         .get("error")

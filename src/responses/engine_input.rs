@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use super::input::NewInput;
 use super::item::{Item, Kind, call_id, joined_text};
 use super::known_json;
-use super::members::{self, Members, put, put_comma, put_string, put_text};
+use super::members::{self, Members, put, put_comma, put_string};
 use crate::json_scan::without_lone_surrogates;
 use crate::openai::error::ApiError;
 
@@ -282,10 +282,8 @@ impl EngineInput {
     fn function_call(&mut self, id: &str, name: &str, arguments: &str) {
         self.begin("function_call");
         put(&mut self.json, "call_id", id);
-        self.json.extend_from_slice(br#","name":"#);
-        put_text(&mut self.json, name);
-        self.json.extend_from_slice(br#","arguments":"#);
-        put_text(&mut self.json, arguments);
+        put_string(&mut self.json, "name", name);
+        put_string(&mut self.json, "arguments", arguments);
         self.json.push(b'}');
     }
 
@@ -296,8 +294,7 @@ impl EngineInput {
         if output.starts_with('"') {
             put(&mut self.json, "output", output);
         } else {
-            self.json.extend_from_slice(br#","output":"#);
-            put_text(&mut self.json, output);
+            put_string(&mut self.json, "output", output);
         }
         self.json.push(b'}');
     }

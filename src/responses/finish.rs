@@ -259,8 +259,7 @@ impl Finisher {
 
     /// What the conversation gets: new input and output.
     pub(super) fn conversation_items(&self, outcome: &Outcome) -> Vec<Item> {
-        let output = std::str::from_utf8(&outcome.output).ok();
-        let output = output.and_then(members::list).unwrap_or_default();
+        let output = members::list_of(&outcome.output).unwrap_or_default();
         let output = output.into_iter().filter_map(|raw| {
             let id = Members::parse(raw).ok()?.text("id")?;
             Some(Item {

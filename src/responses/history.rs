@@ -79,9 +79,7 @@ impl History {
     /// Each as written, oldest first.
     pub(super) fn items(&self) -> impl Iterator<Item = &str> {
         let lists = self.lists.iter();
-        lists
-            .filter_map(|list| members::list(std::str::from_utf8(list).ok()?))
-            .flatten()
+        lists.filter_map(|list| members::list_of(list)).flatten()
     }
 
     pub(super) fn bytes(&self) -> usize {

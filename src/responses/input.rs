@@ -164,10 +164,8 @@ pub(super) fn first_of(lists: &[Bytes], ids: &HashSet<String>) -> Option<String>
     if ids.is_empty() {
         return None;
     }
-    let lists = lists
-        .iter()
-        .filter_map(|list| std::str::from_utf8(list).ok());
-    let mut items = lists.filter_map(members::list).flatten();
+    let lists = lists.iter().filter_map(|list| members::list_of(list));
+    let mut items = lists.flatten();
     items.find_map(|raw| {
         let id = Members::parse(raw).ok()?.text("id")?;
         ids.contains(&*id).then(|| id.into_owned())
@@ -199,10 +197,7 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
 
 /// Adds the wanted items of a stored list to `found`.
 pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) {
-    let Some(items) = std::str::from_utf8(list).ok().and_then(members::list) else {
-        return;
-    };
-    for raw in items {
+    for raw in members::list_of(list).unwrap_or_default() {
         let id = Members::parse(raw).ok().and_then(|item| item.text("id"));
         if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
             found.insert(id.into_owned(), raw.to_owned());

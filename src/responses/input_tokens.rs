@@ -1,7 +1,7 @@
 //! `POST /v1/responses/input_tokens`: counted with the model's tokenizer if the router has it, else by an engine.
 
 use bytes::Bytes;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 
 use super::client_request::ClientRequest;
 use super::engine_body;
@@ -9,13 +9,13 @@ use super::engine_call::collect;
 use super::history::Access;
 use super::item::Ids;
 use super::members::{self, Members};
-use super::request::{CreateRequest, random};
+use super::request::CreateRequest;
 use super::service::Responses;
-use crate::http;
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::prompt::Api;
 use crate::relay::{ChatForm, ToolLoss};
+use crate::{http, openai};
 
 /// Asks the engine to answer without image data.
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
@@ -25,13 +25,13 @@ impl Responses {
         &self,
         request: &ClientRequest<'_>,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let create = CreateRequest::read_without_required(&request.body)?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let history = self
             .history(&create.parent, &reader, Access::ReadOnly)
             .await?;
-        let ids = Ids::random(random()?);
+        let ids = Ids::random(openai::random()?);
         let expanded = self
             .expand(&create, history, &ids, &reader, Some(reserved))
             .await?;
@@ -99,9 +99,7 @@ impl Responses {
             _ => error,
         })?;
         let rendered = collect(answer.into_body(), self.event_options().bytes_max, None).await?;
-        std::str::from_utf8(&rendered)
-            .ok()
-            .and_then(|text| Members::parse(text).ok())
+        Members::of_bytes(&rendered)
             .and_then(|answer| members::list(answer.get("token_ids")?).map(|ids| ids.len()))
             .ok_or_else(|| {
                 ApiError::invalid_engine_response("the engine's answer contains no token ids")

@@ -27,6 +27,11 @@ impl<'a> Members<'a> {
         }
     }
 
+    /// The members of an object as bytes; `None` if they are not one JSON object.
+    pub(super) fn of_bytes(json: &'a [u8]) -> Option<Self> {
+        Self::parse(std::str::from_utf8(json).ok()?).ok()
+    }
+
     /// Those of the object that begins here.
     pub(super) fn scan<const CHECKS: bool>(scan: &mut Scan<'a, CHECKS>) -> Option<Self> {
         let mut members = Self::default();
@@ -122,6 +127,11 @@ fn error_of(text: &str) -> serde_json::Error {
 /// The items of a JSON list as written; `None` if it is not a list.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     Scan::<true>::new(text).whole_list(Scan::value)
+}
+
+/// The items of a JSON list as bytes; `None` if they are not a list.
+pub(super) fn list_of(json: &[u8]) -> Option<Vec<&str>> {
+    list(std::str::from_utf8(json).ok()?)
 }
 
 /// The objects of a JSON list; `None` if it is not a list of objects.

@@ -10,9 +10,7 @@ pub(super) fn with_output(response: &[u8], output: &[u8]) -> Vec<u8> {
 
 /// A Response object with another value for one member.
 pub(super) fn with_member(response: &[u8], name: &str, value: &str) -> Vec<u8> {
-    let members = std::str::from_utf8(response)
-        .ok()
-        .and_then(|text| Members::parse(text).ok());
+    let members = Members::of_bytes(response);
     let mut out = Vec::with_capacity(response.len() + 16);
     out.push(b'{');
     for (key, old) in members.iter().flat_map(Members::iter) {

@@ -77,26 +77,22 @@ fn put_whole_item<'a>(
     out.extend_from_slice(br#"{"id":"#);
     put_text(out, &ids.output(item::prefix(&kind), index));
     put_string(out, "type", &kind);
+    put_string(out, "status", status);
     let is_written: &[&str] = match &*kind {
         "message" => {
-            put_string(out, "status", status);
             put(out, "role", "\"assistant\"");
             put(out, "content", "");
             put_parts(out, members.get("content"));
             &["role", "content"]
         }
         "reasoning" => {
-            put_string(out, "status", status);
             put(out, "summary", members.get("summary").unwrap_or("[]"));
             put(out, "content", "");
             put_parts(out, members.get("content"));
             // An engine's own encrypted content could not be used when a client sends it back.
             &["summary", "content", "encrypted_content"]
         }
-        _ => {
-            put_string(out, "status", status);
-            &[]
-        }
+        _ => &[],
     };
     for (name, value) in members.iter() {
         let is_done = matches!(name, "id" | "type" | "status") || is_written.contains(&name);

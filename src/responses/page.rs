@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::members::{self, Members, put_text};
+use super::members::{self, Members, put, put_string};
 use super::request;
 use crate::openai::error::ApiError;
 use crate::store::conversation::Order;
@@ -82,8 +82,7 @@ pub(super) fn parameter<'q>(query: &'q str, name: &str) -> Option<Cow<'q, str>> 
 
 /// One page of a stored list, as a list object.
 pub(super) fn of_list(list: &[u8], query: &Query) -> Result<Vec<u8>, ApiError> {
-    let items = std::str::from_utf8(list).ok().and_then(members::list);
-    let mut items = items.unwrap_or_default();
+    let mut items = members::list_of(list).unwrap_or_default();
     if query.order == Order::NewestFirst {
         items.reverse();
     }
@@ -109,10 +108,9 @@ pub(super) fn of_items(items: &[&str], has_more: bool) -> Vec<u8> {
     out.extend_from_slice(br#"{"object":"list","data":"#);
     out.extend_from_slice(&list);
     for (name, item) in [("first_id", items.first()), ("last_id", items.last())] {
-        out.extend_from_slice(format!(",\"{name}\":").as_bytes());
         match item.and_then(|item| id(item)) {
-            Some(id) => put_text(&mut out, &id),
-            None => out.extend_from_slice(b"null"),
+            Some(id) => put_string(&mut out, name, &id),
+            None => put(&mut out, name, "null"),
         }
     }
     out.extend_from_slice(format!(",\"has_more\":{has_more}}}").as_bytes());

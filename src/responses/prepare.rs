@@ -7,7 +7,7 @@ use super::engine_input::EngineInput;
 use super::history::{History, MAX_HISTORY_BYTES};
 use super::input::{self, InputContext, NewInput};
 use super::item::Ids;
-use super::request::{self, CreateRequest, Parent};
+use super::request::{CreateRequest, Parent};
 use super::service::Responses;
 use super::template::ResponseMeta;
 use crate::ids::{ResponseId, Tenant};
@@ -16,6 +16,7 @@ use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::relay::SummaryCell;
 use crate::store::Item;
+use crate::{observe, openai};
 
 /// The client includes this to get its state, and the model's reasoning, as state tokens.
 const STATE_INCLUDE: &str = "reasoning.encrypted_content";
@@ -98,17 +99,16 @@ impl Responses {
         store: bool,
         reserved: &mut Reservation<'_>,
     ) -> Result<PreparedResponse, ApiError> {
-        let id = ResponseId::new(history.root, request::random()?);
+        let id = ResponseId::new(history.root, openai::random()?);
         let name = id.to_string();
         let ids = Ids::of(id);
-        let expanded = self
-            .expand(create, history, &ids, reader, Some(reserved))
-            .await?;
         let ExpandedInput {
             history,
             new_input,
             input,
-        } = expanded;
+        } = self
+            .expand(create, history, &ids, reader, Some(reserved))
+            .await?;
         self.check_size(has_record, &history, &new_input)?;
         let client_state = self.client_state(create, reader, &name, &history, &new_input)?;
         let chain = history.chain.as_ref().and_then(|chain| chain.ids.last());

@@ -249,13 +249,6 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     }
 }
 
-/// Random bits for an id. From the operating system, since ids must not be guessable.
-pub(super) fn random() -> Result<u128, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(u128::from_ne_bytes(random))
-}
-
 pub(super) fn is_id_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
 }

@@ -2,36 +2,16 @@
 //!
 //! Every such write carries a token, so that the store does it at most once.
 
-use std::time::Duration;
-
+use crate::store::repeat::{PAUSES, repeat};
 use crate::store::{self, StoreFuture};
-
-/// Pauses before the retries: 2 s in all, about as long as a failover of the store.
-const PAUSES: [Duration; 3] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_millis(1_400),
-];
 
 /// Repeats a write until the store confirms or refuses it.
 pub(super) async fn until_known<'a, T>(
     write: impl Fn() -> StoreFuture<'a, T>,
 ) -> Result<T, store::Error> {
-    let mut pauses = PAUSES.into_iter();
-    loop {
-        let error = match write().await {
-            Ok(done) => return Ok(done),
-            Err(error) => error,
-        };
-        let may_help = matches!(
-            error,
-            store::Error::Unavailable { .. } | store::Error::Unknown { .. }
-        );
-        match pauses.next().filter(|_| may_help) {
-            Some(pause) => tokio::time::sleep(pause).await,
-            None => return Err(error),
-        }
-    }
+    use store::Error::{Unavailable, Unknown};
+    let may_help = |error: &store::Error| matches!(error, Unavailable { .. } | Unknown { .. });
+    repeat(PAUSES, may_help, write).await
 }
 
 /// Repeats a write only while its outcome is unknown. If it was surely not done, the client can retry it.
@@ -61,6 +41,7 @@ pub(super) async fn while_unknown<'a, T>(
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+    use std::time::Duration;
 
     use super::*;
 

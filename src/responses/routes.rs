@@ -42,11 +42,10 @@ pub(crate) fn route(method: &Method, path: &str) -> RouteMatch {
         Some("conversations") => true,
         Some(_) | None => return RouteMatch::NotFound,
     };
-    let rest: Vec<&str> = parts.collect();
-    if rest.iter().any(|part| part.is_empty()) {
+    let rest: Vec<String> = parts.map(decoded).collect();
+    if rest.iter().any(String::is_empty) {
         return RouteMatch::NotFound;
     }
-    let rest: Vec<String> = rest.into_iter().map(decoded).collect();
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let own = |id: &str| id.to_owned();
     let endpoint = match (is_conversation, rest.as_slice(), method.as_str()) {

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use hyper::Response;
-
 use super::client_state::StateSigner;
 use super::compact;
 use super::members::{self, Members};
@@ -11,7 +9,7 @@ use super::object::{with_member, with_output};
 use super::page::{self, Query};
 use super::service::Responses;
 use crate::ids::{ResponseId, Tenant};
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::{DeleteOutcome, Record, ResponseKey};
 use crate::{http, observe};
 
@@ -24,7 +22,7 @@ impl Responses {
         tenant: Tenant,
         id: &str,
         query: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let includes_encrypted_reasoning = page::include(query)?;
         let is_stream = page::flag(query, "stream")?;
         let after = page::parameter(query, "starting_after");
@@ -56,8 +54,7 @@ impl Responses {
 
     /// A Response object whose reasoning items have state tokens of themselves, as if its create had asked for them.
     fn with_encrypted_reasoning(&self, tenant: Tenant, id: &str, object: Vec<u8>) -> Vec<u8> {
-        let text = std::str::from_utf8(&object).ok();
-        let Some(members) = text.and_then(|text| Members::parse(text).ok()) else {
+        let Some(members) = Members::of_bytes(&object) else {
             return object;
         };
         let signer = StateSigner {
@@ -84,11 +81,7 @@ impl Responses {
         with_member(&object, "output", &output)
     }
 
-    pub(super) async fn delete(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn delete(&self, tenant: Tenant, id: &str) -> Answer {
         let key = key(tenant, id)?;
         match self.store.delete(key).await? {
             DeleteOutcome::Done { .. } => {
@@ -100,11 +93,7 @@ impl Responses {
     }
 
     /// Cancels a background response. A foreground response ends with its connection.
-    pub(super) async fn cancel(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn cancel(&self, tenant: Tenant, id: &str) -> Answer {
         let record = self.record(tenant, id).await?;
         if record.background.is_none() {
             return Err(ApiError::foreground_cancel());
@@ -117,12 +106,7 @@ impl Responses {
         Ok(http::json(object(&self.record(tenant, id).await?)))
     }
 
-    pub(super) async fn input_items(
-        &self,
-        tenant: Tenant,
-        id: &str,
-        query: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(super) async fn input_items(&self, tenant: Tenant, id: &str, query: &str) -> Answer {
         let query = Query::read(query)?;
         let key = key(tenant, id)?;
         let items = self.store.input(key).await?;
@@ -145,9 +129,8 @@ fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
 
 /// A compacted conversation can be continued by its id, but is no response.
 fn is_compaction(record: &Record) -> bool {
-    let text = std::str::from_utf8(&record.content.response).ok();
-    let members = text.and_then(|text| Members::parse(text).ok());
-    members.is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
+    Members::of_bytes(&record.content.response)
+        .is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
 }
 
 /// The Response object of a record.

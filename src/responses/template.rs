@@ -57,13 +57,13 @@ impl ResponseTemplate {
         put_text(&mut head, meta.id);
         put(&mut head, "object", "\"response\"");
         put_number(&mut head, "created_at", meta.created_at);
-        put_name(&mut head, "model");
-        put_text(&mut head, &create.model);
-        put_name(&mut head, "previous_response_id");
-        put_optional(&mut head, meta.previous);
+        put_string(&mut head, "model", &create.model);
+        match meta.previous {
+            Some(previous) => put_string(&mut head, "previous_response_id", previous),
+            None => put(&mut head, "previous_response_id", "null"),
+        }
         if let Some(conversation) = meta.conversation {
-            put_name(&mut head, "conversation");
-            head.extend_from_slice(br#"{"id":"#);
+            put(&mut head, "conversation", r#"{"id":"#);
             put_text(&mut head, conversation);
             head.push(b'}');
         }
@@ -81,31 +81,21 @@ impl ResponseTemplate {
                 put(&mut tail, member.name, value);
             }
         }
-        put_name(&mut tail, "tools");
+        put(&mut tail, "tools", "");
         put_tools(&mut tail, of("tools"));
-        put_name(&mut tail, "tool_choice");
-        match of("tool_choice") {
-            Some(choice) => tail.extend_from_slice(tool_choice(choice).as_bytes()),
-            None => tail.extend_from_slice(b"\"auto\""),
-        }
-        put_name(&mut tail, "text");
+        let choice = of("tool_choice").map_or(Cow::Borrowed("\"auto\""), tool_choice);
+        put(&mut tail, "tool_choice", &choice);
+        put(&mut tail, "text", "");
         put_format(&mut tail, of("text"));
-        put_name(&mut tail, "reasoning");
+        put(&mut tail, "reasoning", "");
         put_with(
             &mut tail,
             of("reasoning"),
             &[("effort", "null"), ("summary", "null")],
         );
-        put(
-            &mut tail,
-            "store",
-            if meta.store { "true" } else { "false" },
-        );
-        put(
-            &mut tail,
-            "background",
-            if create.background { "true" } else { "false" },
-        );
+        for (name, flag) in [("store", meta.store), ("background", create.background)] {
+            put(&mut tail, name, if flag { "true" } else { "false" });
+        }
         let tier = of("service_tier").filter(|tier| tier.starts_with('"') && *tier != "\"auto\"");
         put(&mut tail, "service_tier", tier.unwrap_or("\"default\""));
         // The client's values are copied as written, and an event's data must be one line.
@@ -161,32 +151,29 @@ impl ResponseTemplate {
             Some(at) => put_number(&mut out, "completed_at", at),
             None => put(&mut out, "completed_at", "null"),
         }
-        put_name(&mut out, "error");
         match &outcome.error {
-            None => out.extend_from_slice(b"null"),
+            None => put(&mut out, "error", "null"),
             Some(error) => {
-                out.extend_from_slice(br#"{"code":"#);
-                put_text(&mut out, error.code);
-                put_name(&mut out, "message");
-                put_text(&mut out, &error.message);
+                put(&mut out, "error", "{");
+                put_string(&mut out, "code", error.code);
+                put_string(&mut out, "message", &error.message);
                 out.push(b'}');
             }
         }
-        put_name(&mut out, "incomplete_details");
         match &outcome.incomplete_reason {
-            None => out.extend_from_slice(b"null"),
+            None => put(&mut out, "incomplete_details", "null"),
             Some(reason) => {
-                out.extend_from_slice(br#"{"reason":"#);
+                put(&mut out, "incomplete_details", r#"{"reason":"#);
                 put_text(&mut out, reason);
                 out.push(b'}');
             }
         }
-        put_name(&mut out, "usage");
         let compaction = self.compaction.as_ref().and_then(|item| item.usage);
         let usage = match (outcome.usage, compaction) {
             (Some(usage), Some(more)) => Some(usage.plus(&more)),
             (usage, more) => usage.or(more),
         };
+        put(&mut out, "usage", "");
         match &usage {
             None => out.extend_from_slice(b"null"),
             Some(usage) => usage.write(&mut out),
@@ -208,17 +195,6 @@ impl ResponseTemplate {
         out.push(b',');
         out.extend_from_slice(&self.tail);
         out
-    }
-}
-
-fn put_name(out: &mut Vec<u8>, name: &'static str) {
-    put(out, name, "");
-}
-
-fn put_optional(out: &mut Vec<u8>, text: Option<&str>) {
-    match text {
-        Some(text) => put_text(out, text),
-        None => out.extend_from_slice(b"null"),
     }
 }
 
@@ -286,7 +262,7 @@ fn put_format(out: &mut Vec<u8>, raw: Option<&str>) {
     let members = raw.and_then(|raw| Members::parse(raw).ok());
     let members = members.unwrap_or_default();
     out.push(b'{');
-    put_name(out, "format");
+    put(out, "format", "");
     match members.get("format") {
         None => out.extend_from_slice(br#"{"type":"text"}"#),
         Some(format) => {

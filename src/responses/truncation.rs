@@ -10,7 +10,7 @@ use super::members;
 /// System and developer messages stay, the last user message and the last item. What follows the last user message is
 /// only touched once nothing before it is left, as in an agent's long loop. A call is dropped together with its output.
 pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
-    let items = members::list(std::str::from_utf8(list).ok()?)?;
+    let items = members::list_of(list)?;
     let read: Vec<Item<'_>> = items
         .iter()
         .map(|raw| Item::read(raw, "input").ok())

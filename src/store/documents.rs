@@ -55,6 +55,16 @@ pub struct DocumentKey {
     pub id: String,
 }
 
+impl DocumentKey {
+    pub fn new(collection: Collection, tenant: Tenant, id: impl Into<String>) -> Self {
+        Self {
+            collection,
+            tenant,
+            id: id.into(),
+        }
+    }
+}
+
 /// A document as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {

@@ -19,6 +19,16 @@ pub struct EventBatch {
 }
 
 impl EventBatch {
+    /// Without token ids.
+    pub fn new(first: u64, last: u64, bytes: impl Into<Bytes>) -> Self {
+        Self {
+            first,
+            last,
+            bytes: bytes.into(),
+            tokens: Bytes::new(),
+        }
+    }
+
     /// What it counts in the bound of a log.
     pub fn size(&self) -> u64 {
         (self.bytes.len() + self.tokens.len()) as u64

@@ -428,18 +428,9 @@ impl Conversations for Memory {
         })
     }
 
-    fn commit(
-        &self,
-        key: ConversationKey,
-        token: IdempotencyToken,
-        items: Vec<Item>,
-    ) -> StoreFuture<'_, PutOutcome> {
-        self.in_shard(Op::Commit, key.id.root(), move |shard, now| {
-            let commit = Commit {
-                conversation: key,
-                token,
-                items,
-            };
+    fn commit(&self, commit: Commit) -> StoreFuture<'_, PutOutcome> {
+        let root = commit.conversation.id.root();
+        self.in_shard(Op::Commit, root, move |shard, now| {
             shard.commit(now, commit, self.keep.max_record)
         })
     }

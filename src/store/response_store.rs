@@ -269,12 +269,7 @@ pub trait Conversations {
     fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome>;
 
     /// Appends the response's items and unlocks the conversation, in one write.
-    fn commit(
-        &self,
-        key: ConversationKey,
-        token: IdempotencyToken,
-        items: Vec<Item>,
-    ) -> StoreFuture<'_, PutOutcome>;
+    fn commit(&self, commit: Commit) -> StoreFuture<'_, PutOutcome>;
 
     /// Unlocks the conversation if the token holds the lock.
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()>;

@@ -12,17 +12,13 @@ use hyper::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use super::service::Files;
 use crate::batches::file;
 use crate::batches::storage::{StorageError, StorageReader};
-use crate::http::{self, BodyError};
+use crate::http::BodyError;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 
 impl Files {
     /// `GET /v1/files/{id}/content`. The bytes are read as the client takes them.
-    pub async fn content(
-        &self,
-        tenant: Tenant,
-        id: &str,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub async fn content(&self, tenant: Tenant, id: &str) -> Answer {
         let record = self.existing(tenant, id).await?;
         let path = file::storage_path(tenant, id).ok_or_else(|| ApiError::unknown_file(id))?;
         let mut answer = self.stored(&path, ApiError::unknown_file(id)).await?;
@@ -36,11 +32,7 @@ impl Files {
     }
 
     /// An object of the storage as an answer. `gone`: what a client gets if there is none any more.
-    pub(in crate::batches) async fn stored(
-        &self,
-        path: &str,
-        gone: ApiError,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub(in crate::batches) async fn stored(&self, path: &str, gone: ApiError) -> Answer {
         let reader = match self.storage.read(path, None).await {
             Ok(reader) => reader,
             Err(StorageError::NotFound) => return Err(gone),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http_body::Body as _;
+use hyper::HeaderMap;
 use hyper::header::CONTENT_TYPE;
-use hyper::{HeaderMap, Response};
 use multer::{Field, Multipart};
 use tokio::sync::oneshot;
 
@@ -14,11 +14,11 @@ use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord, UNCONFIRMED_LIMIT};
 use crate::batches::storage::StorageWriter;
-use crate::http;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{DocumentBounds, InsertOutcome};
+use crate::{http, openai};
 
 /// RFC 2046 has 70 characters.
 const MAX_BOUNDARY_BYTES: usize = 200;
@@ -45,11 +45,7 @@ struct ReceivedFile {
 impl Files {
     /// `POST /v1/files`. Nothing stays of an upload that is broken off or refused, whether by an error or because this
     /// is dropped. In memory is one part of the file (8 MiB), whatever its size.
-    pub async fn create(
-        &self,
-        tenant: Tenant,
-        upload: FileUpload<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    pub async fn create(&self, tenant: Tenant, upload: FileUpload<'_>) -> Answer {
         let in_flight = self.metrics.begin_upload();
         let received = match self.receive(tenant, upload).await {
             Ok(received) => received,
@@ -91,7 +87,7 @@ impl Files {
             return Err(self.too_large());
         }
         let slot = self.enter(tenant)?;
-        let id = file::new_file_id(random()?);
+        let id = file::new_file_id(openai::random()?);
         let path = file::storage_path(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
         let writer = self.storage.writer(&path).await;
         let mut writer = writer.map_err(|error| self.storage_failed(&error))?;
@@ -228,7 +224,7 @@ impl Files {
         let inserted = self.insert(&key, &unconfirmed, created_ms, Some(due_ms), bounds);
         let checked = match inserted.await {
             Ok(inserted) => self.check_room(inserted),
-            Err(error) => Err(ApiError::of_store(&error)),
+            Err(error) => Err(error.into()),
         };
         let finished = match checked {
             Ok(()) => writer.finish().await,
@@ -248,7 +244,7 @@ impl Files {
         }
         if let Err(error) = self.confirm(&key, &record).await {
             self.take_back(tenant, record.id);
-            return Err(ApiError::of_store(&error));
+            return Err(error.into());
         }
         Ok(record)
     }
@@ -306,10 +302,4 @@ pub(super) fn outcome_of(error: &ApiError) -> &'static str {
     } else {
         "refused"
     }
-}
-
-fn random() -> Result<u128, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(u128::from_ne_bytes(random))
 }

@@ -18,7 +18,7 @@ metric_table! {
             "Bytes of files, by direction: received from clients or sent to them.",
         deleted: counters "warmroute_batch_files_deleted_total" ["reason"]
             "Files that were deleted, by reason: client or expired.",
-        storage_errors: counter "warmroute_batch_storage_errors_total"
+        pub(super) storage_errors: counter "warmroute_batch_storage_errors_total"
             "Operations on files that failed because the storage could not be used; the log says why.",
     }
 }
@@ -28,7 +28,7 @@ impl Metrics {
         self.uploads_in_flight.inc();
         UploadInFlight {
             metrics: self.clone(),
-            is_ended: false,
+            outcome: "abandoned",
         }
     }
 
@@ -49,10 +49,6 @@ impl Metrics {
     pub(super) fn on_deleted(&self, reason: &'static str) {
         self.deleted.with_label_values(&[reason]).inc();
     }
-
-    pub(super) fn on_storage_error(&self) {
-        self.storage_errors.inc();
-    }
 }
 
 /// Counts an upload as in flight until it is dropped. One that was not ended was abandoned.
@@ -60,21 +56,19 @@ impl Metrics {
 #[derive(Debug)]
 pub(super) struct UploadInFlight {
     metrics: Metrics,
-    is_ended: bool,
+    outcome: &'static str,
 }
 
 impl UploadInFlight {
     pub(super) fn end(mut self, outcome: &'static str) {
-        self.is_ended = true;
-        self.metrics.uploads.with_label_values(&[outcome]).inc();
+        self.outcome = outcome;
     }
 }
 
 impl Drop for UploadInFlight {
     fn drop(&mut self) {
         self.metrics.uploads_in_flight.dec();
-        if !self.is_ended {
-            self.metrics.uploads.with_label_values(&["abandoned"]).inc();
-        }
+        let uploads = &self.metrics.uploads;
+        uploads.with_label_values(&[self.outcome]).inc();
     }
 }

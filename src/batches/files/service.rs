@@ -4,7 +4,6 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Response;
 use parking_lot::Mutex;
 use tracing::{debug, warn};
 
@@ -12,17 +11,19 @@ use super::metrics::Metrics;
 use super::slots::UploadSlots;
 use crate::batches::clock::Clock;
 use crate::batches::file::{self, FileRecord};
-use crate::batches::repeat::{repeat, until_known};
+use crate::batches::list_page::{MAX_FETCHES, list_page};
+use crate::batches::list_query::{ListOf, ListQuery};
 use crate::batches::settings::Settings;
 use crate::batches::storage::{Storage, StorageError};
 use crate::http::drain::Tasks;
 use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::store::documents::{
     Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument, ReplaceOutcome,
 };
+use crate::store::repeat::{repeat, until_known};
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
 
@@ -84,14 +85,42 @@ impl Files {
         Metrics::new(registry);
     }
 
+    /// `GET /v1/files`. `query`: what stands behind the path's `?`.
+    pub async fn list(&self, tenant: Tenant, query: &str) -> Answer {
+        let query = ListQuery::read(ListOf::Files, query)?;
+        let from = query.from.as_deref();
+        if from.is_some_and(|from| !file::is_file_id(from)) {
+            return Err(query.unknown());
+        }
+        let now = self.clock.now_s();
+        let shown = |document: &Document| {
+            // One of a newer release hides no others.
+            let record = self.readable(document)?;
+            let asked = query.purpose.as_deref();
+            let is_asked = asked.is_none_or(|asked| asked == record.purpose.as_str());
+            let is_shown = is_asked && !record.is_expired(now);
+            is_shown.then_some(record)
+        };
+        let page = list_page(
+            &*self.store,
+            Collection::Files,
+            tenant,
+            &query,
+            MAX_FETCHES,
+            shown,
+        );
+        let (records, has_more) = page.await?;
+        Ok(http::json(file::list_object(&records, has_more)))
+    }
+
     /// `GET /v1/files/{id}`.
-    pub async fn get(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+    pub async fn get(&self, tenant: Tenant, id: &str) -> Answer {
         let record = self.existing(tenant, id).await?;
         Ok(http::json(record.object()))
     }
 
     /// `DELETE /v1/files/{id}`.
-    pub async fn delete(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+    pub async fn delete(&self, tenant: Tenant, id: &str) -> Answer {
         self.existing(tenant, id).await?;
         self.remove(tenant, id).await?;
         self.metrics.on_deleted("client");
@@ -103,8 +132,7 @@ impl Files {
         let Some(key) = file::document_key(tenant, id) else {
             return Ok(None);
         };
-        let found = self.store.document(key).await;
-        let Some(document) = found.map_err(|error| ApiError::of_store(&error))? else {
+        let Some(document) = self.store.document(key).await? else {
             return Ok(None);
         };
         let record = read_record(&document.value)?;
@@ -124,15 +152,12 @@ impl Files {
         // `Exists`: another replica has registered the same results.
         let (created_ms, due_ms) = (record.created_ms(), record.due_ms());
         let inserted = self.insert(&key, &record, created_ms, due_ms, bounds).await;
-        inserted
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))
+        Ok(inserted.map(drop)?)
     }
 
     /// Refuses a new batch of a tenant whose files are more than they may be, as those of results make them.
     pub async fn check_bounds(&self, tenant: Tenant) -> Result<(), ApiError> {
-        let sums = self.store.document_sums(Collection::Files, tenant).await;
-        let sums = sums.map_err(|error| ApiError::of_store(&error))?;
+        let sums = self.store.document_sums(Collection::Files, tenant).await?;
         self.check_room(if sums.documents > self.max_files {
             InsertOutcome::TooMany
         } else if sums.weight > self.settings.max_size_per_tenant {
@@ -153,9 +178,7 @@ impl Files {
         let deleted = self.storage.delete(&path).await;
         deleted.map_err(|error| self.storage_failed(&error))?;
         let removed = self.store.remove_document(key, None).await;
-        removed
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))
+        Ok(removed.map(drop)?)
     }
 
     /// Deletes a file whose client got an error, again and again until the store and the storage have answered, or the
@@ -211,7 +234,7 @@ impl Files {
 
     /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
     pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
-        self.metrics.on_storage_error();
+        self.metrics.storage_errors.inc();
         self.log_failure("file storage failed", &error.to_string());
         ApiError::storage_failed()
     }
@@ -227,7 +250,7 @@ impl Files {
     }
 
     /// `None`: the record is damaged, or a newer release has written it.
-    pub(super) fn readable(&self, document: &Document) -> Option<FileRecord> {
+    fn readable(&self, document: &Document) -> Option<FileRecord> {
         match read_record(&document.value) {
             Ok(record) => Some(record),
             Err(error) => {
@@ -281,6 +304,6 @@ impl Files {
 fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
     FileRecord::from_json(value).map_err(|error| {
         let reason = format!("a file's record: {error}");
-        ApiError::of_store(&store::Error::Unreadable(reason.into()))
+        store::Error::Unreadable(reason.into()).into()
     })
 }

@@ -1,5 +1,6 @@
 //! Puts the results of a batch together: reads its part objects, and writes the files that clients get.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -148,11 +149,7 @@ impl<'a> ResultFiles<'a> {
                 openai_file(work, record, OUTPUT)?,
                 Some(openai_file(work, record, ERROR)?),
             ),
-            Flavor::Messages => {
-                let (id, path) = (paths::OWN_RESULTS, paths::own_results(&record.id));
-                let own = ResultFile::new(id.to_owned(), path, String::new());
-                (own, None)
-            }
+            Flavor::Messages => (own_file(record, paths::OWN_RESULTS), None),
         };
         Ok(Self {
             work,
@@ -169,6 +166,19 @@ impl<'a> ResultFiles<'a> {
             _ => &mut self.output,
         };
         file.write(storage, line).await
+    }
+
+    /// Writes results of those of the lines that have none, and are not known any more.
+    async fn write_gone(
+        &mut self,
+        assembler: &Assembler,
+        lines: Range<u32>,
+    ) -> Result<(), StorageError> {
+        for line in lines.filter(|line| !assembler.has(*line)) {
+            let text = result_of(self.record, line, "").input_gone();
+            self.write(false, text.into()).await?;
+        }
+        Ok(())
     }
 
     /// Completes the files, and registers those that clients find among theirs.
@@ -247,6 +257,11 @@ fn openai_file(
     Ok(ResultFile::new(id, path, filename))
 }
 
+/// An object of a batch of Messages, by the name that its record has.
+fn own_file(record: &BatchRecord, name: &str) -> ResultFile {
+    ResultFile::new(name.to_owned(), paths::own(&record.id, name), String::new())
+}
+
 /// The ids of the files of results that a batch may have.
 pub(super) fn file_ids(batch: &str) -> [String; 2] {
     [OUTPUT, ERROR].map(|kind| file_id(batch, kind))
@@ -301,34 +316,24 @@ async fn write_missing(
     }
     work.check_storage().await?;
     let shards = match work.shards().await {
-        Ok(shards) => shards,
         // Where the lines are is not known any more.
         Err(StorageError::NotFound) => {
-            for number in (0..record.counts.total).filter(|line| !assembler.has(*line)) {
-                let text = result_of(record, number, "").input_gone();
-                files.write(false, text.into()).await?;
-            }
-            return Ok(());
+            return Ok(files.write_gone(assembler, 0..record.counts.total).await?);
         }
-        Err(error) => return Err(error.into()),
+        shards => shards?,
     };
     for shard in shards {
         let numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
-        let missing: Vec<u32> = numbers.filter(|line| !assembler.has(*line)).collect();
-        if missing.is_empty() {
+        if numbers.clone().all(|line| assembler.has(line)) {
             continue;
         }
         let bytes = match work.shard_bytes(record, &shard).await {
-            Ok(bytes) => bytes,
             // The client has deleted the input, or it has expired.
             Err(StorageError::NotFound) => {
-                for number in missing {
-                    let text = result_of(record, number, "").input_gone();
-                    files.write(false, text.into()).await?;
-                }
+                files.write_gone(assembler, numbers).await?;
                 continue;
             }
-            Err(error) => return Err(error.into()),
+            bytes => bytes?,
         };
         for (number, line) in shards::lines(&bytes, shard.first_line) {
             if assembler.has(number) {
@@ -355,9 +360,8 @@ pub(super) async fn write_failed(
     };
     let _room = work.batches.memory.whole_file().await;
     let storage = &work.batches.storage;
-    let (id, path) = (paths::OWN_ERRORS, paths::own_errors(&record.id));
-    let mut file = ResultFile::new(id.to_owned(), path, String::new());
-    match ObjectLines::open(storage, &paths::own_input(&record.id)).await {
+    let mut file = own_file(record, paths::OWN_ERRORS);
+    match ObjectLines::open(storage, &paths::own(&record.id, paths::OWN_INPUT)).await {
         Ok(mut lines) => {
             while let Some(line) = lines.next().await? {
                 let custom_id = custom_id(&line);

@@ -52,10 +52,7 @@ impl PartBuffer {
             Some(_) if line.is_ok => "completed",
             Some(_) => "failed",
         });
-        self.counts += LineCounts {
-            completed: u32::from(line.is_ok),
-            failed: u32::from(!line.is_ok),
-        };
+        self.counts += LineCounts::one(line.is_ok);
         self.usage += line.usage;
         let is_awaited = held.as_ref().is_some_and(|held| held.is_large());
         self.held.extend(held);

@@ -91,13 +91,12 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
 /// Reads those of the shard's lines that have no result, once there is room for them.
 async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<LoadedShard, Halt> {
     let shards = match work.shards().await {
-        Ok(shards) => shards,
         // Somebody has deleted what says where the lines are.
         Err(StorageError::NotFound) => {
             work.check_storage().await?;
             return Ok(LoadedShard::default());
         }
-        Err(error) => return Err(error.into()),
+        shards => shards?,
     };
     let shard = shards
         .get(number as usize)

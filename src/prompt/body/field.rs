@@ -123,7 +123,7 @@ pub(super) fn string(json: &str) -> serde_json::Result<Option<Cow<'_, str>>> {
 pub(super) fn user_of(metadata: &str) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct Metadata<'a> {
-        #[serde(default, borrow)]
+        #[serde(borrow)]
         user_id: Option<Cow<'a, str>>,
     }
     let metadata: Metadata<'_> = serde_json::from_str(metadata).ok()?;

@@ -11,19 +11,13 @@ use crate::prompt::types::Api;
 pub(super) fn is_supported_by_tokenize(api: Api, body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Fields<'a> {
-        #[serde(default, borrow)]
+        #[serde(borrow)]
         prompt: Option<&'a RawValue>,
-        #[serde(default)]
         documents: Option<IgnoredAny>,
-        #[serde(default)]
         reasoning_effort: Option<IgnoredAny>,
-        #[serde(default)]
         truncate_prompt_tokens: Option<IgnoredAny>,
-        #[serde(default)]
         suffix: Option<IgnoredAny>,
-        #[serde(default)]
         prompt_embeds: Option<IgnoredAny>,
-        #[serde(default)]
         chat_template: Option<IgnoredAny>,
     }
     let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else {

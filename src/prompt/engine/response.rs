@@ -9,7 +9,6 @@ use super::error::Error;
 struct Rendered {
     token_ids: Vec<u32>,
     /// Present if the prompt has images or sounds. The hashes of their blocks are known to the engine only.
-    #[serde(default)]
     features: Option<IgnoredAny>,
 }
 

@@ -21,25 +21,15 @@ pub(super) struct ChatInput<'a> {
 struct Body<'a> {
     #[serde(borrow)]
     messages: Vec<Message<'a>>,
-    #[serde(default)]
     tools: Option<Vec<Value>>,
-    #[serde(default)]
     tool_choice: Option<Value>,
-    #[serde(default)]
     documents: Option<Value>,
-    #[serde(default)]
     reasoning_effort: Option<Value>,
-    #[serde(default)]
     add_generation_prompt: Option<bool>,
-    #[serde(default)]
     continue_final_message: Option<bool>,
-    #[serde(default)]
     add_special_tokens: Option<bool>,
-    #[serde(default)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    #[serde(default)]
     chat_template: Option<Value>,
-    #[serde(default)]
     truncate_prompt_tokens: Option<Value>,
 }
 

@@ -8,15 +8,10 @@ use super::types::{RenderedPrompt, RenderedText, TokenizeError, refused};
 
 #[derive(Deserialize)]
 struct Body {
-    #[serde(default)]
     prompt: Option<PromptField>,
-    #[serde(default)]
     add_special_tokens: Option<bool>,
-    #[serde(default)]
     suffix: Option<IgnoredAny>,
-    #[serde(default)]
     prompt_embeds: Option<IgnoredAny>,
-    #[serde(default)]
     truncate_prompt_tokens: Option<Value>,
 }
 

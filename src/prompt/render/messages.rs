@@ -27,17 +27,11 @@ impl TemplateFacts {
 #[derive(Deserialize)]
 struct Body {
     messages: Vec<Message>,
-    #[serde(default)]
     system: Option<Content>,
-    #[serde(default)]
     tools: Option<Vec<Tool>>,
-    #[serde(default)]
     tool_choice: Option<Named>,
-    #[serde(default)]
     thinking: Option<Named>,
-    #[serde(default)]
     output_config: Option<OutputConfig>,
-    #[serde(default)]
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
@@ -72,12 +66,9 @@ struct Block {
 #[derive(Deserialize)]
 struct Tool {
     name: String,
-    #[serde(default)]
     description: Option<String>,
     input_schema: Map<String, Value>,
-    #[serde(default)]
     strict: Option<bool>,
-    #[serde(default)]
     defer_loading: Option<bool>,
 }
 
@@ -89,7 +80,6 @@ struct Named {
 
 #[derive(Deserialize)]
 struct OutputConfig {
-    #[serde(default)]
     effort: Option<String>,
 }
 
@@ -98,7 +88,6 @@ pub(crate) fn needs_facts(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Roles {
         messages: Vec<Role>,
-        #[serde(default)]
         thinking: Option<Named>,
     }
     #[derive(Deserialize)]

@@ -12,21 +12,13 @@ use super::types::{Options, TokenizeError, refused};
 #[derive(Deserialize)]
 struct Body {
     input: Input,
-    #[serde(default)]
     instructions: Option<String>,
-    #[serde(default)]
     tools: Option<Vec<Map<String, Value>>>,
-    #[serde(default)]
     tool_choice: Option<Value>,
-    #[serde(default)]
     reasoning: Option<Map<String, Value>>,
-    #[serde(default)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    #[serde(default)]
     previous_response_id: Option<Value>,
-    #[serde(default)]
     previous_input_messages: Option<Value>,
-    #[serde(default)]
     prompt: Option<Value>,
 }
 

@@ -146,13 +146,8 @@ fn int(value: &Value, given: Given) -> Result<Value, Error> {
     let default = given.get("default")?;
     let base = given.integer("base")?.unwrap_or(10);
     let base = u32::try_from(base).map_err(|_| invalid("a base is not negative"))?;
-    let of_float = |float: f64| {
-        if float.is_finite() && float.abs() < 1e38 {
-            Some(Value::from(float.trunc() as i128))
-        } else {
-            None
-        }
-    };
+    // An infinity is too large, and NaN is not smaller.
+    let of_float = |float: f64| (float.abs() < 1e38).then(|| Value::from(float.trunc() as i128));
     let integer = match value.kind() {
         ValueKind::Bool => Some(Value::from(i64::from(value.is_true()))),
         ValueKind::Number if value.is_integer() => Some(value.clone()),

@@ -143,18 +143,16 @@ fn of_text(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Erro
             let suffix = text_of(&given(&["suffix"])?, "suffix")?;
             text.strip_suffix(&*suffix).unwrap_or(text).into()
         }
-        "partition" => {
+        "partition" | "rpartition" => {
             let separator = text_of(&given(&["sep"])?, "sep")?;
-            match text.split_once(&*separator) {
-                Some((before, after)) => parts(before, &separator, after),
-                None => parts(text, "", ""),
-            }
-        }
-        "rpartition" => {
-            let separator = text_of(&given(&["sep"])?, "sep")?;
-            match text.rsplit_once(&*separator) {
-                Some((before, after)) => parts(before, &separator, after),
-                None => parts("", "", text),
+            let found = match name {
+                "partition" => text.split_once(&*separator),
+                _ => text.rsplit_once(&*separator),
+            };
+            match (found, name) {
+                (Some((before, after)), _) => parts(before, &separator, after),
+                (None, "partition") => parts(text, "", ""),
+                (None, _) => parts("", "", text),
             }
         }
         "zfill" => {

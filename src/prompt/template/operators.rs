@@ -101,11 +101,8 @@ fn remainder(left: &Value, right: &Value) -> Option<Value> {
 /// A part of a text, a list or a tuple. What cannot be sliced has no such item.
 fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
     let bound = |bound: Value| {
-        if bound.is_none() {
-            Ok(None)
-        } else {
-            i64::try_from(bound).map(Some)
-        }
+        let given = (!bound.is_none()).then(|| i64::try_from(bound));
+        given.transpose()
     };
     let step = bound(step)?.unwrap_or(1);
     let (start, stop) = (bound(start)?, bound(stop)?);

@@ -29,7 +29,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
     environment.add_test("number", |value: &Value| {
-        number::is_number(value) || is_bool(value)
+        number::is_number(value) || value.kind() == ValueKind::Bool
     });
     environment.add_test("integer", number::is_integer);
     environment.add_test("float", number::is_float);
@@ -86,10 +86,6 @@ fn is_iterable(value: &Value) -> bool {
 /// Functions, macros and methods.
 fn is_callable(value: &Value) -> bool {
     value.kind() == ValueKind::Plain && !number::is_number(value)
-}
-
-fn is_bool(value: &Value) -> bool {
-    value.kind() == ValueKind::Bool
 }
 
 /// The pairs of a mapping; none of an undefined value.

@@ -17,11 +17,7 @@ impl Responses {
         record: &Record,
     ) -> Result<(), ApiError> {
         let requested = observe::now();
-        let cancel = Cancellation {
-            token: IdempotencyToken(fastrand::u64(..)),
-            response: with_member(&record.content.response, "status", "\"cancelled\"").into(),
-            event: CANCELLED.into(),
-        };
+        let cancel = cancellation(&record.content.response);
         match retry::until_known(|| self.store.cancel(key, cancel.clone())).await? {
             CancelOutcome::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
@@ -30,15 +26,22 @@ impl Responses {
                 let write = EndWrite::Cancelled { cancel, output };
                 self.background.on_end_written(key, write);
                 let took = observe::now().saturating_duration_since(requested);
-                self.background
-                    .metrics
-                    .cancel_seconds
-                    .observe(took.as_secs_f64());
+                let seconds = &self.background.metrics.cancel_seconds;
+                seconds.observe(took.as_secs_f64());
                 Ok(())
             }
             CancelOutcome::Terminal(_) => Ok(()),
             CancelOutcome::NotBackground => Err(ApiError::foreground_cancel()),
             CancelOutcome::Gone => Err(ApiError::unknown_response(&key.id.to_string())),
         }
+    }
+}
+
+/// A cancel of a response. `response`: its object, without output.
+pub(super) fn cancellation(response: &[u8]) -> Cancellation {
+    Cancellation {
+        token: IdempotencyToken(fastrand::u64(..)),
+        response: with_member(response, "status", "\"cancelled\"").into(),
+        event: CANCELLED.into(),
     }
 }

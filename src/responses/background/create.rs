@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Response;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -15,7 +14,7 @@ use super::stored_request::StoredRequest;
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::responses::client_request::ClientRequest;
 use crate::responses::history::Access;
 use crate::responses::http_response::events_response;
@@ -37,7 +36,7 @@ impl Responses {
         request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
         reserved: &mut Reservation<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let tenant = request.admitted.tenant;
         request.salt(create)?;
         self.relay.check_model(tenant, &create.model).await?;

@@ -190,12 +190,8 @@ impl Log {
         }
         if self.stored < self.first {
             // The store has lost events that are not here any more.
-            return Some(EventBatch {
-                first: self.stored(),
-                last: self.first as u64 - 1,
-                bytes: Bytes::from_static(END),
-                tokens: Bytes::new(),
-            });
+            let last = self.first as u64 - 1;
+            return Some(EventBatch::new(self.stored(), last, END));
         }
         Some(EventBatch {
             first: self.stored(),

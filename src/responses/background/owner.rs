@@ -291,32 +291,22 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         return false;
     };
     let request = StoredRequest::read(&request);
+    let streams = adopted.streams;
+    let stored = adopted.last_event.map_or(0, |last| last + 1);
     let orphan_state = OrphanState {
         status: adopted.status,
         is_portable: request.as_ref().is_some_and(StoredRequest::may_move),
-        streams: adopted.streams,
-        stored: adopted.last_event.map_or(0, |last| last + 1),
+        streams,
+        stored,
         attempts: adopted.attempts,
         lost_owners: adopted.lost_owners,
         may_continue: responses.relay.continues_streams(),
     };
     let (action, state) = match orphan_state.decide(background.settings.max_attempts) {
-        TakeOver::Rerun => (
-            "rerun",
-            RunState::new(orphan_state.streams, orphan_state.stored),
-        ),
-        TakeOver::Continue => (
-            "continue",
-            RunState::continuing(orphan_state.streams, orphan_state.stored),
-        ),
-        TakeOver::Fail(reason) => (
-            "failed",
-            RunState::failing(orphan_state.streams, orphan_state.stored, reason),
-        ),
-        TakeOver::StoreCancelled => (
-            "cancelled",
-            RunState::cancelled(orphan_state.streams, orphan_state.stored),
-        ),
+        TakeOver::Rerun => ("rerun", RunState::new(streams, stored)),
+        TakeOver::Continue => ("continue", RunState::continuing(streams, stored)),
+        TakeOver::Fail(reason) => ("failed", RunState::failing(streams, stored, reason)),
+        TakeOver::StoreCancelled => ("cancelled", RunState::cancelled(streams, stored)),
     };
     let guard = match background.admit(orphan.key, adopted.fence, state) {
         Ok(guard) => guard,

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::Response;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -20,7 +19,7 @@ use super::run_step::Tail;
 use super::runs::{Background, Run};
 use crate::http::{self, BodyError};
 use crate::observe;
-use crate::openai::error::ApiError;
+use crate::openai::error::{Answer, ApiError};
 use crate::responses::events::{self, DONE};
 use crate::responses::http_response::events_response;
 use crate::responses::object::{with_member, with_output};
@@ -66,7 +65,7 @@ impl Responses {
         key: ResponseKey,
         record: Record,
         after: Option<u64>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         if !record
             .background
             .is_some_and(|background| background.streams)
@@ -247,31 +246,26 @@ impl Reader {
     /// The end of a stream whose client has events that the store lost. The response goes on.
     fn lost(&self, last: Option<u64>) -> Vec<u8> {
         self.responses.background.metrics.readers_lost.inc();
-        let (kept, after) = match last {
-            Some(last) => (
-                format!("those up to {last}"),
-                format!("&starting_after={last}"),
-            ),
-            None => ("none".to_owned(), String::new()),
-        };
+        let kept = last.map_or("none".to_owned(), |last| format!("those up to {last}"));
+        let read_on = self.read_on(last);
         let message = format!(
-            "The store lost events of this response that were sent, and has {kept}: read on with GET /v1/responses/{}?stream=true{after}",
-            self.key.id
+            "The store lost events of this response that were sent, and has {kept}: {read_on}"
         );
         self.error_event("events_lost", &message, Some("starting_after"))
     }
 
     /// The end of a stream on a replica that is stopping, of a response that runs on another one.
     fn moved(&self) -> Vec<u8> {
-        let after = match self.position.after() {
-            Some(after) => format!("&starting_after={after}"),
-            None => String::new(),
-        };
-        let message = format!(
-            "This replica is stopping, and the response goes on: read on with GET /v1/responses/{}?stream=true{after}",
-            self.key.id
-        );
+        let read_on = self.read_on(self.position.after());
+        let message = format!("This replica is stopping, and the response goes on: {read_on}");
         self.error_event("router_draining", &message, None)
+    }
+
+    /// Tells the client how it reads on after this event.
+    fn read_on(&self, after: Option<u64>) -> String {
+        let after = after.map_or(String::new(), |after| format!("&starting_after={after}"));
+        let id = self.key.id;
+        format!("read on with GET /v1/responses/{id}?stream=true{after}")
     }
 
     /// The final event of a response that was deleted while it was read.

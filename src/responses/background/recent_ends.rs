@@ -5,8 +5,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
 use super::log;
 use crate::store::{
     Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, ResponseKey,
@@ -154,16 +152,14 @@ pub fn events_after(end: &Finalization, last: Option<u64>) -> Option<EventBatch>
     let text = log::decompressed(&end.delta_table, EVENTS_BYTES_MAX)?;
     let (kept, text_last) = log::beyond(&text, 0, last);
     let is_whole = text_last.map_or(0, |last| last + 1) == batch.last;
-    is_whole.then(|| EventBatch {
-        first: last.map_or(0, |last| last + 1),
-        last: batch.last,
-        bytes: Bytes::from([kept, final_event].concat()),
-        tokens: Bytes::new(),
-    })
+    let first = last.map_or(0, |last| last + 1);
+    is_whole.then(|| EventBatch::new(first, batch.last, [kept, final_event].concat()))
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::ids::{ResponseId, Root, Tenant};
     use crate::observe;

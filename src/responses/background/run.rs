@@ -232,6 +232,10 @@ impl Runner<'_> {
     /// The end was refused, and nobody has read any of it.
     fn begin_again(&mut self) {
         debug!(response_id = %self.guard.key.id, "another response was added to the conversation first; generating again");
+        self.restart();
+    }
+
+    fn restart(&mut self) {
         self.responses.background.metrics.restarted.inc();
         self.encoder.restart();
         if let Some(progress) = &self.progress {
@@ -297,12 +301,8 @@ impl Runner<'_> {
                     // If no reader has received any of it, another engine may do better.
                     if is_lost && attempts < attempts_max && state.lock().restart() {
                         debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
-                        self.responses.background.metrics.restarted.inc();
+                        self.restart();
                         attempts += 1;
-                        self.encoder.restart();
-                        if let Some(progress) = &self.progress {
-                            progress.restart();
-                        }
                         engine = None;
                         sleep(STORE_PAUSE).await;
                         continue;

@@ -17,8 +17,6 @@
 //! reads the record back (`ReadingCancelled`) and stores as output what readers had received
 //! (`StoringPartial`), reading another replica's events first if it does not have them (`ReadingStored`).
 
-use bytes::Bytes;
-
 use super::log::Log;
 use super::run_phase::{Phase, REFUSED, STOPPED, TOO_LARGE, TOO_LONG};
 use super::run_step::{FIRST_EVENTS, Step, StopReason, Tail, Then};
@@ -193,12 +191,8 @@ impl RunState {
             }
             Phase::FailingInstead { keeps_output, .. } => {
                 let number = self.log.stored();
-                self.short = self.streams.then(|| EventBatch {
-                    first: number,
-                    last: number,
-                    bytes: Bytes::copy_from_slice(text),
-                    tokens: Bytes::new(),
-                });
+                let batch = || EventBatch::new(number, number, text.to_vec());
+                self.short = self.streams.then(batch);
                 self.phase = Phase::FinalizingInstead { keeps_output };
             }
             // The run was stopped meanwhile.
@@ -308,10 +302,7 @@ impl RunState {
                 if is_short =>
             {
                 self.log.on_stored(*last);
-                self.phase = Phase::FailingInstead {
-                    reason: self.refused_end,
-                    keeps_output,
-                };
+                self.fail_instead(self.refused_end, keeps_output);
             }
             Ok(WriteOutcome::Gap { last }) => self.on_gap(*last),
             Ok(WriteOutcome::Duplicate { last }) => self.log.on_stored(*last),

@@ -82,12 +82,8 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
     let batch = background.map(|background| {
         let number = background.last_event.map_or(0, |last| last + 1);
         let object = with_output(&response, b"[]");
-        EventBatch {
-            first: number,
-            last: number,
-            bytes: final_event(Status::Failed, number, &object).into(),
-            tokens: Bytes::new(),
-        }
+        let event = final_event(Status::Failed, number, &object);
+        EventBatch::new(number, number, event)
     });
     Finalization {
         commit: None,

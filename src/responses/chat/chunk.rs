@@ -11,62 +11,60 @@ use crate::responses::members::{self, Members};
 
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
-    #[serde(borrow, default)]
     /// Nearly always one, or none.
+    #[serde(borrow)]
     pub(super) choices: Option<SmallVec<[Choice<'a>; 1]>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Choice<'a> {
-    #[serde(default)]
     pub(super) index: Option<u64>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) delta: Option<Delta<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) logprobs: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) finish_reason: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Delta<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) content: Option<&'a RawValue>,
     /// vLLM's name.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) reasoning: Option<&'a RawValue>,
     /// The name of SGLang and others.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) refusal: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) tool_calls: Option<Vec<CallDelta<'a>>>,
     /// The older form of a single call.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) function_call: Option<FunctionDelta<'a>>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct CallDelta<'a> {
-    #[serde(default)]
     pub(super) index: Option<u64>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) id: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) function: Option<FunctionDelta<'a>>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct FunctionDelta<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) name: Option<Cow<'a, str>>,
     /// A string; an object from some engines.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     pub(super) arguments: Option<&'a RawValue>,
 }
 

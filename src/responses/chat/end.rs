@@ -1,6 +1,6 @@
 //! How an answer ended, and the Response object that says so. Pure.
 
-use crate::responses::members::{array, put_text};
+use crate::responses::members::{array, put, put_string, put_text};
 
 const ENDED_EARLY: &str = "the engine ended the stream before the answer was complete";
 
@@ -40,33 +40,30 @@ impl End {
         usage: Option<&str>,
         out: &mut Vec<u8>,
     ) {
-        out.extend_from_slice(br#"{"object":"response","status":""#);
-        out.extend_from_slice(self.status().as_bytes());
-        out.extend_from_slice(br#"","incomplete_details":"#);
+        out.extend_from_slice(br#"{"object":"response""#);
+        put_string(out, "status", self.status());
         match self {
             Self::Incomplete(reason) => {
-                out.extend_from_slice(br#"{"reason":"#);
+                put(out, "incomplete_details", r#"{"reason":"#);
                 put_text(out, reason);
                 out.push(b'}');
             }
-            Self::Completed | Self::Failed(_) => out.extend_from_slice(b"null"),
+            Self::Completed | Self::Failed(_) => put(out, "incomplete_details", "null"),
         }
-        out.extend_from_slice(br#","error":"#);
         match self {
             Self::Failed(message) => {
-                out.extend_from_slice(br#"{"code":"server_error","message":"#);
+                put(out, "error", r#"{"code":"server_error","message":"#);
                 put_text(out, message);
                 out.push(b'}');
             }
-            Self::Completed | Self::Incomplete(_) => out.extend_from_slice(b"null"),
+            Self::Completed | Self::Incomplete(_) => put(out, "error", "null"),
         }
-        out.extend_from_slice(br#","output":"#);
         let mut items: Vec<_> = items.iter().collect();
         items.sort_by_key(|(index, _)| *index);
         let list = array(items.into_iter().map(|(_, item)| item.as_slice()));
+        put(out, "output", "");
         out.extend_from_slice(&list);
-        out.extend_from_slice(br#","usage":"#);
-        out.extend_from_slice(usage.unwrap_or("null").as_bytes());
+        put(out, "usage", usage.unwrap_or("null"));
         out.push(b'}');
     }
 }

@@ -9,7 +9,7 @@ use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::allowed_tools::{AllowedTools, qualified};
 use crate::responses::member_table::ALLOWED_TOOLS;
-use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
+use crate::responses::members::{self, Members, put, put_comma, put_string, put_text, quoted};
 
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
@@ -86,14 +86,9 @@ fn function(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
 
 fn custom(out: &mut Vec<u8>, tool: &Members<'_>) {
     let name = tool.text("name").unwrap_or_default();
-    match with_grammar(tool) {
-        Some(description) => {
-            let mut raw = Vec::with_capacity(description.len() + 2);
-            put_text(&mut raw, &description);
-            begin(out, &name, std::str::from_utf8(&raw).ok());
-        }
-        None => begin(out, &name, tool.get("description")),
-    }
+    let with_grammar = with_grammar(tool).map(|text| quoted(&text));
+    let description = with_grammar.as_deref();
+    begin(out, &name, description.or_else(|| tool.get("description")));
     put(out, "parameters", CUSTOM_PARAMETERS);
     out.extend_from_slice(b"}}");
 }
@@ -178,8 +173,7 @@ pub(in crate::responses) struct AnsweredTools {
 impl AnsweredTools {
     /// What the answer to a request with this native body needs of it. What cannot be read was refused before.
     pub(in crate::responses) fn of(native: &[u8]) -> Self {
-        let text = std::str::from_utf8(native).unwrap_or_default();
-        let native = Members::parse(text).unwrap_or_default();
+        let native = Members::of_bytes(native).unwrap_or_default();
         let mut tools = FxHashMap::default();
         let mut left_out: Vec<String> = Vec::new();
         let list = native.get("tools").and_then(members::objects);

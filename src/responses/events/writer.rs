@@ -106,23 +106,21 @@ impl EventWriter {
             kind.extend_from_slice(renamed.as_bytes());
             kind.push(b'"');
         }
-        let mut all: SmallVec<[(usize, usize, Replacement<'_>); 8]> = SmallVec::new();
+        let place = |raw: &RawValue| {
+            let begin = raw.get().as_ptr() as usize - data.as_ptr() as usize;
+            begin..begin + raw.get().len()
+        };
+        let mut all: SmallVec<[(Range<usize>, Replacement<'_>); 8]> = SmallVec::new();
         let common = [
             (fields.sequence_number, Replacement::Number(number)),
             (fields.kind.filter(|_| is_renamed), Replacement::Json(&kind)),
         ];
         for (raw, new) in common.into_iter().chain(edits) {
             if let Some(raw) = raw {
-                let raw = raw.get();
-                let begin = raw.as_ptr() as usize - data.as_ptr() as usize;
-                all.push((begin, begin + raw.len(), new));
+                all.push((place(raw), new));
             }
         }
-        all.sort_unstable_by_key(|(begin, _, _)| *begin);
-        let place = |raw: &RawValue| {
-            let begin = raw.get().as_ptr() as usize - data.as_ptr() as usize;
-            begin..begin + raw.get().len()
-        };
+        all.sort_unstable_by_key(|(at, _)| at.start);
         let number_in_data = fields.sequence_number.map(place);
         let delta_in_data = fields.delta.map(place);
         let (mut number_in_out, mut delta_in_out) = (None, None);
@@ -137,8 +135,8 @@ impl EventWriter {
             out.extend_from_slice(&data.as_bytes()[passed..end]);
         };
         let mut passed = 0;
-        for (begin, end, new) in &all {
-            copy(passed, *begin, out);
+        for (at, new) in &all {
+            copy(passed, at.start, out);
             let written = out.len();
             match new {
                 Replacement::Number(number) => {
@@ -148,11 +146,11 @@ impl EventWriter {
             }
             if number_in_data
                 .as_ref()
-                .is_some_and(|number| number.start == *begin)
+                .is_some_and(|number| number.start == at.start)
             {
                 number_in_out = Some(written..out.len());
             }
-            passed = *end;
+            passed = at.end;
         }
         let whole = data.trim_end().len().max(passed);
         if number_in_data.is_some() {

@@ -6,7 +6,7 @@ use hyper::header::HeaderName;
 
 use super::client_frame::Lane;
 use crate::openai::error::ApiError;
-use crate::responses::members::put_text;
+use crate::responses::members::{put_string, put_text};
 
 /// Headers of an answer over HTTP that a client needs to know when to try again. In alphabetical order.
 const HEADERS: [HeaderName; 3] = [
@@ -26,8 +26,7 @@ pub fn of_answer(status: u16, headers: &HeaderMap, body: &[u8], lane: &Lane) -> 
     let mut out = Vec::with_capacity(body.len() + 128);
     out.extend_from_slice(format!(r#"{{"type":"error","status":{status}"#).as_bytes());
     if let Some(name) = lane.name() {
-        out.extend_from_slice(br#","stream_id":"#);
-        put_text(&mut out, name);
+        put_string(&mut out, "stream_id", name);
     }
     out.extend_from_slice(br#","error":"#);
     let error = body.strip_prefix(br#"{"error":"#);

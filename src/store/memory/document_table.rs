@@ -162,11 +162,7 @@ impl DocumentTable {
         tenant: Tenant,
         page: &DocumentPage,
     ) -> DocumentList {
-        let key = |id: &str| DocumentKey {
-            collection,
-            tenant,
-            id: id.to_owned(),
-        };
+        let key = |id: &str| DocumentKey::new(collection, tenant, id);
         let mut after = None;
         if let Some(id) = &page.after {
             let Some(found) = self.documents.get(&key(id)) else {
@@ -210,13 +206,7 @@ impl DocumentTable {
             .take_while(|(of, due_ms, ..)| *of == collection && *due_ms <= now_ms)
             .skip(places.start)
             .take(places.len())
-            .filter_map(|(_, _, tenant, id)| {
-                self.find(DocumentKey {
-                    collection,
-                    tenant: *tenant,
-                    id: id.clone(),
-                })
-            })
+            .filter_map(|(_, _, tenant, id)| self.find(DocumentKey::new(collection, *tenant, id)))
             .collect()
     }
 }

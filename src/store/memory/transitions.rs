@@ -127,12 +127,7 @@ impl Response {
         run.status_before_cancel = Some(self.status);
         let number = run.log.last().map_or(0, |last| last + 1);
         let has_output = run.streams && number > 0;
-        let batch = EventBatch {
-            first: number,
-            last: number,
-            bytes: Bytes::copy_from_slice(&cancel.event),
-            tokens: Bytes::new(),
-        };
+        let batch = EventBatch::new(number, number, Bytes::copy_from_slice(&cancel.event));
         let _ = run.log.append(&batch, keep.max_event_log);
         let content = Content {
             response: cancel.response,

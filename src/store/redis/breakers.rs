@@ -131,11 +131,7 @@ mod tests {
         };
         let gauge = IntGauge::new("state", "of the test").unwrap();
         let breakers = Breakers::new(&settings, true, gauge.clone());
-        let get = |key: &str| {
-            let mut command = redis::cmd("GET");
-            command.arg(key);
-            Request::Command(command)
-        };
+        let get = |key: &str| Request::command("GET", key);
         let (down, up) = (get("foo"), get("bar"));
         assert_eq!(breakers.on_failure(&down, now), Some(State::Closed));
         assert!(breakers.admit(&down, now).is_err() && breakers.admit(&up, now).is_ok());

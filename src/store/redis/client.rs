@@ -77,11 +77,10 @@ impl ResponseStore for Redis {
             if self.executor.is_fresh() && !self.memory.is_due() {
                 return self.memory.last();
             }
-            let mut write = redis::cmd("ZADD");
             // As large as what did not fit: Redis counts a request that it reads, and a small one may fit where no record does.
             let room = vec![0_u8; self.memory.room()];
-            write.arg(self.keys.owners()).arg("XX").arg(0).arg(room);
-            let result = self.execute(Kind::Write, Request::Command(write)).await;
+            let write = Request::command("ZADD", (self.keys.owners(), "XX", 0, room));
+            let result = self.execute(Kind::Write, write).await;
             self.memory.on_checked(&result);
             result.map(drop)
         })
@@ -124,9 +123,8 @@ impl ResponseStore for Redis {
                     ],
                 ),
             };
-            let mut info = redis::cmd(command[0]);
-            info.arg(&command[1..]);
-            if let Ok(value) = self.execute(Kind::Read, Request::Command(info)).await
+            let info = Request::command(command[0], &command[1..]);
+            if let Ok(value) = self.execute(Kind::Read, info).await
                 && let Ok(text) = redis::from_redis_value::<String>(value)
             {
                 let lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -162,14 +162,10 @@ impl Conversations for Redis {
             .meter(Op::RenewLock, move || self.take_lock(key, "renew", claim))
     }
 
-    fn commit(
-        &self,
-        key: ConversationKey,
-        token: IdempotencyToken,
-        items: Vec<Item>,
-    ) -> StoreFuture<'_, PutOutcome> {
+    fn commit(&self, commit: Commit) -> StoreFuture<'_, PutOutcome> {
         self.meters.meter(Op::Commit, move || {
-            self.put_items(key, PutKind::Commit, token, items, Bytes::new())
+            let (key, token) = (commit.conversation, commit.token);
+            self.put_items(key, PutKind::Commit, token, commit.items, Bytes::new())
         })
     }
 
@@ -320,9 +316,7 @@ impl Redis {
     /// Deletes pieces that no item uses.
     fn delete_pieces(&self, item_values: String, pieces: Vec<String>) {
         if !pieces.is_empty() {
-            let mut delete = redis::cmd("HDEL");
-            delete.arg(item_values).arg(pieces);
-            self.send_detached(Request::Command(delete));
+            self.send_detached(Request::command("HDEL", (item_values, pieces)));
         }
     }
 

@@ -246,11 +246,7 @@ impl Redis {
             listed.has_more = reply.word()? == "1";
             after = reply.word()?;
             while !reply.is_empty() {
-                let key = DocumentKey {
-                    collection,
-                    tenant,
-                    id: reply.word()?,
-                };
+                let key = DocumentKey::new(collection, tenant, reply.word()?);
                 let entry = reply.whole("document")?;
                 match self.read_document(key.clone(), &entry).await {
                     Ok(document) => listed.documents.push(document),

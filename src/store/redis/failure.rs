@@ -90,25 +90,23 @@ pub(super) fn classify(error: &RedisError) -> Failure {
         }
         code => code,
     };
+    let of_one_key = |error| Failure {
+        error,
+        is_server_failure: false,
+    };
+    let refused = || server_failure(unavailable(BUSY_RETRY, &reason));
     match code {
         Some("OOM") => {
-            return Failure {
-                error: Error::Full {
-                    retry_after: BUSY_RETRY,
-                },
-                is_server_failure: false,
-            };
+            let retry_after = BUSY_RETRY;
+            return of_one_key(Error::Full { retry_after });
         }
         Some("NEWER") => {
             let reason = format!("written by a newer release: {reason}");
-            return Failure {
-                error: Error::Unreadable(reason.into()),
-                is_server_failure: false,
-            };
+            return of_one_key(Error::Unreadable(reason.into()));
         }
         // Blocked by a script, missing replicas, a full disk, wrong credentials.
         Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
-            return server_failure(unavailable(BUSY_RETRY, &reason));
+            return refused();
         }
         _ => {}
     }
@@ -125,23 +123,18 @@ pub(super) fn classify(error: &RedisError) -> Failure {
             | ServerErrorKind::NoScript
             | ServerErrorKind::NoPerm
             | ServerErrorKind::CrossSlot,
-        ) => server_failure(unavailable(BUSY_RETRY, &reason)),
+        ) => refused(),
         // The request was never sent.
         ErrorKind::ClusterConnectionNotFound
         | ErrorKind::AuthenticationFailed
         | ErrorKind::InvalidClientConfig
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel
-        | ErrorKind::EmptySentinelList => server_failure(unavailable(BUSY_RETRY, &reason)),
-        ErrorKind::Io if error.is_connection_refusal() => {
-            server_failure(unavailable(BUSY_RETRY, &reason))
-        }
+        | ErrorKind::EmptySentinelList => refused(),
+        ErrorKind::Io if error.is_connection_refusal() => refused(),
         // A command that the server does not have was not executed.
-        _ if refused_command(&reason).is_some() => server_failure(unavailable(BUSY_RETRY, &reason)),
-        _ if is_key_damaged(error) => Failure {
-            error: Error::Unreadable(reason.into()),
-            is_server_failure: false,
-        },
+        _ if refused_command(&reason).is_some() => refused(),
+        _ if is_key_damaged(error) => of_one_key(Error::Unreadable(reason.into())),
         _ => server_failure(unknown(&reason)),
     }
 }

@@ -175,11 +175,8 @@ pub(super) fn parse_document_member(collection: Collection, text: &str) -> Optio
     if tenant.len() != 16 {
         return None;
     }
-    Some(DocumentKey {
-        collection,
-        tenant: Tenant::tagged(u64::from_str_radix(tenant, 16).ok()?),
-        id: id.to_owned(),
-    })
+    let tenant = Tenant::tagged(u64::from_str_radix(tenant, 16).ok()?);
+    Some(DocumentKey::new(collection, tenant, id))
 }
 
 pub(super) fn parse_owner(text: &str) -> Option<Owner> {

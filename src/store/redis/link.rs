@@ -33,10 +33,7 @@ enum State {
         /// Whether the previous attempt failed.
         is_retry: bool,
     },
-    Up {
-        number: u64,
-        wire: Wire,
-    },
+    Up(Connection),
     /// The last attempt failed. The next use starts another one.
     Failed {
         reason: Arc<str>,
@@ -71,6 +68,24 @@ pub(super) struct Link {
     may_evict: IntGauge,
 }
 
+impl State {
+    fn is_up(&self, number: u64) -> bool {
+        matches!(self, Self::Up(current) if current.number == number)
+    }
+}
+
+impl Slot {
+    /// Drops the connection with this number if it is lost. False if it stays, or was replaced already.
+    fn replace(&self, number: u64, is_lost: impl FnOnce() -> bool) -> bool {
+        let mut state = self.state.lock();
+        let is_replaced = state.is_up(number) && is_lost();
+        if is_replaced {
+            *state = State::Idle;
+        }
+        is_replaced
+    }
+}
+
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link")
@@ -80,6 +95,7 @@ impl std::fmt::Debug for Link {
 }
 
 /// A connection, and a number that its successors in the same slot do not have.
+#[derive(Clone)]
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) number: u64,
@@ -118,7 +134,7 @@ impl Link {
         let uses_shared = match &*slot.state.lock() {
             State::Failed { at, .. } => observe::now().saturating_duration_since(*at) < OWN_RETRY,
             State::Connecting { is_retry } => *is_retry,
-            State::Idle | State::Up { .. } => false,
+            State::Idle | State::Up(_) => false,
         };
         if uses_shared { SHARED } else { io_thread }
     }
@@ -136,10 +152,7 @@ impl Link {
     /// The connection with this index, if it is open.
     pub(super) fn up(&self, index: usize) -> Option<Connection> {
         match &*self.slots[index].state.lock() {
-            State::Up { number, wire } => Some(Connection {
-                wire: wire.clone(),
-                number: *number,
-            }),
+            State::Up(connection) => Some(connection.clone()),
             State::Idle | State::Connecting { .. } | State::Failed { .. } => None,
         }
     }
@@ -155,12 +168,7 @@ impl Link {
             let begins = {
                 let mut state = state.lock();
                 match &*state {
-                    State::Up { number, wire } => {
-                        return Ok(Connection {
-                            wire: wire.clone(),
-                            number: *number,
-                        });
-                    }
+                    State::Up(connection) => return Ok(connection.clone()),
                     State::Failed { reason, .. } if has_waited => return Err(reason.clone()),
                     State::Connecting { .. } => false,
                     State::Idle | State::Failed { .. } => {
@@ -199,7 +207,7 @@ impl Link {
                     self.check_eviction(wire.clone()).await;
                 }
                 self.connects.inc();
-                State::Up { number, wire }
+                State::Up(Connection { wire, number })
             }
             Ok(Err(error)) => failed(&error_text(&error)),
             Err(_) => failed("connecting timed out"),
@@ -211,9 +219,8 @@ impl Link {
 
     /// Warns if Redis may evict keys: responses, histories, or what says which replica runs what.
     pub(super) async fn check_eviction(&self, mut wire: Wire) {
-        let mut command = redis::cmd("INFO");
-        command.arg("memory");
-        let reply = tokio::time::timeout(self.timeout, wire.one(&command)).await;
+        let mut info = redis::cmd("INFO");
+        let reply = tokio::time::timeout(self.timeout, wire.one(info.arg("memory"))).await;
         // Some services refuse this command.
         let Ok(Ok(value)) = reply else { return };
         let Ok(text) = redis::from_redis_value::<String>(value) else {
@@ -262,16 +269,8 @@ impl Link {
     /// A reply timed out. A connection that times out repeatedly is replaced, the others are kept.
     pub(super) fn on_timeout(&self, index: usize, number: u64) {
         let slot = &self.slots[index];
-        let is_lost = {
-            let mut state = slot.state.lock();
-            let is_lost = matches!(&*state, State::Up { number: current, .. } if *current == number)
-                && slot.timeouts.fetch_add(1, Relaxed) + 1 >= TIMEOUTS_MAX;
-            if is_lost {
-                *state = State::Idle;
-            }
-            is_lost
-        };
-        if is_lost {
+        let is_lost = || slot.timeouts.fetch_add(1, Relaxed) + 1 >= TIMEOUTS_MAX;
+        if slot.replace(number, is_lost) {
             warn!(
                 connection = index,
                 "a connection to Redis timed out repeatedly; it is replaced"
@@ -281,16 +280,7 @@ impl Link {
 
     /// A reply belongs to another request, and so do all that follow on this connection.
     pub(super) fn on_foreign_reply(&self, index: usize, number: u64) {
-        let is_current = {
-            let mut state = self.slots[index].state.lock();
-            let is_current =
-                matches!(&*state, State::Up { number: current, .. } if *current == number);
-            if is_current {
-                *state = State::Idle;
-            }
-            is_current
-        };
-        if is_current {
+        if self.slots[index].replace(number, || true) {
             warn!(
                 connection = index,
                 "a reply of Redis belongs to another request: a reply was lost or repeated between router and Redis; the connection is replaced"
@@ -301,10 +291,7 @@ impl Link {
     /// Drops this connection and all others: a server that is gone, or no longer the master, affects all of
     /// them. Does nothing if the connection was replaced already.
     pub(super) fn lose(&self, index: usize, number: u64) {
-        let is_current = {
-            let state = self.slots[index].state.lock();
-            matches!(&*state, State::Up { number: current, .. } if *current == number)
-        };
+        let is_current = self.slots[index].state.lock().is_up(number);
         if is_current {
             self.lose_all();
         }
@@ -314,7 +301,7 @@ impl Link {
         self.generation.fetch_add(1, Relaxed);
         for slot in &self.slots {
             let mut state = slot.state.lock();
-            if matches!(&*state, State::Up { .. }) {
+            if matches!(&*state, State::Up(_)) {
                 *state = State::Idle;
             }
         }

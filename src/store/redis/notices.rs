@@ -14,24 +14,11 @@ impl Redis {
     /// Sends a notice to an owner. Without it the owner learns of the change half a second later.
     pub(super) async fn notify(&self, owner: Owner, key: ResponseKey, kind: NoticeKind) {
         let notices = self.keys.notices(owner);
-        let mut add = redis::cmd("XADD");
-        add.arg(&notices)
-            .arg("MAXLEN")
-            .arg("~")
-            .arg(NOTICES_MAX)
-            .arg("*")
-            .arg("k")
-            .arg(member(key))
-            .arg("w")
-            .arg(kind.as_str());
-        if self
-            .execute(Kind::Write, Request::Command(add))
-            .await
-            .is_ok()
-        {
-            let mut expire = redis::cmd("EXPIRE");
-            expire.arg(notices).arg(NOTICES_TTL_S);
-            self.send_detached(Request::Command(expire));
+        let max = ("MAXLEN", "~", NOTICES_MAX);
+        let fields = ("k", member(key), "w", kind.as_str());
+        let add = Request::command("XADD", (&notices, max, "*", fields));
+        if self.execute(Kind::Write, add).await.is_ok() {
+            self.send_detached(Request::command("EXPIRE", (notices, NOTICES_TTL_S)));
         }
     }
 
@@ -40,14 +27,10 @@ impl Redis {
         owner: Owner,
         after: NoticeCursor,
     ) -> Result<(Vec<Notice>, NoticeCursor), Error> {
-        let mut range = redis::cmd("XRANGE");
-        range
-            .arg(self.keys.notices(owner))
-            .arg(format!("({}-{}", after.0, after.1))
-            .arg("+")
-            .arg("COUNT")
-            .arg(NOTICES_MAX);
-        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(range)).await?)?;
+        let from = format!("({}-{}", after.0, after.1);
+        let range = (self.keys.notices(owner), from, "+", "COUNT", NOTICES_MAX);
+        let range = Request::command("XRANGE", range);
+        let mut reply = Reply::new(self.execute(Kind::Read, range).await?)?;
         let (mut notices, mut cursor) = (Vec::new(), after);
         while !reply.is_empty() {
             let mut entry = Reply::new(reply.value())?;

@@ -77,9 +77,7 @@ impl Redis {
                 return false;
             }
         }
-        let mut forget = redis::cmd("HDEL");
-        forget.arg(self.keys.record(key)).arg("wh");
-        self.send_detached(Request::Command(forget));
+        self.send_detached(Request::command("HDEL", (self.keys.record(key), "wh")));
         true
     }
 
@@ -88,9 +86,8 @@ impl Redis {
         if self.subscriptions.load().subscribers.is_empty() {
             return true;
         }
-        let mut read = redis::cmd("HGET");
-        read.arg(self.keys.record(key)).arg("wh");
-        let value = self.execute(Kind::Read, Request::Command(read)).await;
+        let read = Request::command("HGET", (self.keys.record(key), "wh"));
+        let value = self.execute(Kind::Read, read).await;
         match value.and_then(super::reply::bytes) {
             Ok(None) => true,
             Ok(Some(text)) => {
@@ -224,9 +221,8 @@ impl Outbox for Redis {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::EnableEndpoint, move || async move {
             let [.., disabled] = self.keys.outbox(&endpoint);
-            let mut delete = redis::cmd("DEL");
-            delete.arg(disabled);
-            let deleted = self.execute(Kind::Write, Request::Command(delete)).await?;
+            let delete = Request::command("DEL", disabled);
+            let deleted = self.execute(Kind::Write, delete).await?;
             Ok(deleted == redis::Value::Int(1))
         })
     }

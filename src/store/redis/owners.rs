@@ -44,9 +44,8 @@ impl Redis {
         if seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed)) {
             return Ok(false);
         }
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.keys.lease(owner));
-        let value = self.execute(Kind::Read, Request::Command(exists)).await?;
+        let exists = Request::command("EXISTS", self.keys.lease(owner));
+        let value = self.execute(Kind::Read, exists).await?;
         Ok(value != redis::Value::Int(1))
     }
 
@@ -63,33 +62,28 @@ impl Redis {
         owner: Owner,
         key: ResponseKey,
     ) -> Result<(), Error> {
-        let mut note = redis::cmd("SADD");
-        note.arg(self.keys.running(None)).arg(member(key));
-        self.execute(Kind::Write, Request::Command(note)).await?;
+        let note = Request::command("SADD", (self.keys.running(None), member(key)));
+        self.execute(Kind::Write, note).await?;
         // Awaited, because this owner may take it over again.
-        let mut forget = redis::cmd("SREM");
-        forget.arg(self.keys.running(Some(owner))).arg(member(key));
-        self.execute(Kind::Write, Request::Command(forget)).await?;
+        let forget = Request::command("SREM", (self.keys.running(Some(owner)), member(key)));
+        self.execute(Kind::Write, forget).await?;
         Ok(())
     }
 
     /// Reports the owners with their names and number of runs, and the number of orphans. The set of a dead
     /// owner counts until a scan has gone through it.
     pub(super) async fn report_owners(&self) -> Result<(serde_json::Value, i64), Error> {
-        let mut released = redis::cmd("SCARD");
-        released.arg(self.keys.running(None));
-        let mut orphans = match self.execute(Kind::Read, Request::Command(released)).await? {
+        let released = Request::command("SCARD", self.keys.running(None));
+        let mut orphans = match self.execute(Kind::Read, released).await? {
             redis::Value::Int(count) => count,
             _ => 0,
         };
         let mut owners = Vec::new();
         for (owner, seen_ms) in self.all_owners().await? {
-            let mut name = redis::cmd("GET");
-            name.arg(self.keys.lease(owner));
-            let name = self.execute(Kind::Read, Request::Command(name)).await?;
-            let mut running = redis::cmd("SCARD");
-            running.arg(self.keys.running(Some(owner)));
-            let running = self.execute(Kind::Read, Request::Command(running)).await?;
+            let name = Request::command("GET", self.keys.lease(owner));
+            let name = self.execute(Kind::Read, name).await?;
+            let running = Request::command("SCARD", self.keys.running(Some(owner)));
+            let running = self.execute(Kind::Read, running).await?;
             let name = bytes(name)?.map(|name| String::from_utf8_lossy(&name).into_owned());
             let running = match running {
                 redis::Value::Int(count) => count,
@@ -111,24 +105,17 @@ impl Redis {
 
     /// Adds the response to the set of its owner.
     pub(super) async fn index(&self, fence: FencingToken, key: ResponseKey) -> Result<(), Error> {
-        let mut note = redis::cmd("SADD");
-        note.arg(self.keys.running(Some(fence.owner)))
-            .arg(member(key));
-        self.execute(Kind::Write, Request::Command(note)).await?;
+        let note = Request::command("SADD", (self.keys.running(Some(fence.owner)), member(key)));
+        self.execute(Kind::Write, note).await?;
         // Scans must find this owner, whether a heartbeat of it came or not.
-        let mut list = redis::cmd("ZADD");
-        list.arg(self.keys.owners())
-            .arg("NX")
-            .arg(0)
-            .arg(fence.owner.to_string());
-        self.send_to_owners(Request::Command(list)).await;
+        let entry = (self.keys.owners(), "NX", 0, fence.owner.to_string());
+        self.send_to_owners(Request::command("ZADD", entry)).await;
         Ok(())
     }
 
     /// Removes the response from the set of its owner. If this fails, a later scan removes it.
     pub(super) fn unindex(&self, owner: Option<Owner>, key: ResponseKey) {
-        let mut command = redis::cmd("SREM");
-        command.arg(self.keys.running(owner)).arg(member(key));
-        self.send_detached(Request::Command(command));
+        let entry = (self.keys.running(owner), member(key));
+        self.send_detached(Request::command("SREM", entry));
     }
 }

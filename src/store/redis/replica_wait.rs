@@ -118,10 +118,8 @@ impl ReplicaWait {
         } else {
             self.answered.load(std::sync::atomic::Ordering::Acquire)
         };
-        let mut command = redis::cmd("WAIT");
-        command
-            .arg(self.replicas)
-            .arg(self.timeout.as_millis() as u64);
+        let timeout_ms = self.timeout.as_millis() as u64;
+        let command = redis::cmd("WAIT").arg((self.replicas, timeout_ms)).take();
         let waiting = connection.wire.at_slot(command, slot(key));
         let reply = tokio::time::timeout(self.timeout + REPLY_TIMEOUT, waiting).await;
         let has_enough = match reply {

@@ -1,6 +1,6 @@
 //! A request to Redis: a command or a script, how large it may be, and whether it may be repeated.
 
-use redis::Cmd;
+use redis::{Cmd, ToRedisArgs};
 
 use super::scripts::Call;
 
@@ -12,6 +12,10 @@ pub(super) enum Request {
 }
 
 impl Request {
+    pub(super) fn command(name: &str, args: impl ToRedisArgs) -> Self {
+        Self::Command(redis::cmd(name).arg(args).take())
+    }
+
     /// The first key, which determines the node of a cluster; empty for a command without one.
     pub(super) fn first_key(&self) -> &[u8] {
         match self {

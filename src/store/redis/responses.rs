@@ -105,12 +105,7 @@ impl Responses for Redis {
             if reply.version()?.is_none() || reply.word()? == "e" {
                 return Ok(None);
             }
-            let input = reply.whole("input")?;
-            if !is_split(&input) {
-                return self.unpack(input).await.map(Some);
-            }
-            let values = self.values([key].into_iter(), &["in"], false).await?;
-            Ok(values.into_iter().flatten().flatten().next())
+            self.value(key, "in", reply.whole("input")?).await
         })
     }
 
@@ -120,14 +115,10 @@ impl Responses for Redis {
             if reply.version()?.is_none() {
                 return Ok(None);
             }
-            let Some(request) = reply.bytes()? else {
-                return Ok(None);
-            };
-            if !is_split(&request) {
-                return self.unpack(request).await.map(Some);
+            match reply.bytes()? {
+                Some(request) => self.value(key, "rq", request).await,
+                None => Ok(None),
             }
-            let values = self.values([key].into_iter(), &["rq"], false).await?;
-            Ok(values.into_iter().flatten().flatten().next())
         })
     }
 
@@ -369,6 +360,20 @@ impl Redis {
             self.index(fence, key).await.map_err(after_a_write)?;
         }
         Ok(put)
+    }
+
+    /// The value of a field that was read, with its pieces if it is large. `None`: it was deleted meanwhile.
+    async fn value(
+        &self,
+        key: ResponseKey,
+        name: &'static str,
+        field: Vec<u8>,
+    ) -> Result<Option<Bytes>, Error> {
+        if !is_split(&field) {
+            return self.unpack(field).await.map(Some);
+        }
+        let values = self.values([key].into_iter(), &[name], false).await?;
+        Ok(values.into_iter().flatten().flatten().next())
     }
 
     /// Writes a record that continues `chain`. False if all records of that must be looked at first.

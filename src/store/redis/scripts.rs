@@ -286,10 +286,8 @@ impl Call {
         for arg in &self.args {
             arg.write(&mut fields);
         }
-        let mut echo = redis::cmd("ECHO");
-        echo.arg(self.number);
         let mut commands = Pipeline::with_capacity(2);
-        commands.add_command(fields).add_command(echo);
+        commands.add_command(fields).cmd("ECHO").arg(self.number);
         Some(commands)
     }
 

@@ -35,14 +35,11 @@ impl Ownership for Redis {
             let lease_ms = lease.as_millis() as u64;
             self.lease_ms.store(lease_ms, Relaxed);
             // A server that is out of memory does not refuse this one.
-            let mut renew = redis::cmd("PEXPIRE");
-            renew.arg(self.keys.lease(owner)).arg(lease_ms);
-            let renewed = self.execute(Kind::Write, Request::Command(renew)).await?;
+            let renew = Request::command("PEXPIRE", (self.keys.lease(owner), lease_ms));
+            let renewed = self.execute(Kind::Write, renew).await?;
             if renewed != redis::Value::Int(1) {
-                let mut set = redis::cmd("SET");
-                set.arg(self.keys.lease(owner)).arg(name);
-                set.arg("PX").arg(lease_ms);
-                self.execute(Kind::Write, Request::Command(set)).await?;
+                let set = Request::command("SET", (self.keys.lease(owner), name, "PX", lease_ms));
+                self.execute(Kind::Write, set).await?;
             }
             let seen = Call::new(Name::SEEN)
                 .key(self.keys.owners())
@@ -56,14 +53,11 @@ impl Ownership for Redis {
 
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
         self.meters.meter(Op::EndLease, move || async move {
-            let mut left = redis::cmd("ZADD");
-            left.arg(self.keys.owners()).arg("XX");
-            left.arg(0).arg(owner.to_string());
+            let left = Request::command("ZADD", (self.keys.owners(), "XX", 0, owner.to_string()));
             // If it fails, the owner counts as dead when its lease would have ended.
-            drop(self.execute(Kind::Write, Request::Command(left)).await);
-            let mut delete = redis::cmd("DEL");
-            delete.arg(self.keys.lease(owner));
-            self.execute(Kind::Write, Request::Command(delete)).await?;
+            drop(self.execute(Kind::Write, left).await);
+            let delete = Request::command("DEL", self.keys.lease(owner));
+            self.execute(Kind::Write, delete).await?;
             Ok(())
         })
     }
@@ -123,9 +117,8 @@ impl Ownership for Redis {
                     && has_any == Some(false)
                     && seen.is_none_or(|seen| seen > DEAD_OWNER_KEPT_MS)
                 {
-                    let mut forget = redis::cmd("ZREM");
-                    forget.arg(self.keys.owners()).arg(owner.to_string());
-                    self.send_detached(Request::Command(forget));
+                    let forget = Request::command("ZREM", (self.keys.owners(), owner.to_string()));
+                    self.send_detached(forget);
                 }
             }
             // A response that is being released may be in two sets.
@@ -143,9 +136,8 @@ impl Ownership for Redis {
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
         self.meters.meter(Op::Untracked, move || async move {
-            let mut members = redis::cmd("SMEMBERS");
-            members.arg(self.keys.running(Some(owner)));
-            let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
+            let members = Request::command("SMEMBERS", self.keys.running(Some(owner)));
+            let mut reply = Reply::new(self.execute(Kind::Read, members).await?)?;
             let running: HashSet<ResponseKey> = running.into_iter().collect();
             let mut keys = Vec::new();
             while !reply.is_empty() {
@@ -314,9 +306,8 @@ impl Redis {
             return Ok(None);
         }
         let left = max - orphans.len();
-        let mut members = redis::cmd("SRANDMEMBER");
-        members.arg(self.keys.running(owner)).arg(left);
-        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
+        let members = Request::command("SRANDMEMBER", (self.keys.running(owner), left));
+        let mut reply = Reply::new(self.execute(Kind::Read, members).await?)?;
         let mut keys = Vec::new();
         while !reply.is_empty() {
             keys.extend(parse_member(&reply.word()?));

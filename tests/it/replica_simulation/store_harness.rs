@@ -17,7 +17,7 @@ use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
 use warmroute::store::record::{InitialState, Retention};
 use warmroute::store::{
-    self, BackgroundResponses, CancelOutcome, Claim, Commit, ConversationKey, Conversations,
+    self, BackgroundResponses, CancelOutcome, Claim, ConversationKey, Conversations,
     IdempotencyToken, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, Owner, Ownership,
     Record, ResponseKey, Responses, RetentionSettings, Status, StoreFuture, WriteOutcome,
 };
@@ -352,10 +352,7 @@ impl StoreHarness {
                 StoreReply::Nothing(done(memory.unlock(turns::conversation(), token)))
             }
             StoreRequest::History => StoreReply::History(Ok(turns::ids(&self.turns()))),
-            StoreRequest::Commit(commit) => {
-                let Commit { token, items, .. } = commit;
-                StoreReply::Put(done(memory.commit(turns::conversation(), token, items)))
-            }
+            StoreRequest::Commit(commit) => StoreReply::Put(done(memory.commit(commit))),
         };
         if self.scenario == Scenario::Turns && ask.is_write() {
             turns::check_order(now, &self.turns())?;

@@ -23,6 +23,14 @@ fn items(numbers: std::ops::Range<usize>) -> Vec<Item> {
     numbers.map(item).collect()
 }
 
+fn turn(conversation: ConversationKey, token: IdempotencyToken, items: Vec<Item>) -> Commit {
+    Commit {
+        conversation,
+        token,
+        items,
+    }
+}
+
 fn new(items: Vec<Item>) -> NewConversation {
     NewConversation {
         token: token(),
@@ -302,13 +310,13 @@ async fn one_response_at_a_time_has_the_lock() {
         assert_eq!(a.lock(key, claim(mine)).await.unwrap(), LockOutcome::Locked);
         assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), LockOutcome::Busy);
         assert_eq!(
-            b.commit(key, theirs, items(0..1)).await.unwrap(),
+            b.commit(turn(key, theirs, items(0..1))).await.unwrap(),
             PutOutcome::Unlocked
         );
         b.unlock(key, theirs).await.unwrap();
         assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), LockOutcome::Busy);
         assert_eq!(
-            a.commit(key, mine, items(0..2)).await.unwrap(),
+            a.commit(turn(key, mine, items(0..2))).await.unwrap(),
             PutOutcome::Done
         );
         // Its answer was lost, and meanwhile another has the lock.
@@ -317,7 +325,7 @@ async fn one_response_at_a_time_has_the_lock() {
             LockOutcome::Locked
         );
         assert_eq!(
-            a.commit(key, mine, items(0..2)).await.unwrap(),
+            a.commit(turn(key, mine, items(0..2))).await.unwrap(),
             PutOutcome::Done
         );
         assert_eq!(b.lock(key, claim(mine)).await.unwrap(), LockOutcome::Busy);
@@ -326,7 +334,7 @@ async fn one_response_at_a_time_has_the_lock() {
         assert_eq!(b.all_items(key, ALL).await.unwrap(), found(items(0..2)));
         assert!(b.delete_conversation(key).await.unwrap());
         assert_eq!(
-            b.commit(key, token(), items(5..6)).await.unwrap(),
+            b.commit(turn(key, token(), items(5..6))).await.unwrap(),
             PutOutcome::Gone
         );
         b.unlock(key, mine).await.unwrap();
@@ -497,7 +505,7 @@ async fn a_lock_is_renewed_for_its_holder_alone() {
         .await;
         assert_eq!(renewed(mine).await, LockOutcome::Lost);
         // Not even once the other response has added its turn.
-        let put = b.commit(key, theirs, items(0..1)).await.unwrap();
+        let put = b.commit(turn(key, theirs, items(0..1))).await.unwrap();
         assert_eq!(put, PutOutcome::Done);
         assert_eq!(renewed(mine).await, LockOutcome::Lost);
     })
@@ -610,11 +618,11 @@ async fn a_lock_whose_lease_ran_out_is_the_next_ones() {
         })
         .await;
         assert_eq!(
-            a.commit(key, mine, items(0..1)).await.unwrap(),
+            a.commit(turn(key, mine, items(0..1))).await.unwrap(),
             PutOutcome::Unlocked
         );
         assert_eq!(
-            b.commit(key, theirs, items(0..1)).await.unwrap(),
+            b.commit(turn(key, theirs, items(0..1))).await.unwrap(),
             PutOutcome::Done
         );
     })

@@ -6,11 +6,10 @@ use tracing::{debug, warn};
 
 use super::{READ_BYTES, Runner, STORE_PAUSE, in_conversation};
 use crate::observe;
-use crate::responses::background::log::CANCELLED;
+use crate::responses::background::cancel::cancellation;
 use crate::responses::background::recent_ends::EndWrite;
 use crate::responses::background::run_step::{Step, Then};
-use crate::responses::object::with_member;
-use crate::store::{self, Cancellation, CancelledOutput, IdempotencyToken, WriteOutcome};
+use crate::store::{self, CancelledOutput, WriteOutcome};
 
 impl Runner<'_> {
     /// Stores the end, finalises after a cancel, or releases the response.
@@ -163,14 +162,5 @@ impl Runner<'_> {
         if let Some(end) = self.end.take() {
             self.responses.metrics.on_end(end.outcome.status);
         }
-    }
-}
-
-/// A cancel of a response whose cancel was lost. `response`: its object, without output.
-fn cancellation(response: &[u8]) -> Cancellation {
-    Cancellation {
-        token: IdempotencyToken(fastrand::u64(..)),
-        response: with_member(response, "status", "\"cancelled\"").into(),
-        event: CANCELLED.into(),
     }
 }

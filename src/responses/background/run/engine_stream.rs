@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::openai::error::{ApiError, CUTS_CONNECTIONS};
+use crate::openai::error::{Answer, CUTS_CONNECTIONS};
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -42,7 +42,7 @@ impl Responses {
         request: &StoredRequest,
         id: &str,
         call: &EngineCall<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
+    ) -> Answer {
         let settings = &self.background.settings;
         let limit = settings.queue_timeout;
         let mut input = request.input().to_vec();

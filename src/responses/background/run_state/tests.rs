@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::*;
 use crate::responses::background::log;
 use crate::responses::background::run_phase::LOST;

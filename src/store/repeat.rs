@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::store;
+use super::error::Error;
 
-/// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
-const PAUSES: [Duration; 3] = [
+/// Pauses before a write is repeated: 2 s in all, about as long as a failover of the store.
+pub const PAUSES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
     Duration::from_millis(1_400),
@@ -16,16 +16,16 @@ const PAUSES: [Duration; 3] = [
 
 /// Writes, and writes again while the outcome is unknown, which must do no harm. Returns the last outcome; it may be
 /// unknown still.
-pub(super) async fn until_known<T, W: Future<Output = Result<T, store::Error>>>(
+pub async fn until_known<T, W: Future<Output = Result<T, Error>>>(
     write: impl FnMut() -> W,
-) -> Result<T, store::Error> {
-    let is_unknown = |error: &store::Error| matches!(error, store::Error::Unknown { .. });
+) -> Result<T, Error> {
+    let is_unknown = |error: &Error| matches!(error, Error::Unknown { .. });
     repeat(PAUSES, is_unknown, write).await
 }
 
 /// Tries, and tries again after each of the pauses while `is_passing` says of the error that another try may help.
 /// Returns what the last try has returned.
-pub(super) async fn repeat<T, E, W: Future<Output = Result<T, E>>>(
+pub async fn repeat<T, E, W: Future<Output = Result<T, E>>>(
     pauses: impl IntoIterator<Item = Duration>,
     is_passing: impl Fn(&E) -> bool,
     mut attempt: impl FnMut() -> W,
@@ -75,15 +75,15 @@ mod tests {
     #[tokio::test]
     async fn a_write_is_repeated_only_if_its_outcome_is_unknown() {
         let (retry_after, reason) = (Duration::from_secs(1), "no answer");
-        let unknown = store::Error::Unknown {
+        let unknown = Error::Unknown {
             retry_after,
             reason: reason.into(),
         };
-        let unavailable = store::Error::Unavailable {
+        let unavailable = Error::Unavailable {
             retry_after,
             reason: reason.into(),
         };
-        let written = async |first: store::Error| {
+        let written = async |first: Error| {
             let mut ends = [Err(first), Ok(())].into_iter();
             until_known(|| ready(ends.next().unwrap_or(Ok(())))).await
         };
