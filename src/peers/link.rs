@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
 use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
-use super::wire::peer_message::Kind;
 use super::wire::PeerMessage;
+use super::wire::peer_message::Kind;
 use crate::http::connection_tasks::ConnectionTasks;
 use crate::http::grpc;
 
