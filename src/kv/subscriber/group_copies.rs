@@ -59,15 +59,15 @@ impl GroupCopies {
 
     /// A group stores blocks, maybe its first. What the tree has then is of the groups before it, and cannot be reused
     /// without the new one.
-    pub(super) fn learn(&mut self, group: u32, tree: Option<&mut Tree>) {
+    pub(super) fn learn(&mut self, group: u32, tree: &mut Tree) {
         if self.groups.contains(&group) {
             return;
         }
         self.groups.push(group);
         let before = self.groups.len() - 1;
-        let Some(tree) = tree.filter(|_| before > 0) else {
+        if before == 0 {
             return;
-        };
+        }
         for block in tree.list() {
             for (tier, copies) in Tier::ALL.into_iter().zip(block.copies) {
                 let copies = match copies {
@@ -222,13 +222,14 @@ impl GroupCopies {
         true
     }
 
-    fn give_back(&mut self, name: EngineHash, tier: Tier) {
+    fn give_back(&mut self, name: EngineHash, tier: Tier) -> &mut ByGroup {
         let groups = self.groups.len();
         let more = self.more.entry((name, tier)).or_default();
         more.resize(groups, 0);
         for of_group in more.iter_mut() {
             *of_group = of_group.saturating_add(1);
         }
+        more
     }
 
     /// The tree lost a copy because this group did: the others still have theirs.
@@ -239,10 +240,7 @@ impl GroupCopies {
         let Some(position) = self.groups.iter().position(|known| *known == group) else {
             return;
         };
-        self.give_back(name, tier);
-        if let Some(more) = self.more.get_mut(&(name, tier)) {
-            more[position] -= 1;
-        }
+        self.give_back(name, tier)[position] -= 1;
     }
 
     /// It is unknown which copies are gone.
