@@ -180,15 +180,13 @@ impl PageFold {
             self.pages.drop_unused(number);
         }
         self.charge();
-        let removed = Removed {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Event::Removed(Removed {
             hashes: names,
             location: event.location.clone(),
-        };
-        Ok(if removed.hashes.is_empty() {
-            Vec::new()
-        } else {
-            vec![Event::Removed(removed)]
-        })
+        })])
     }
 
     fn next(&self, offset: u8) -> u8 {
