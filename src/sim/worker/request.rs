@@ -360,7 +360,7 @@ impl Common {
         let transfer = self.kv_transfer_params.as_ref();
         match transfer.and_then(|params| params.prompt_token_ids.as_ref()) {
             Some(tokens) => tokens.clone(),
-            None => tokenizer::encode_turns(turns, true),
+            None => tokenizer::encode_turns(turns),
         }
     }
 
