@@ -220,7 +220,8 @@ async fn run_users(
     }
 }
 
-/// An error if a request failed: without its answer the sides have not done the same work.
+/// Prints the table of all sides. A failed request is an error: without its answer the sides have not done the same
+/// work.
 fn print_table(settings: &Settings, table: &str, outcomes: &[Outcome]) -> io::Result<()> {
     print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
     let requests = settings.workload.requests();
