@@ -59,15 +59,15 @@ impl GroupCopies {
 
     /// A group stores blocks, maybe its first. What the tree has then is of the groups before it, and cannot be reused
     /// without the new one.
-    pub(super) fn learn(&mut self, group: u32, tree: &mut Tree) {
+    pub(super) fn learn(&mut self, group: u32, tree: Option<&mut Tree>) {
         if self.groups.contains(&group) {
             return;
         }
         self.groups.push(group);
         let before = self.groups.len() - 1;
-        if before == 0 {
+        let Some(tree) = tree.filter(|_| before > 0) else {
             return;
-        }
+        };
         for block in tree.list() {
             for (tier, copies) in Tier::ALL.into_iter().zip(block.copies) {
                 let copies = match copies {
