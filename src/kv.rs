@@ -22,6 +22,7 @@ pub mod predicted;
 mod prefetch;
 pub mod prefix_owners;
 pub mod protobuf;
+mod reconnects;
 pub mod source;
 pub mod stream;
 pub mod subscriber;

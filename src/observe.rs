@@ -31,17 +31,20 @@ pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
+/// Time since 1970; zero if the clock is before it, which makes only timestamps wrong.
+pub fn since_epoch() -> Duration {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default()
+}
+
 /// Seconds since 1970.
 pub fn unix_s() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs() as i64)
+    since_epoch().as_secs() as i64
 }
 
 /// Milliseconds since 1970, to compare with other machines' clocks.
 pub fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
+    since_epoch().as_millis() as u64
 }
 
 /// An error with its causes, in one line: the first alone often says nothing but that something failed.

@@ -3,11 +3,11 @@
 mod lines;
 
 use std::io::{self, Write};
-use std::time::SystemTime;
 
 use self::lines::{Style, TapFormatter};
 use crate::kv::source::{Source, SourceEvent};
 use crate::kv::zmq::{Metrics, Settings, Target, Zmq};
+use crate::observe;
 use crate::observe::metrics::Registry;
 
 /// Prints the events of `target`. A closed pipe (`| head`) is not an error.
@@ -20,7 +20,7 @@ pub async fn run(target: Target, json: bool) -> io::Result<()> {
         if matches!(event, SourceEvent::Connected { .. }) && source.can_replay() {
             source.replay(0);
         }
-        match print(&formatter.lines(&event, clock())) {
+        match print(&formatter.lines(&event, observe::since_epoch().as_secs_f64())) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             printed => printed?,
         }
@@ -31,9 +31,4 @@ fn print(lines: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(lines.as_bytes())?;
     out.flush()
-}
-
-fn clock() -> f64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
 }

@@ -112,8 +112,7 @@ impl CachedBlocks {
         let size = event.block_size.max(1) as usize;
         let tokens = event.token_ids.chunks_exact(size);
         for (at, (hash, tokens)) in event.hashes.iter().zip(tokens).enumerate() {
-            let keys = event.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
-            if !self.put(*hash, parent, tokens, keys, kind) {
+            if !self.put(*hash, parent, tokens, event.keys(at), kind) {
                 // Its descendants cannot be stored without it.
                 self.missing += (event.hashes.len() - at) as u64;
                 return;

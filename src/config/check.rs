@@ -38,33 +38,24 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     let has_proof =
         config.peers.has_proof() || reader.is_any_refused(&["peers.secret", "peers.tls"]);
     let peers_listen = listen_address(&config.peers.listen);
-    for (key, error) in config.peers.check(peers_listen, has_proof) {
-        reader.problem(&format!("peers.{key}"), error);
-    }
+    reader.part_problems("peers.", config.peers.check(peers_listen, has_proof));
     if config.limits.everybody.is_some() && !config.tenants.is_empty() {
         let message = "has no effect beside `tenants`; write it as `limits` of each tenant";
         reader.problem("limits.everybody", message);
     }
-    for (key, error) in tenant::check(&config.tenants, config.jwt.is_some()) {
-        reader.problem(&format!("tenants{key}"), error);
-    }
+    let found = tenant::check(&config.tenants, config.jwt.is_some());
+    reader.part_problems("tenants", found);
     check_tenant_keys(config, reader);
     if let Some(queue) = config.queue.settings() {
-        for (key, error) in queue.check() {
-            reader.problem(&format!("queue.{key}"), error);
-        }
+        reader.part_problems("queue.", queue.check());
     }
-    for (key, error) in config.limits.check() {
-        reader.problem(&format!("limits.{key}"), error);
-    }
+    reader.part_problems("limits.", config.limits.check());
     let salt_key = &config.tenant_salt_key;
     if !salt_key.is_empty() && salt_key.expose().len() < SECRET_BYTES_MIN {
         let message = format!("must have at least {SECRET_BYTES_MIN} characters");
         reader.problem("tenant_salt_key", message);
     }
-    for (key, error) in config.responses.check() {
-        reader.problem(&format!("responses.{key}"), error);
-    }
+    reader.part_problems("responses.", config.responses.check());
     check_batches(config, reader);
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
@@ -73,9 +64,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
         let is_absent = is_folder_missing(&config.log.access_file);
         reader.file_problem("log.access_file", is_absent, error);
     }
-    for (key, error) in config.api.requests.check() {
-        reader.problem(&format!("api.{key}"), error);
-    }
+    reader.part_problems("api.", config.api.requests.check());
     if let Err(error) = config.usage.check() {
         reader.file_problem("usage.log", is_folder_missing(&config.usage.log), error);
     }
@@ -158,9 +147,8 @@ fn check_tenant_keys(config: &Config, reader: &mut Reader) {
     if api.is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
         return;
     }
-    for (key, error) in tenant::check_strength(&config.tenants, SECRET_BYTES_MIN) {
-        reader.problem(&format!("tenants{key}"), error);
-    }
+    let found = tenant::check_strength(&config.tenants, SECRET_BYTES_MIN);
+    reader.part_problems("tenants", found);
 }
 
 fn check_workers(config: &Config, reader: &mut Reader) {
@@ -218,18 +206,21 @@ fn check_workers(config: &Config, reader: &mut Reader) {
     check_dns_roles(config, reader);
 }
 
+fn not_built_in(what: &str, feature: &str) -> String {
+    format!(
+        "this build cannot {what}: it was made without the feature `{feature}`; build from source with `make dist`, \
+         which has all features, or with `cargo build --release --features {feature}`"
+    )
+}
+
 fn check_traces(config: &Config, reader: &mut Reader) {
     let Some(settings) = &config.traces else {
         return;
     };
     if !traces::IS_BUILT_IN {
-        let message = "this build cannot export traces: it was made without the feature `otlp`; build from source with \
-                       `make dist`, which has all features, or with `cargo build --release --features otlp`";
-        reader.problem("traces", message);
+        reader.problem("traces", not_built_in("export traces", "otlp"));
     }
-    for (key, error) in settings.check() {
-        reader.problem(&format!("traces.{key}"), error);
-    }
+    reader.part_problems("traces.", settings.check());
 }
 
 fn check_jwt(config: &Config, reader: &mut Reader) {
@@ -237,13 +228,9 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
         return;
     };
     if !jwt::IS_BUILT_IN {
-        let message = "this build cannot verify tokens: it was made without the feature `jwt`; build from source with \
-                       `make dist`, which has all features, or with `cargo build --release --features jwt`";
-        reader.problem("jwt", message);
+        reader.problem("jwt", not_built_in("verify tokens", "jwt"));
     }
-    for (key, error) in settings.check() {
-        reader.problem(&format!("jwt.{key}"), error);
-    }
+    reader.part_problems("jwt.", settings.check());
     for (index, issuer) in settings.issuers.iter().enumerate() {
         let Some(file) = issuer.file() else { continue };
         if let Err(error) = jwt::check_file(&file) {
@@ -264,9 +251,7 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
 
 fn check_kubernetes(entry: &kubernetes::Settings, path: &str, reader: &mut Reader) {
     if !kubernetes::IS_BUILT_IN {
-        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; build \
-                       from source with `make dist`, which has all features, or with `cargo build --release --features \
-                       kubernetes`";
+        let message = not_built_in("ask the Kubernetes API", "kubernetes");
         reader.problem(path, message);
     }
     for (key, error) in entry.check() {
@@ -469,9 +454,7 @@ fn check_batches(config: &Config, reader: &mut Reader) {
                        `peers`, write `responses: {store: {redis: \"redis://HOST:6379\"}}`, with any `mode`";
         reader.conflict("batches", &["peers", "responses.store"], message);
     }
-    for (key, error) in config.batches.check() {
-        reader.problem(&format!("batches.{key}"), error);
-    }
+    reader.part_problems("batches.", config.batches.check());
 }
 
 fn check_webhooks(config: &Config, reader: &mut Reader) {

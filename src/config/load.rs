@@ -61,12 +61,10 @@ impl Config {
             .display()
             .to_string();
         let read = Self::read(&name, text, flags.clone(), self.loaded.successor());
-        let (reader, config) = read.map_err(Refused::Invalid)?;
-        let (mut reader, mut config) = if reader.is_good() {
-            (reader, config)
-        } else {
+        let (mut reader, mut config) = read.map_err(Refused::Invalid)?;
+        if !reader.is_good() {
             return Err(Refused::Invalid(reader.into_problems()));
-        };
+        }
         let mut changes = Comparable::of(self).changes(&Comparable::of(&config));
         let changed_files = config.loaded.changed_files();
         changes.extend(changed_files.map(|(model, tokenizer)| Change {

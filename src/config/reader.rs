@@ -99,6 +99,17 @@ impl Reader {
         }
     }
 
+    /// Adds what a part finds wrong with its own settings: the ends of paths that begin with `path`, with a message each.
+    pub fn part_problems<K: Display, M: Display>(
+        &mut self,
+        path: &str,
+        found: impl IntoIterator<Item = (K, M)>,
+    ) {
+        for (key, message) in found {
+            self.problem(&format!("{path}{key}"), message);
+        }
+    }
+
     /// Reports a problem at `path` that follows from the values at `others`, too: not while one of those is refused, which is
     /// reported where it stands.
     pub fn conflict(&mut self, path: &str, others: &[&str], message: impl Display) {

@@ -119,12 +119,9 @@ impl EventsSpec {
                     })?;
                     split(address).map_err(named)
                 };
-                let (host, port) = zmq("endpoint", &self.endpoint)?;
-                let replay = if self.replay.is_empty() {
-                    None
-                } else {
-                    Some(zmq("replay", &self.replay)?)
-                };
+                let endpoint = zmq("endpoint", &self.endpoint)?;
+                let replay = (!self.replay.is_empty()).then(|| zmq("replay", &self.replay));
+                let replay = replay.transpose()?;
                 let of_rank = |(host, port): &(String, u16), rank: u32| {
                     let port = u32::from(*port) + rank;
                     match u16::try_from(port) {
@@ -132,7 +129,6 @@ impl EventsSpec {
                         Err(_) => Err(("ranks", format!("rank {rank} would have port {port}"))),
                     }
                 };
-                let endpoint = (host, port);
                 (0..self.ranks)
                     .map(|rank| {
                         Ok(Endpoint::Zmq {

@@ -27,10 +27,7 @@ pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
             facts.unusable_events.is_empty() && facts.event_endpoints.keys().copied().eq(0..count)
         }
     };
-    let fits = || {
-        let last = status.worker.id.at_rank(count - 1);
-        last.is_some()
-    };
+    let fits = || status.worker.id.at_rank(count - 1).is_some();
     let takes_rank = || match facts.capabilities().rank_pinning {
         RankPinning::Always => true,
         RankPinning::ByVersion { responses_since } => match api {

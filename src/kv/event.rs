@@ -73,6 +73,25 @@ pub struct Stored {
     pub session_id: Option<Box<str>>,
 }
 
+impl Stored {
+    /// What the content of the block at `at` depends on besides tokens.
+    pub fn keys(&self, at: usize) -> &[ExtraKey] {
+        self.extra_keys.get(at).map_or(&[][..], Vec::as_slice)
+    }
+
+    /// The tokens after the block at `at` on which its content depends too.
+    pub fn lookahead(&self, at: usize) -> &[u32] {
+        let tokens = self.keys(at).iter().find_map(|key| match key {
+            ExtraKey::Lookahead(tokens) => Some(&**tokens),
+            ExtraKey::Text(_)
+            | ExtraKey::Blob(_)
+            | ExtraKey::Number(_)
+            | ExtraKey::Multimodal { .. } => None,
+        });
+        tokens.unwrap_or_default()
+    }
+}
+
 /// Blocks that lost one copy each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Removed {

@@ -229,17 +229,16 @@ impl EventFilter {
         if lora_name.is_none() && stored.lora_id.is_some_and(|id| id != 0) {
             return Err(IgnoredReason::UnnamedLora);
         }
-        let first_keys = stored.extra_keys.first().map(Vec::as_slice);
         let salt = match (stored.parent, stored.cache_salt.as_deref()) {
             (Some(_), _) => None,
             (None, Some(salt)) => Some(salt),
-            (None, None) => first_keys.and_then(|keys| extra_keys::salt(keys, lora_name)),
+            (None, None) => extra_keys::salt(stored.keys(0), lora_name),
         };
         let after = match stored.parent {
             Some(parent) => Parent::Block(parent),
             None => Parent::Root(block::chain_root(lora_name, salt)),
         };
-        let lookahead = first_keys.map_or(0, |keys| extra_keys::lookahead(keys).len());
+        let lookahead = stored.lookahead(0).len();
         let shape = BlockShape {
             size: block_size,
             lookahead: u32::try_from(lookahead).unwrap_or(u32::MAX),
@@ -250,11 +249,7 @@ impl EventFilter {
         self.blocks.clear();
         let tokens = stored.token_ids.chunks_exact(block_size.get() as usize);
         for (location, (name, mut tokens)) in stored.hashes.iter().zip(tokens).enumerate() {
-            let keys = stored
-                .extra_keys
-                .get(location)
-                .map_or(&[][..], Vec::as_slice);
-            let after = extra_keys::lookahead(keys);
+            let after = stored.lookahead(location);
             if after.len() != lookahead {
                 return Err(IgnoredReason::InconsistentFields);
             }
@@ -265,7 +260,7 @@ impl EventFilter {
                 tokens = &self.window;
             }
             let salt = salt.filter(|_| location == 0);
-            let local = match extra_keys::hash(keys, lora_name, salt) {
+            let local = match extra_keys::hash(stored.keys(location), lora_name, salt) {
                 None => block::hash_block(tokens),
                 Some(extra) => {
                     self.has_extra_keys = true;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tonic::{Code, Status};
 
 use self::connection::{Call, Connection, PendingCall, Target, is_history_gone};
@@ -31,6 +31,7 @@ use self::session::{Session, SessionEvent, explain};
 pub use self::settings::Settings;
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
+use super::reconnects::{Reconnects, jittered};
 use super::source::{Source, SourceBatch, SourceEvent};
 use crate::http::tls;
 
@@ -47,14 +48,10 @@ pub struct Grpc {
     metrics: Metrics,
     /// Sequence number of the last batch, across connections.
     last: Option<u64>,
-    /// Streams in a row that were not opened, or ended soon.
-    failures: u32,
-    connected_at: Option<Instant>,
+    reconnects: Reconnects,
     service: Option<Service>,
     /// False once the server could not even replay the batch it had just sent.
     keeps_history: bool,
-    /// Why there is no connection, as last reported.
-    last_error: Option<String>,
     on_load: Option<OnLoad>,
 }
 
@@ -83,11 +80,9 @@ impl Grpc {
             is_replaying: false,
             metrics,
             last: None,
-            failures: 0,
-            connected_at: None,
+            reconnects: Reconnects::default(),
             service: None,
             keeps_history: true,
-            last_error: None,
             on_load: None,
         }
     }
@@ -161,9 +156,8 @@ impl Grpc {
 
     fn on_connected(&mut self, connection: Connection, call: Call) {
         self.metrics.connections.inc();
-        self.connected_at = Some(Instant::now());
+        self.reconnects.on_connected();
         self.service = Some(call.service);
-        self.last_error = None;
         let session = Box::new(Session::new(connection, call));
         let incarnation = session.incarnation.clone();
         self.keeps_history |= incarnation.is_some();
@@ -174,13 +168,8 @@ impl Grpc {
 
     fn on_disconnected(&mut self, status: &Status) {
         let settings = &self.target.settings;
-        if self
-            .connected_at
-            .take()
-            .is_some_and(|at| at.elapsed() > settings.max_backoff)
-        {
-            self.failures = 0;
-        }
+        let (backoff, max_backoff) = (settings.backoff, settings.max_backoff);
+        let doubled = self.reconnects.on_closed(backoff, max_backoff);
         // The server would refuse the same number again.
         if is_history_gone(status) {
             self.last = None;
@@ -189,22 +178,14 @@ impl Grpc {
             Code::FailedPrecondition | Code::Unimplemented | Code::InvalidArgument => {
                 settings.refused_backoff
             }
-            _ => settings
-                .backoff
-                .saturating_mul(1 << self.failures.min(16))
-                .min(settings.max_backoff),
+            _ => doubled,
         };
-        self.failures = self.failures.saturating_add(1);
-        // With jitter, so that the routers of a fleet do not reconnect at the same moment.
-        let wait = wait.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.pending_replay = None;
         self.is_replaying = false;
         self.metrics.disconnected(status);
-        self.state = State::Waiting(Box::pin(tokio::time::sleep(wait)));
-        // Attempts mostly fail for the same reason; report it once.
+        self.state = State::Waiting(Box::pin(tokio::time::sleep(jittered(wait))));
         let reason = explain(status);
-        if self.last_error.as_ref() != Some(&reason) {
-            self.last_error = Some(reason.clone());
+        if self.reconnects.is_new(&reason) {
             self.events.push_back(SourceEvent::Disconnected { reason });
         }
     }

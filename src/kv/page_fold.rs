@@ -182,15 +182,13 @@ impl PageFold {
         // Other ranks may need the memory, which they share.
         self.pages.shrink();
         self.charge();
-        let removed = Removed {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Event::Removed(Removed {
             hashes: names,
             location: event.location.clone(),
-        };
-        Ok(if removed.hashes.is_empty() {
-            Vec::new()
-        } else {
-            vec![Event::Removed(removed)]
-        })
+        })])
     }
 
     fn next(&self, offset: u8) -> u8 {

@@ -49,6 +49,7 @@ pub use self::load_socket::LoadSocket;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 use self::zmtp::{Parts, ProtocolError, Role};
+use super::reconnects::{Reconnects, jittered};
 use super::source::{Source, SourceEvent};
 
 /// Where one engine rank publishes.
@@ -68,10 +69,7 @@ pub struct Zmq {
     metrics: Metrics,
     state: State,
     replay: Option<Replay>,
-    /// Failed attempts and short connections in a row.
-    failures: u32,
-    /// Why there is no connection, as last reported.
-    last_error: Option<String>,
+    reconnects: Reconnects,
 }
 
 type Future<T> = Pin<Box<dyn std::future::Future<Output = T> + Send>>;
@@ -84,7 +82,6 @@ enum State {
 
 struct Subscription {
     connection: Connection,
-    since: Instant,
     /// A message that arrived during the handshake.
     early: Option<Parts>,
 }
@@ -105,8 +102,7 @@ impl Zmq {
                 until: Instant::now(),
             },
             replay: None,
-            failures: 0,
-            last_error: None,
+            reconnects: Reconnects::default(),
         }
     }
 
@@ -121,31 +117,18 @@ impl Zmq {
 
     fn on_connected(&mut self, connection: Connection, early: Option<Parts>) -> SourceEvent {
         self.metrics.connections.inc();
-        self.last_error = None;
-        self.state = State::Connected(Box::new(Subscription {
-            connection,
-            since: Instant::now(),
-            early,
-        }));
+        self.reconnects.on_connected();
+        self.state = State::Connected(Box::new(Subscription { connection, early }));
         SourceEvent::Connected { incarnation: None }
     }
 
     /// Schedules the next attempt, and returns the reason as text.
     fn on_closed(&mut self, closed: &CloseReason) -> String {
-        let now = Instant::now();
-        let backoff_max = self.settings.max_backoff;
-        if matches!(&self.state, State::Connected(subscription) if now.duration_since(subscription.since) > backoff_max)
-        {
-            self.failures = 0;
-        }
-        let doubled = self
-            .settings
-            .backoff
-            .saturating_mul(1 << self.failures.min(30));
-        let backoff = doubled.min(self.settings.max_backoff);
-        let wait = backoff.mul_f64(0.5 + fastrand::f64() / 2.0);
-        self.failures = self.failures.saturating_add(1);
-        self.state = State::Waiting { until: now + wait };
+        let (backoff, max_backoff) = (self.settings.backoff, self.settings.max_backoff);
+        let wait = jittered(self.reconnects.on_closed(backoff, max_backoff));
+        self.state = State::Waiting {
+            until: Instant::now() + wait,
+        };
         self.replay = None;
         self.metrics.disconnected(closed.label());
         closed.to_string()
@@ -194,9 +177,7 @@ impl Source for Zmq {
                     Ok((connection, early)) => return self.on_connected(connection, early),
                     Err(closed) => {
                         let reason = self.on_closed(&closed);
-                        // Attempts mostly fail for the same reason; report it once.
-                        if self.last_error.as_ref() != Some(&reason) {
-                            self.last_error = Some(reason.clone());
+                        if self.reconnects.is_new(&reason) {
                             return SourceEvent::Disconnected { reason };
                         }
                     }

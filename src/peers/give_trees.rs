@@ -7,10 +7,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::link::{Failure, Link};
-use super::message::framed;
+use super::link::{Failure, Link, framed};
+use super::metrics::TreeMetrics;
 use super::state::TreeHandler;
-use super::tree_metrics::TreeMetrics;
 use super::tree_wire;
 use super::wire::TreeRequest;
 use super::wire::peer_message::Kind;

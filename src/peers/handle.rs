@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::net::TcpListener;
 
@@ -26,17 +26,7 @@ use crate::observe::metrics;
 
 /// What this replica shares with others. Without other replicas it exists too, and does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Peers(Option<Arc<Shared>>);
-
-#[derive(Debug)]
-struct Shared {
-    state: Arc<State>,
-    /// Until when other replicas are expected though no address is known yet; `None` if none are listed.
-    expected_until: Option<Instant>,
-}
-
-/// A DNS name that has not been resolved by then is not waited for.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
+pub struct Peers(Option<Arc<State>>);
 
 impl Peers {
     /// For a router that is the only one.
@@ -73,49 +63,34 @@ impl Peers {
             secret: settings.secret.clone(),
         };
         let metrics = Metrics::register(registry);
-        let advanced = settings.advanced.clone();
-        let state = State::new(
-            observe::now(),
-            identity,
-            tls,
-            advanced,
-            fleet,
-            routed,
-            metrics,
-        );
+        let now = observe::now();
+        let state = State::new(now, identity, tls, settings, fleet, routed, metrics);
         let scraped = state.clone();
         registry.on_scrape(move || scraped.update_metrics(observe::now()));
-        let is_listed = !settings.discovery.is_empty();
-        Ok(Self(Some(Arc::new(Shared {
-            state,
-            expected_until: is_listed.then(|| observe::now() + FIRST_LOOK),
-        }))))
+        Ok(Self(Some(state)))
     }
 
     /// Accepts and connects other replicas until the drain of `tasks`, which should come last: a draining replica
     /// reports until its last request has ended.
     pub async fn run(self, settings: Settings, listener: TcpListener, tasks: Tasks) {
-        let Some(shared) = self.0 else { return };
-        let state = &shared.state;
+        let Some(state) = self.0 else { return };
         let server = Server {
             state: state.clone(),
             tasks: tasks.clone(),
         };
         tasks.spawn(server.run(listener));
         tasks.spawn_until_stopped(session::report(state.clone()));
-        discovery::follow(state.clone(), settings.discovery, tasks.clone()).await;
+        discovery::follow(state, settings.discovery, tasks).await;
     }
 
     /// True while other replicas are expected and none is connected. One load of an atomic.
     pub fn is_alone(&self) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|shared| shared.state.is_alone())
+        self.0.as_ref().is_some_and(|state| state.is_alone())
     }
 
     /// Other replicas that are connected and not silent. One load of an atomic.
     pub fn connected(&self) -> u32 {
-        self.0.as_ref().map_or(0, |shared| shared.state.connected())
+        self.0.as_ref().map_or(0, |state| state.connected())
     }
 
     /// Whether there may be other replicas.
@@ -125,42 +100,34 @@ impl Peers {
 
     /// Reports whether this replica takes requests.
     pub fn set_ready(&self, is_ready: bool) {
-        if let Some(shared) = &self.0 {
-            shared.state.set_ready(is_ready);
+        if let Some(state) = &self.0 {
+            state.set_ready(is_ready);
         }
     }
 
     /// Reports that this replica takes no new requests.
     pub fn set_draining(&self) {
-        if let Some(shared) = &self.0 {
-            shared.state.set_draining();
+        if let Some(state) = &self.0 {
+            state.set_draining();
         }
     }
 
     /// The replicas that could be asked for their trees now or soon.
     pub fn tree_sources(&self) -> TreeSources {
-        let Some(shared) = &self.0 else {
-            return TreeSources::default();
-        };
-        let now = observe::now();
-        let is_early = shared.expected_until.is_some_and(|until| now < until);
-        // Asked first: an address that comes meanwhile is seen below.
-        let is_unlooked = is_early && !shared.state.has_addresses();
-        let mut sources = shared.state.tree_sources(now);
-        sources.may_grow |= is_unlooked;
-        sources
+        let state = self.0.as_ref();
+        state.map_or_else(TreeSources::default, |state| {
+            state.tree_sources(observe::now())
+        })
     }
 
     /// Calls another replica for its trees.
     pub async fn call_for_trees(&self, address: &str) -> Result<Link, Failure> {
-        let Some(shared) = &self.0 else {
+        let Some(state) = &self.0 else {
             return Err(Failure::NotListening);
         };
-        let state = &shared.state;
-        let call = wire::COPY_TREES;
         client::connect(
             address,
-            call,
+            wire::COPY_TREES,
             &state.identity,
             state.tls.as_deref(),
             &state.settings,
@@ -170,21 +137,20 @@ impl Peers {
 
     /// Serves other replicas' calls for trees. The first handler stays.
     pub fn serve_trees(&self, handler: TreeHandler) {
-        if let Some(shared) = &self.0 {
-            let _ = shared.state.trees.set(handler);
+        if let Some(state) = &self.0 {
+            let _ = state.trees.set(handler);
         }
     }
 
     /// For `/fleet`; `None` without other replicas.
     pub fn status(&self, now: Instant) -> Option<Status> {
-        let shared = self.0.as_ref()?;
-        Some(shared.state.status(now))
+        Some(self.0.as_ref()?.status(now))
     }
 
     /// What each other replica has at a worker.
     pub fn loads(&self, address: &str) -> Vec<LoadRow> {
-        let shared = self.0.as_ref();
-        shared.map_or_else(Vec::new, |shared| shared.state.loads(address))
+        let state = self.0.as_ref();
+        state.map_or_else(Vec::new, |state| state.loads(address))
     }
 }
 

@@ -178,12 +178,10 @@ impl<'a> Handshake<'a> {
             Side::Dialer => b"warmroute peers 1 dialer  ",
             Side::Acceptor => b"warmroute peers 1 acceptor",
         });
-        for part in [dialer.0, acceptor.0] {
-            digest.update(part);
-        }
-        for part in [dialer.1, acceptor.1] {
-            digest.update(part);
-        }
+        digest.update(dialer.0);
+        digest.update(acceptor.0);
+        digest.update(dialer.1);
+        digest.update(acceptor.1);
         Ok(digest)
     }
 }

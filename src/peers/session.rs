@@ -7,7 +7,7 @@ use tonic::Status;
 use tracing::warn;
 
 use super::handshake::InstanceId;
-use super::link::{Link, ReceivingHalf};
+use super::link::Link;
 use super::pace::{self, Pace};
 use super::roster::StreamId;
 use super::state::State;
@@ -37,31 +37,14 @@ pub(super) async fn run(state: Arc<State>, link: Link, address: Option<Arc<str>>
     };
     // From here on the state alone keeps the stream open.
     drop(outgoing);
-    let ending = Ending {
+    let mut ending = Ending {
         state: state.clone(),
         peer: peer.id,
         release: peer.release.clone(),
         stream,
         reason: "this side ended it".to_owned(),
     };
-    receive(
-        &state,
-        ending,
-        &mut receiving,
-        end.cancelled_owned(),
-        &tasks,
-    )
-    .await;
-}
-
-async fn receive(
-    state: &State,
-    mut ending: Ending,
-    receiving: &mut ReceivingHalf,
-    end: impl Future<Output = ()>,
-    tasks: &Tasks,
-) {
-    let mut end = std::pin::pin!(end);
+    let mut end = std::pin::pin!(end.cancelled());
     let mut stopped = std::pin::pin!(tasks.stopped());
     let mut has_warned = false;
     loop {

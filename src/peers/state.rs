@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ use super::metrics::Metrics;
 use super::roster::{Admission, Freshness, Peer, Roster, StreamId};
 use super::routed::RoutedPrompts;
 use super::said::{Level, Said};
-use super::settings::Advanced;
+use super::settings::{Advanced, Settings};
 use super::status::{self, LoadRow, ReplicaRow, Status};
 use super::streams::Streams;
 use super::wire::peer_message::Kind;
@@ -40,6 +40,8 @@ pub(super) struct State {
     pub(super) settings: Advanced,
     pub(super) metrics: Metrics,
     pub(super) trees: OnceLock<TreeHandler>,
+    /// Until when other replicas are expected though no address is known yet; `None` if none are listed.
+    expected_until: Option<Instant>,
     fleet: Arc<Registry>,
     routed: Arc<RoutedPrompts>,
     /// Other replicas are expected, and none is connected.
@@ -72,6 +74,9 @@ struct Inner {
 
 /// A replica that was silent is said to be connected again once it was not for so many times what makes it stale.
 const CALM: u32 = 10;
+
+/// A DNS name that has not been resolved by then is not waited for.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 /// Replicas that could be asked for their trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,11 +115,13 @@ impl State {
         now: Instant,
         identity: Identity,
         tls: Option<Arc<tls::Server>>,
-        settings: Advanced,
+        settings: &Settings,
         fleet: Arc<Registry>,
         routed: Arc<RoutedPrompts>,
         metrics: Metrics,
     ) -> Arc<Self> {
+        let is_listed = !settings.discovery.is_empty();
+        let settings = settings.advanced.clone();
         let roster = Roster::new(
             identity.id,
             settings.stale_after,
@@ -140,6 +147,7 @@ impl State {
             settings,
             metrics,
             trees: OnceLock::new(),
+            expected_until: is_listed.then(|| now + FIRST_LOOK),
             fleet,
             routed,
             is_alone: AtomicBool::new(false),
@@ -407,18 +415,17 @@ impl State {
         let mut addresses = inner.addresses.values();
         let mut peers = inner.roster.peers();
         let has_reported = |peer: InstanceId| inner.table.has_reported(peer);
-        let may_grow = addresses.any(|state| match state {
-            AddressState::Connecting => true,
-            // Its stream may not be open yet.
-            AddressState::Connected(peer) => !has_reported(*peer),
-            _ => false,
-        }) || peers.any(|peer| !has_reported(peer.identity.id));
+        let is_early = self.expected_until.is_some_and(|until| now < until);
+        let is_unlooked = is_early && inner.addresses.is_empty();
+        let may_grow = is_unlooked
+            || addresses.any(|state| match state {
+                AddressState::Connecting => true,
+                // Its stream may not be open yet.
+                AddressState::Connected(peer) => !has_reported(*peer),
+                _ => false,
+            })
+            || peers.any(|peer| !has_reported(peer.identity.id));
         TreeSources { ready, may_grow }
-    }
-
-    /// Whether any listed address was looked at.
-    pub(super) fn has_addresses(&self) -> bool {
-        !self.inner.lock().addresses.is_empty()
     }
 
     pub(super) fn status(&self, now: Instant) -> Status {

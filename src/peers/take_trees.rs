@@ -14,9 +14,8 @@ use tokio::time::timeout;
 use tracing::{debug, info};
 
 use super::handle::Peers;
-use super::link::{Failure, Link};
-use super::message::framed;
-use super::tree_metrics::TreeMetrics;
+use super::link::{Failure, Link, framed};
+use super::metrics::TreeMetrics;
 use super::tree_wire::{self, ArrivingTree, Expected, Unusable};
 use super::wire::peer_message::Kind;
 use super::wire::{TreeChunk, TreeRequest};

@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 
 use super::gauges::WorkerLoad;
 use super::handshake::InstanceId;
+use super::link::framed;
 use super::load_table::LoadTable;
-use super::message::framed;
 use super::numbers::{Numbers, WorkerKey};
 use super::routed::{RoutedPrompts, RoutedWorker};
 use super::wire;

@@ -80,10 +80,7 @@ async fn compare_policies(settings: &Settings) -> io::Result<Deployment> {
     let after = measure(settings, second.as_str(), &deployment, &bars).await;
     bars.end();
     let outcomes = [before, after];
-    let table = report::table(&outcomes);
-    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
-    // Without the failed answers the two sides would not have done the same work.
-    check_failures(&outcomes, settings.workload.requests())?;
+    print_table(settings, &report::table(&outcomes), &outcomes)?;
     let [before, after] = &outcomes;
     print(&report::comparison(before, after))?;
     Ok(deployment)
@@ -110,9 +107,7 @@ async fn compare_disaggregated(settings: &Settings) -> io::Result<Deployment> {
     other.stop().await;
 
     let outcomes = [before, after];
-    let table = report::table(&outcomes);
-    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
-    check_failures(&outcomes, settings.workload.requests())?;
+    print_table(settings, &report::table(&outcomes), &outcomes)?;
     let [before, after] = &outcomes;
     print(&report::disaggregation_comparison(before, after))?;
     print(&messages::kv_transfers(&deployment, after))?;
@@ -138,8 +133,7 @@ async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Depl
     second.stop().await;
     let outcomes = [one, sharing, apart];
     let table = report::replica_table(replicas, &outcomes);
-    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
-    check_failures(&outcomes, settings.workload.requests())?;
+    print_table(settings, &table, &outcomes)?;
     Ok(deployment)
 }
 
@@ -226,7 +220,11 @@ async fn run_users(
     }
 }
 
-fn check_failures(outcomes: &[Outcome], requests: u64) -> io::Result<()> {
+/// Prints the table of all sides. A failed request is an error: without its answer the sides have not done the same
+/// work.
+fn print_table(settings: &Settings, table: &str, outcomes: &[Outcome]) -> io::Result<()> {
+    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
+    let requests = settings.workload.requests();
     let failures: Vec<String> = outcomes
         .iter()
         .filter(|outcome| outcome.tally.failed() > 0)

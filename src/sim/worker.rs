@@ -7,7 +7,6 @@
 
 mod adapters;
 mod body;
-mod clock;
 mod driver;
 mod encode;
 mod error;
@@ -56,6 +55,7 @@ use self::shared::Shared;
 pub use self::transfer::settings::{Connector, Settings as TransferSettings};
 pub use self::transfer::state::TransferStats;
 pub use crate::fleet::Role;
+use crate::observe;
 use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
 
@@ -96,7 +96,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         faults: Mutex::new(settings.faults.clone()),
         transfers: transfer::state::State::default(),
         life: life::Life::default(),
-        started: clock::since_epoch(),
+        started: observe::since_epoch(),
         addr,
         bootstrap: bootstrap
             .as_ref()

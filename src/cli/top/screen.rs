@@ -61,11 +61,11 @@ async fn show(
     // These go on while keys are taken.
     let mut looking = Box::pin(look(ticks, client));
     loop {
-        match state.shows_decisions {
-            true if reading.is_none() => reading = Some(Box::pin(Tail::default().next(client))),
-            true => {}
+        if !state.shows_decisions {
             // Ends the stream.
-            false => reading = None,
+            reading = None;
+        } else if reading.is_none() {
+            reading = Some(Box::pin(Tail::default().next(client)));
         }
         let tail = state.shows_decisions.then_some(&decisions);
         terminal.draw(|frame| {

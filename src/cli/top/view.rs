@@ -41,14 +41,11 @@ pub(super) fn draw(
     let lines = summary(samples).map(Line::from);
     let lines: Vec<Line<'_>> = std::iter::once(title).chain(lines).collect();
     frame.render_widget(Paragraph::new(lines), head);
-    match decisions {
-        None => frame.render_widget(workers(samples, state), body),
-        Some(decisions) => frame.render_widget(tail(decisions, state), body),
-    }
-    let keys = match decisions {
-        None => KEYS,
-        Some(_) => KEYS_OF_DECISIONS,
+    let (table, keys) = match decisions {
+        None => (workers(samples, state), KEYS),
+        Some(decisions) => (tail(decisions, state), KEYS_OF_DECISIONS),
     };
+    frame.render_widget(table, body);
     let foot_text = match (state.is_editing, &*state.filter) {
         (true, filter) => format!("filter: {filter}_   (Enter keeps it, Esc clears it)"),
         (false, "") => keys.to_owned(),

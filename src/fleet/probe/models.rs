@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use super::get::get;
 use super::{engine, sglang};
 use crate::fleet::engine::{Engine, SelfDescription};
-use crate::fleet::events::{self, Endpoint, Events, UnusableSource};
+use crate::fleet::events::{self, Events, UnusableSource};
 use crate::fleet::{Facts, Worker};
 use crate::ids::Model;
 
@@ -63,14 +63,21 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
     let wants_events = worker.events == Events::Auto;
     let sources = match found.capabilities().self_description {
         SelfDescription::KvEventSources => {
-            found.version = fetch_version(worker, limit).await;
+            let page = get(worker, "/version", limit).await;
+            found.version = page.ok().and_then(|page| engine::version(&page));
             if !wants_events {
                 return;
             }
-            event_sources(worker, limit).await
+            // Other engines, and vLLM before 0.29, have no such page.
+            let page = get(worker, SelfDescription::KvEventSources.path(), limit).await;
+            page.map_err(String::from)
+                .and_then(|page| events::parse_sources(&page))
         }
         SelfDescription::ServerInfo => {
-            let info = fetch_server_info(worker, limit).await;
+            let page = get(worker, SelfDescription::ServerInfo.path(), limit).await;
+            let info = page
+                .map_err(String::from)
+                .and_then(|page| sglang::ServerInfo::parse(&page));
             if let Ok(info) = &info {
                 found.version = info.version.clone();
                 worker
@@ -104,24 +111,6 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
             found.unusable_events = before.unusable_events.clone();
         }
     }
-}
-
-async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
-    let page = get(worker, "/version", limit).await.ok()?;
-    engine::version(&page)
-}
-
-async fn fetch_server_info(worker: &Worker, limit: Duration) -> Result<sglang::ServerInfo, String> {
-    let page = get(worker, SelfDescription::ServerInfo.path(), limit).await?;
-    sglang::ServerInfo::parse(&page)
-}
-
-type Sources = (BTreeMap<u32, Endpoint>, Vec<UnusableSource>);
-
-/// Other engines, and vLLM before 0.29, have no such page.
-async fn event_sources(worker: &Worker, limit: Duration) -> Result<Sources, String> {
-    let page = get(worker, SelfDescription::KvEventSources.path(), limit).await?;
-    events::parse_sources(&page)
 }
 
 /// Only new ones are logged.

@@ -129,7 +129,7 @@ impl ProbeSchedule {
     pub(super) fn on_health(&mut self, checked: Result<(), ProbeError>) -> Step {
         match checked {
             // It says nothing about the worker.
-            Err(error) if error.is_local => self.wait(1.0),
+            Err(error) if error.is_local => self.on_settled(1.0),
             Err(error) => self.record(Some(error.text)),
             Ok(()) if self.may_sleep || !self.is_up() || self.is_each(PROBES_PER_FACTS) => {
                 Step::AskIfAsleep
@@ -249,10 +249,6 @@ impl ProbeSchedule {
 
     /// `jitter`: about 1, so that a thousand workers are not probed in one burst.
     pub(super) fn on_settled(&mut self, jitter: f64) -> Step {
-        self.wait(jitter)
-    }
-
-    fn wait(&mut self, jitter: f64) -> Step {
         self.rounds = self.rounds.wrapping_add(1);
         Step::Wait(self.settings.interval.mul_f64(jitter))
     }

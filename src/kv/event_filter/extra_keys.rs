@@ -18,18 +18,6 @@ pub(super) fn salt<'a>(keys: &'a [ExtraKey], lora_name: Option<&str>) -> Option<
     })
 }
 
-/// The tokens after the block on which its content depends too.
-pub(super) fn lookahead(keys: &[ExtraKey]) -> &[u32] {
-    let tokens = keys.iter().find_map(|key| match key {
-        ExtraKey::Lookahead(tokens) => Some(&**tokens),
-        ExtraKey::Text(_)
-        | ExtraKey::Blob(_)
-        | ExtraKey::Number(_)
-        | ExtraKey::Multimodal { .. } => None,
-    });
-    tokens.unwrap_or_default()
-}
-
 /// Hash of all keys but the adapter's name, the salt and the lookahead; `None` if there are no others.
 pub(super) fn hash(keys: &[ExtraKey], lora_name: Option<&str>, salt: Option<&str>) -> Option<u64> {
     if keys.is_empty() {

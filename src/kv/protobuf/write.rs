@@ -161,11 +161,7 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, NotEncoded> {
         block_size,
         lora_id: event.lora_id,
         cache_level,
-        extra_keys: event
-            .extra_keys
-            .get(at)
-            .map(|keys| keys.iter().map(extra_key).collect())
-            .unwrap_or_default(),
+        extra_keys: event.keys(at).iter().map(extra_key).collect(),
     });
     Ok(message::KvBlocksStored {
         blocks: blocks.collect(),

@@ -236,13 +236,14 @@ impl GroupCopies {
         true
     }
 
-    fn give_back(&mut self, name: EngineHash, tier: Tier) {
+    fn give_back(&mut self, name: EngineHash, tier: Tier) -> &mut ByGroup {
         let groups = self.groups.len();
         let more = self.more.entry((name, tier)).or_default();
         more.resize(groups, 0);
         for of_group in more.iter_mut() {
             *of_group = of_group.saturating_add(1);
         }
+        more
     }
 
     /// The tree lost a copy because this group did: the others still have theirs.
@@ -253,10 +254,7 @@ impl GroupCopies {
         let Some(position) = self.groups.iter().position(|known| *known == group) else {
             return;
         };
-        self.give_back(name, tier);
-        if let Some(more) = self.more.get_mut(&(name, tier)) {
-            more[position] -= 1;
-        }
+        self.give_back(name, tier)[position] -= 1;
     }
 
     /// It is unknown which copies are gone.

@@ -12,12 +12,6 @@ use crate::kv::event::{Batch, EngineHash, Event, Tier};
 /// for a tenth of what a map costs.
 struct NameFilter([u64; 64]);
 
-impl Default for NameFilter {
-    fn default() -> Self {
-        Self([0; 64])
-    }
-}
-
 impl NameFilter {
     fn add(&mut self, name: EngineHash) {
         for (word, bit) in Self::bits(name) {
@@ -58,7 +52,7 @@ impl KeptRemovals {
             return;
         };
         let later = || batch.events.iter().enumerate().skip(first_removal);
-        let mut stored_names = NameFilter::default();
+        let mut stored_names = NameFilter([0; 64]);
         for (_, event) in later() {
             if let Event::Stored(stored) = event {
                 stored

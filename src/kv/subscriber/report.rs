@@ -1,6 +1,6 @@
 //! What a subscriber reports about itself: metrics, its status entry, logs.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use tracing::{info, warn};
 
@@ -32,7 +32,8 @@ impl Task {
         if is_live {
             self.status.entry().on_applied_live(now);
         }
-        let lag_s = is_live.then(|| unix_seconds() - batch.timestamp);
+        // By this host's clock; the engine's may differ.
+        let lag_s = is_live.then(|| observe::since_epoch().as_secs_f64() - batch.timestamp);
         let lag_s = lag_s.filter(|lag_s| lag_s.is_finite());
         if let Some(lag_s) = lag_s {
             meters.lag(lag_s);
@@ -145,11 +146,4 @@ impl Task {
         self.status
             .update(|report| report.status.decode_error = Some(reason));
     }
-}
-
-/// By this host's clock; the engine's may differ.
-fn unix_seconds() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }

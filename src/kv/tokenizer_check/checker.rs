@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use prometheus::IntCounter;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::mpsc;
 
@@ -182,7 +183,8 @@ impl TokenizerCheck {
             let mut workers: Vec<_> = of_subject.workers.iter().map(of_worker).collect();
             workers.sort_by(|a, b| a.worker.cmp(&b.worker));
             let age = |since| now.saturating_duration_since(since).as_secs_f64();
-            let count = |outcome: &Outcome| (outcome.as_str(), self.counted(subject, *outcome));
+            let count =
+                |outcome: &Outcome| (outcome.as_str(), self.checks(subject, *outcome).get());
             Status {
                 model: subject.model.to_string(),
                 prompts: subject.source,
@@ -200,14 +202,13 @@ impl TokenizerCheck {
         statuses
     }
 
-    fn counted(&self, subject: &Subject, outcome: Outcome) -> u64 {
+    fn checks(&self, subject: &Subject, outcome: Outcome) -> IntCounter {
         let labels = [&*subject.model, subject.source.as_str(), outcome.as_str()];
-        self.metrics.checks.with_label_values(&labels).get()
+        self.metrics.checks.with_label_values(&labels)
     }
 
     pub(super) fn count(&self, subject: &Subject, outcome: Outcome) {
-        let labels = [&*subject.model, subject.source.as_str(), outcome.as_str()];
-        self.metrics.checks.with_label_values(&labels).inc();
+        self.checks(subject, outcome).inc();
     }
 
     pub(super) fn measure_silence(&self, ranks: u32) {
@@ -230,10 +231,12 @@ impl TokenizerCheck {
             let exceptions: FxHashSet<WorkerId> = workers
                 .filter(|worker| results.trusts(subject, *worker) == is_raised)
                 .collect();
-            let distrusted = match is_raised {
-                true => Distrusted::AllExcept(exceptions),
-                false if exceptions.is_empty() => return None,
-                false => Distrusted::Only(exceptions),
+            let distrusted = if is_raised {
+                Distrusted::AllExcept(exceptions)
+            } else if exceptions.is_empty() {
+                return None;
+            } else {
+                Distrusted::Only(exceptions)
             };
             Some((subject.clone(), distrusted))
         };

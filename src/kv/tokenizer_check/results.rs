@@ -39,17 +39,6 @@ pub(super) struct CheckSeries {
 }
 
 impl CheckSeries {
-    fn record(
-        &mut self,
-        settings: &Settings,
-        now: Instant,
-        started: Instant,
-        agrees: bool,
-    ) -> AlarmChange {
-        self.count(started, agrees);
-        self.update_alarm(settings, now)
-    }
-
     fn count(&mut self, started: Instant, agrees: bool) {
         self.recent = self.recent << 1 | u128::from(agrees);
         self.recent_len = (self.recent_len + 1).min(u128::BITS);
@@ -65,11 +54,6 @@ impl CheckSeries {
             let since = self.missing_since.get_or_insert(started);
             *since = started.min(*since);
         }
-    }
-
-    fn restart_misses(&mut self) {
-        self.misses = 0;
-        self.missing_since = None;
     }
 
     fn update_alarm(&mut self, settings: &Settings, now: Instant) -> AlarmChange {
@@ -127,7 +111,7 @@ impl SubjectResults {
     ) -> AlarmChange {
         self.all.count(started, agrees);
         if self.all.misses >= settings.mismatch_threshold && self.is_contradicted() {
-            self.all.restart_misses();
+            (self.all.misses, self.all.missing_since) = (0, None);
         }
         self.all.update_alarm(settings, now)
     }
@@ -173,7 +157,8 @@ impl CheckResults {
         let Some(agrees) = outcome.agrees() else {
             return (AlarmChange::None, AlarmChange::None);
         };
-        let own_change = own.record(&self.settings, now, started, agrees);
+        own.count(started, agrees);
+        let own_change = own.update_alarm(&self.settings, now);
         (
             results.record(&self.settings, now, started, agrees),
             own_change,

@@ -16,7 +16,7 @@ pub(super) struct SilenceWatch {
     workers: FxHashMap<WorkerId, Unreported>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Unreported {
     /// When the first of the requests was sent.
     since: Instant,
@@ -34,15 +34,13 @@ impl SilenceWatch {
         sent_at: Instant,
         applied_at: Option<Instant>,
     ) -> bool {
-        let unreported = self.workers.entry(worker).or_insert(Unreported {
+        let none = Unreported {
             since: sent_at,
             requests: 0,
-        });
+        };
+        let unreported = self.workers.entry(worker).or_insert(none);
         if applied_at >= Some(unreported.since) {
-            *unreported = Unreported {
-                since: sent_at,
-                requests: 0,
-            };
+            *unreported = none;
         }
         if applied_at >= Some(sent_at) {
             return false;

@@ -1,8 +1,10 @@
 //! The load that an engine publishes beside its KV events (SGLang's `--load-publish-endpoint`): `topic | number | payload`,
 //! on each change and about every second. No report depends on another one, so a lost one is not asked for.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::connection::{CloseReason, Connection};
 use super::endpoint::Endpoint;
@@ -10,6 +12,7 @@ use super::settings::Settings;
 use super::zmtp::{Parts, Role};
 use crate::kv::event::Load;
 use crate::kv::msgpack::load_stat;
+use crate::kv::reconnects::{Reconnects, jittered};
 
 /// A subscription, which connects again by itself.
 #[derive(Debug)]
@@ -18,9 +21,9 @@ pub struct LoadSocket {
     topic: Bytes,
     settings: Settings,
     connection: Option<Box<Connection>>,
-    /// Failed attempts, and connections that ended soon, in a row.
-    failures: u32,
-    connected_at: Option<Instant>,
+    reconnects: Reconnects,
+    /// Before the next attempt to connect, less a random part.
+    wait: Option<Duration>,
 }
 
 impl LoadSocket {
@@ -30,8 +33,8 @@ impl LoadSocket {
             topic: Bytes::copy_from_slice(topic.as_bytes()),
             settings,
             connection: None,
-            failures: 0,
-            connected_at: None,
+            reconnects: Reconnects::default(),
+            wait: None,
         }
     }
 
@@ -44,11 +47,8 @@ impl LoadSocket {
             }
             Err(closed) => {
                 self.connection = None;
-                let lasted = self.connected_at.take().map(|at| at.elapsed());
-                if lasted.is_some_and(|lasted| lasted > self.settings.max_backoff) {
-                    self.failures = 0;
-                }
-                self.failures = self.failures.saturating_add(1);
+                let (backoff, max_backoff) = (self.settings.backoff, self.settings.max_backoff);
+                self.wait = Some(self.reconnects.on_closed(backoff, max_backoff));
                 Err(closed.to_string())
             }
         }
@@ -58,16 +58,13 @@ impl LoadSocket {
         if let Some(connection) = &mut self.connection {
             return connection.message().await;
         }
-        if let Some(doublings) = self.failures.checked_sub(1) {
-            let settings = &self.settings;
-            let wait = settings.backoff.saturating_mul(1 << doublings.min(30));
-            let wait = wait.min(settings.max_backoff);
-            sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        if let Some(wait) = self.wait {
+            sleep(jittered(wait)).await;
         }
         let topic = self.topic.clone();
         let role = Role::Subscriber { topic };
         let (connection, early) = Connection::open(&self.endpoint, role, &self.settings).await?;
-        self.connected_at = Some(Instant::now());
+        self.reconnects.on_connected();
         let connection = self.connection.insert(Box::new(connection));
         match early {
             Some(parts) => Ok(parts),

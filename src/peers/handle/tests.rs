@@ -15,7 +15,7 @@ use crate::http::grpc::frame;
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
-use crate::peers::message::framed;
+use crate::peers::link::framed;
 use crate::peers::wire::peer_message::Kind;
 use crate::secret::Secret;
 
@@ -240,15 +240,15 @@ async fn replicas_that_dial_each_other_keep_one_stream() {
     let settings = Settings::default().advanced;
     let _request = crate::fleet::in_flight::InFlight::new(second.worker.clone(), 70, 0);
     eventually("the load is seen", || first.worker.load.requests() == 1).await;
-    let Some(shared) = first.peers.0.clone() else {
+    let Some(state) = first.peers.0.clone() else {
         unreachable!()
     };
-    let identity = &shared.state.identity;
+    let identity = &state.identity;
     for _ in 0..3 {
         let link = client::connect(&second.address, wire::SYNC, identity, None, &settings);
         let address = Some(Arc::from(&*second.address));
         let session = session::run(
-            shared.state.clone(),
+            state.clone(),
             link.await.unwrap(),
             address,
             first.tasks.clone(),

@@ -69,7 +69,7 @@ impl World {
             now,
             identity,
             None,
-            Advanced::default(),
+            &Settings::default(),
             registry(&["a", "b"]),
             Arc::new(routed),
             Metrics::new(&registered),

@@ -66,24 +66,13 @@ impl Formula {
             Formula::LongestPrefix => longest_prefix(workers),
             Formula::PrefixThreshold => {
                 let longest = longest_prefix(workers)?;
-                if is_good(prompt_tokens, &workers[longest], MIN_CACHED_RATIO, workers) {
-                    Some(longest)
-                } else {
-                    fewest_requests(workers)
-                }
+                prefix_or_load(prompt_tokens, longest, MIN_CACHED_RATIO, workers)
             }
             Formula::VllmRouter => {
-                let longest = longest_prefix(workers)?;
-                if is_good(
-                    prompt_tokens,
-                    &workers[longest],
-                    VLLM_MIN_CACHED_RATIO,
-                    workers,
-                ) {
-                    any_of_longest_prefix(workers)
-                } else {
-                    fewest_requests(workers)
-                }
+                let indexes = 0..workers.len();
+                let any_longest = indexes
+                    .max_by_key(|index| (workers[*index].cached_tokens, workers[*index].tie))?;
+                prefix_or_load(prompt_tokens, any_longest, VLLM_MIN_CACHED_RATIO, workers)
             }
             Formula::Lmetric => least(workers, |worker| {
                 (worker.queued_tokens + new_tokens(worker)) * u64::from(worker.requests + 1)
@@ -93,15 +82,25 @@ impl Formula {
     }
 }
 
-/// Whether loads are balanced and a cached prefix is at least this part of the prompt.
-fn is_good(prompt_tokens: u32, longest: &Candidate, min_ratio: f64, workers: &[Candidate]) -> bool {
+/// A worker with the longest cached prefix if loads are balanced and the prefix is more than this part of the prompt,
+/// otherwise the worker with the fewest requests.
+fn prefix_or_load(
+    prompt_tokens: u32,
+    longest: usize,
+    min_ratio: f64,
+    workers: &[Candidate],
+) -> Option<usize> {
     let requests = || workers.iter().map(|worker| worker.requests);
     let most = requests().max().unwrap_or(0);
     let fewest = requests().min().unwrap_or(0);
     let is_uneven =
         most - fewest > MAX_LOAD_DIFFERENCE && f64::from(most) > MAX_LOAD_RATIO * f64::from(fewest);
-    let cached = f64::from(longest.cached_tokens);
-    !is_uneven && cached > min_ratio * f64::from(prompt_tokens)
+    let cached = f64::from(workers[longest].cached_tokens);
+    if !is_uneven && cached > min_ratio * f64::from(prompt_tokens) {
+        Some(longest)
+    } else {
+        least(workers, |worker| u64::from(worker.requests))
+    }
 }
 
 fn llm_d(prompt_tokens: u32, workers: &[Candidate]) -> Option<usize> {
@@ -120,15 +119,6 @@ fn llm_d(prompt_tokens: u32, workers: &[Candidate]) -> Option<usize> {
 
 fn longest_prefix(workers: &[Candidate]) -> Option<usize> {
     least(workers, |worker| u64::MAX - u64::from(worker.cached_tokens))
-}
-
-fn any_of_longest_prefix(workers: &[Candidate]) -> Option<usize> {
-    let indexes = 0..workers.len();
-    indexes.max_by_key(|index| (workers[*index].cached_tokens, workers[*index].tie))
-}
-
-fn fewest_requests(workers: &[Candidate]) -> Option<usize> {
-    least(workers, |worker| u64::from(worker.requests))
 }
 
 fn least(workers: &[Candidate], cost: impl Fn(&Candidate) -> u64) -> Option<usize> {

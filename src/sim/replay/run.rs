@@ -199,14 +199,12 @@ impl Run<'_> {
             self.release(now, job.router);
             return;
         }
-        self.send(
-            now,
-            Sent {
-                request,
-                worker,
-                uncached_tokens,
-            },
-        );
+        let sent = Sent {
+            request,
+            worker,
+            uncached_tokens,
+        };
+        self.send(now, sent);
     }
 
     fn gauges(&self) -> Vec<EngineGauges> {
@@ -223,21 +221,13 @@ impl Run<'_> {
     }
 
     fn send(&mut self, now: Duration, sent: Sent) {
-        let Sent {
-            request,
-            worker,
-            uncached_tokens,
-        } = sent;
-        self.report(
-            now,
-            request,
-            RequestEvent::Chosen {
-                worker,
-                uncached_tokens,
-            },
-        );
-        let due = self.engines[worker].submit(now, self.jobs, request);
-        self.schedule(now, worker, due);
+        let chosen = RequestEvent::Chosen {
+            worker: sent.worker,
+            uncached_tokens: sent.uncached_tokens,
+        };
+        self.report(now, sent.request, chosen);
+        let due = self.engines[sent.worker].submit(now, self.jobs, sent.request);
+        self.schedule(now, sent.worker, due);
     }
 
     fn on_step_end(&mut self, now: Duration, worker: usize) {

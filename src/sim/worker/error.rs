@@ -124,11 +124,11 @@ impl ApiError {
         }
     }
 
-    /// The body of an error event in a stream, which Python writes with spaces.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
+    /// The body of an error event in a stream, which Python writes with spaces.
     pub(crate) fn event_body(&self) -> String {
         let message = json!(self.message);
         let param = json!(self.param);

@@ -13,6 +13,7 @@ use super::fault_injection::{before_the_engine, delay_tokenization};
 use super::generation::Generation;
 use super::http_answer::{self, Answer, LastAnswer, Result};
 use super::in_flight::InFlight;
+use super::lists;
 use super::request::{self, Api, Context, GenerationRequest};
 use super::shared::Shared;
 use super::start::{Start, start};
@@ -20,7 +21,7 @@ use super::transfer::fetch;
 use super::transfer::offer::BlockOffer;
 use super::transfer::params::{Leg, TransferParams};
 use super::transfer::settings::Connector;
-use super::{clock, lists};
+use crate::observe;
 use crate::sim::fault::{EarlyEnd, Faults};
 
 /// Answers an inference request.
@@ -110,7 +111,7 @@ fn read(
         models: &models,
         max_context_tokens: shared.settings.context_tokens(),
         is_chat_only: shared.settings.no_responses,
-        now: clock::since_epoch().as_secs(),
+        now: observe::since_epoch().as_secs(),
         request_id: header("x-request-id"),
         session_id: header("x-session-id"),
         random_id: format!("{:016x}", fastrand::u64(..)),

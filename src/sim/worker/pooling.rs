@@ -17,8 +17,9 @@ use super::http_answer::{self, Answer};
 use super::in_flight::InFlight;
 use super::request::{self, Prompt};
 use super::shared::Shared;
+use super::tokenizer;
 use super::transfer::params::Leg;
-use super::{clock, tokenizer};
+use crate::observe;
 use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
 
@@ -111,7 +112,7 @@ pub(crate) fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let answer = json!({
         "id": format!("embd-{:016x}", fastrand::u64(..)),
         "object": "list",
-        "created": clock::since_epoch().as_secs(),
+        "created": observe::since_epoch().as_secs(),
         "model": model,
         "data": data,
         "usage": {

@@ -237,9 +237,8 @@ impl GenerationRequest {
             None => ("max_tokens", request.common.max_tokens),
         };
         let prompts = vec![request.common.prompt_or(&turns)];
-        let id = context.request_id.map(str::to_owned);
-        let id = id.or_else(|| request.common.request_id.clone());
-        let id = format!("chatcmpl-{}", id.unwrap_or(context.random_id.clone()));
+        let own_id = context.request_id.or(request.common.request_id.as_deref());
+        let id = format!("chatcmpl-{}", own_id.unwrap_or(&context.random_id));
         let output = Output {
             has_reasoning: request
                 .reasoning_effort
@@ -282,9 +281,8 @@ impl GenerationRequest {
         let prompt = request
             .prompt
             .ok_or_else(|| missing_field("prompt", body))?;
-        let id = context.request_id.map(str::to_owned);
-        let id = id.or_else(|| request.common.request_id.clone());
-        let id = format!("cmpl-{}", id.unwrap_or(context.random_id.clone()));
+        let own_id = context.request_id.or(request.common.request_id.as_deref());
+        let id = format!("cmpl-{}", own_id.unwrap_or(&context.random_id));
         let limit = ("max_tokens", request.common.max_tokens);
         let prompts = prompt.into_tokens();
         let logprobs = request.logprobs;
@@ -362,7 +360,7 @@ impl Common {
         let transfer = self.kv_transfer_params.as_ref();
         match transfer.and_then(|params| params.prompt_token_ids.as_ref()) {
             Some(tokens) => tokens.clone(),
-            None => tokenizer::encode_turns(turns, true),
+            None => tokenizer::encode_turns(turns),
         }
     }
 
@@ -397,14 +395,10 @@ fn finish(
     id: String,
     prompts: Vec<Vec<u32>>,
     (limit_param, limit): (&str, Option<usize>),
-    common: Common,
+    mut common: Common,
     context: Context<'_>,
 ) -> Result<GenerationRequest, ApiError> {
-    let usage = common.usage();
-    let report_cached = common.reports_cached();
-    let has_xargs = common.vllm_xargs.is_some();
-    let ignores_eos = common.ignore_eos == Some(true);
-    let model = check_model(common.model, context.models)?;
+    let model = check_model(common.model.take(), context.models)?;
     let max_tokens = context.max_context_tokens;
     let answer_tokens = limit.unwrap_or(DEFAULT_ANSWER_TOKENS);
     if answer_tokens == 0 {
@@ -438,9 +432,9 @@ fn finish(
         created: context.now,
         salt: sharing::salt(&model, context.models, common.cache_salt.as_deref()),
         label,
-        report_cached,
-        has_xargs,
-        ignores_eos,
+        report_cached: common.reports_cached(),
+        has_xargs: common.vllm_xargs.is_some(),
+        ignores_eos: common.ignore_eos == Some(true),
         model,
         prompts,
         choices,
@@ -448,7 +442,7 @@ fn finish(
         logprobs: None,
         stream: common.stream.unwrap_or(false),
         returns_token_ids: common.return_token_ids == Some(true),
-        usage,
+        usage: common.usage(),
         echoed: EchoedFields::default(),
         output: Output::default(),
     })

@@ -14,6 +14,7 @@ use super::request::{self, Api};
 use super::shared::Shared;
 use super::transfer::blocks;
 use super::{body, generate, lists, metrics, pooling, tokenizer, tokens_in_out};
+use crate::observe;
 use crate::sim::fault::Faults;
 
 /// Which of a worker's addresses a connection came to.
@@ -228,7 +229,7 @@ fn metrics_page(shared: &Shared) -> Answer {
     );
     if shared.models.list().len() > 1 {
         let (running, waiting) = shared.ranks.adapters();
-        let now = super::clock::since_epoch().as_secs_f64();
+        let now = observe::since_epoch().as_secs_f64();
         let max = shared.settings.max_loras.get();
         text += &metrics::adapters(max, &running, &waiting, now);
     }

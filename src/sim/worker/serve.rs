@@ -95,16 +95,11 @@ async fn handle(
     if route.as_ref().is_none_or(|(_, route)| route.is_recorded()) {
         shared.recorder.record(&parts, &body, connection);
     }
-    let answer = match route {
+    let path = parts.uri.path();
+    let is_missing = shared.settings.no_responses && path.starts_with("/v1/responses")
+        || shared.settings.no_messages && path.starts_with("/v1/messages");
+    let answer = match route.filter(|_| !is_missing) {
         None => detail(StatusCode::NOT_FOUND, "Not Found"),
-        Some(_)
-            if shared.settings.no_responses && parts.uri.path().starts_with("/v1/responses") =>
-        {
-            detail(StatusCode::NOT_FOUND, "Not Found")
-        }
-        Some(_) if shared.settings.no_messages && parts.uri.path().starts_with("/v1/messages") => {
-            detail(StatusCode::NOT_FOUND, "Not Found")
-        }
         Some((method, _)) if method != parts.method => wrong_method(&method),
         Some((_, route)) => routes::dispatch(shared, route, &parts, &body, faults).await?,
     };

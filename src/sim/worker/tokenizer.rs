@@ -58,8 +58,9 @@ pub(crate) fn render(turns: &[Turn], add_generation_prompt: bool) -> Vec<String>
     segments
 }
 
-pub(crate) fn encode_turns(turns: &[Turn], add_generation_prompt: bool) -> Vec<u32> {
-    let segments = render(turns, add_generation_prompt);
+/// The prompt of a conversation to be answered.
+pub(crate) fn encode_turns(turns: &[Turn]) -> Vec<u32> {
+    let segments = render(turns, true);
     segments.iter().flat_map(|text| encode(text)).collect()
 }
 
@@ -130,11 +131,11 @@ mod tests {
     #[test]
     fn the_next_turn_begins_with_the_prompt_and_its_answer() {
         let mut turns = vec![turn("system", "be brief"), turn("user", "hello there")];
-        let prompt = encode_turns(&turns, true);
+        let prompt = encode_turns(&turns);
         let generated = answer(&prompt, 7);
         turns.push(turn("assistant", &decode(&generated)));
         turns.push(turn("user", "go on"));
-        let next = encode_turns(&turns, true);
+        let next = encode_turns(&turns);
         assert!(next.starts_with(&[prompt, generated].concat()));
     }
 

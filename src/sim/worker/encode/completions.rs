@@ -306,7 +306,8 @@ fn chunk(generation: &Generation, choice: &Value) -> Value {
         "choices": [choice],
     });
     if request.usage == UsageReport::Always {
-        chunk["usage"] = running_usage(generation);
+        chunk["usage"] = token_counts(generation);
+        chunk["usage"]["completion_tokens_details"] = Value::Null;
     }
     chunk
 }
@@ -326,13 +327,6 @@ fn whole_usage(generation: &Generation) -> Value {
         "created_cache_tokens": generation.created_cache_tokens(),
         "multimodal_tokens": null,
     });
-    usage["completion_tokens_details"] = Value::Null;
-    usage
-}
-
-/// The usage in every chunk of a stream that was requested with `continuous_usage_stats`.
-fn running_usage(generation: &Generation) -> Value {
-    let mut usage = token_counts(generation);
     usage["completion_tokens_details"] = Value::Null;
     usage
 }

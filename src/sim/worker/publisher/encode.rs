@@ -141,12 +141,7 @@ impl Encoder {
     fn lookahead(&mut self, stored: &Stored) {
         self.array(stored.hashes.len());
         for at in 0..stored.hashes.len() {
-            let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
-            let tokens = keys.iter().find_map(|key| match key {
-                ExtraKey::Lookahead(tokens) => Some(&**tokens),
-                _ => None,
-            });
-            let tokens = tokens.unwrap_or_default();
+            let tokens = stored.lookahead(at);
             self.array(tokens.len());
             for &token in tokens {
                 self.uint(u64::from(token));
@@ -182,9 +177,9 @@ impl Encoder {
     fn extra_keys(&mut self, stored: &Stored) {
         self.array(stored.hashes.len());
         for at in 0..stored.hashes.len() {
-            let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
             let salt = stored.cache_salt.as_deref().filter(|_| at == 0);
-            let keys: Vec<&ExtraKey> = keys.iter().filter(|key| !is_lookahead(key)).collect();
+            let keys = stored.keys(at).iter().filter(|key| !is_lookahead(key));
+            let keys: Vec<&ExtraKey> = keys.collect();
             if keys.is_empty() && salt.is_none() {
                 self.nil();
                 continue;

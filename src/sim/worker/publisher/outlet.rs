@@ -15,9 +15,9 @@ use super::events;
 use super::gate::Cutter;
 use super::log::{Log, NumberedBatch};
 use super::settings::{Endpoint, Settings};
+use crate::observe;
 use crate::sim::engine::cache::Change;
 use crate::sim::fault::kv::KvFaults;
-use crate::sim::worker::clock;
 
 /// Batches in the send queue; further ones are not sent. vLLM's high-water mark.
 const MAX_QUEUED: usize = 100_000;
@@ -83,7 +83,7 @@ impl Outlet {
 
     /// Numbers a step's changes and queues them. Never waits.
     pub(crate) fn publish(&self, changes: &[Change]) {
-        let timestamp = clock::since_epoch().as_secs_f64();
+        let timestamp = observe::since_epoch().as_secs_f64();
         let mut batch = events::batch(changes, self.block_tokens, self.rank, timestamp);
         if let Some(medium) = &self.faults.borrow().medium {
             events::set_medium(&mut batch, medium);

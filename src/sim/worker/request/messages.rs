@@ -59,5 +59,5 @@ pub(crate) fn count(body: &[u8], models: &[String]) -> Result<usize, ApiError> {
     check_model(model, models)?;
     let messages = chat["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let turns = conversation(None, chat.get("tools"), messages)?;
-    Ok(tokenizer::encode_turns(&turns, true).len())
+    Ok(tokenizer::encode_turns(&turns).len())
 }
