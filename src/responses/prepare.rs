@@ -11,7 +11,6 @@ use super::request::{CreateRequest, Parent};
 use super::service::Responses;
 use super::template::ResponseMeta;
 use crate::ids::{ResponseId, Tenant};
-use crate::observe;
 use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::relay::SummaryCell;
