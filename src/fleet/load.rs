@@ -118,17 +118,26 @@ pub struct LoadReport {
     pub running: u32,
     /// Requests that wait inside the engine, for whatever.
     pub waiting: u32,
-    /// The part of `waiting` that waits neither for a slot nor for memory, but for a LoRA adapter or for blocks from another
-    /// engine. 0 for an engine that does not report it.
+    /// The part of `waiting` that the engine has deferred: for a LoRA adapter, or for blocks from another engine. A full engine
+    /// does not look whether they still wait for that. 0 for an engine that does not report it.
     pub deferred: u32,
     /// Used part of its KV cache, 0 to 1.
     pub kv_usage: f64,
 }
 
 impl LoadReport {
-    /// Requests that wait inside the engine for a slot or for memory.
-    pub fn waiting_for_capacity(&self) -> u32 {
-        self.waiting.saturating_sub(self.deferred)
+    /// Requests that wait inside the engine for a slot or for memory. vLLM looks at what it has deferred only while a slot is
+    /// free: where all `slots` are taken, these requests may wait for nothing but a slot, and all of them count.
+    pub fn waiting_for_capacity(&self, slots: Option<u32>) -> u32 {
+        if self.has_all_taken(slots) {
+            self.waiting
+        } else {
+            self.waiting.saturating_sub(self.deferred)
+        }
+    }
+
+    fn has_all_taken(&self, slots: Option<u32>) -> bool {
+        slots.is_some_and(|slots| self.running >= slots)
     }
 }
 
@@ -359,10 +368,10 @@ impl Load {
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
         // But those that wait for a slot have prompts as well.
-        let for_capacity = reported.waiting_for_capacity();
+        let for_capacity = reported.waiting_for_capacity(slots);
         let share = self.prompt_share(reported.at, for_capacity > 0);
         let has_time = share.is_some_and(|share| share < BUSY_WITH_PROMPTS);
-        let has_all_slots_taken = slots.is_some_and(|slots| reported.running >= slots);
+        let has_all_slots_taken = reported.has_all_taken(slots);
         let mut waiting = for_capacity;
         let waits_for_slot = waiting > 0 && (has_room_in_step || has_time || has_all_slots_taken);
         if waits_for_slot {
@@ -384,12 +393,13 @@ impl Load {
             waiting = 0;
         }
         self.waiting.store(short(waiting), Relaxed);
-        // What is deferred takes no slot, so it does not show that the engine could run more.
-        let requests = self.requests().saturating_sub(reported.deferred);
         // A report may be from before requests of ours ended, and requests may wait for prompts of others to be
-        // computed. Such a report shows neither that slots are free nor that none is.
+        // computed. Such a report shows neither that slots are free nor that none is. Nor does one in which all that wait
+        // are deferred: a full engine of which no slots are known looks like that, too. `foreign` counts what others have in
+        // the engine, running and deferred requests with it: any of them may be among those that wait for a slot.
         let is_full = waits_for_slot && for_capacity > foreign;
-        if is_full || for_capacity == 0 {
+        if is_full || reported.waiting == 0 {
+            let requests = self.requests();
             let mut tried = self.reported.tried.lock();
             tried.on_report(reported.at, reported.running, is_full, requests);
         }
@@ -664,22 +674,79 @@ mod tests {
         }
         assert_eq!((load.learnt_slots(), load.waiting()), (Some(64), 0));
         // An engine never has more of them than wait.
-        load.report(report(64, 1, 9));
+        load.report(report(63, 1, 9));
         assert_eq!(load.waiting(), 0);
     }
 
     #[test]
-    fn an_engine_is_not_tried_with_more_for_what_waits_for_an_adapter_or_for_blocks() {
-        let most = |deferred| {
+    fn what_a_full_engine_calls_deferred_waits_for_a_slot() {
+        let load = Load::default();
+        let report = |running, waiting, deferred| LoadReport {
+            waiting,
+            deferred,
+            ..reported(running)
+        };
+        for _ in 0..FULL_REPORTS {
+            load.report(report(16, 3, 0));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(16), 3));
+        // Blocks came while all slots were taken.
+        load.report(report(16, 5, 5));
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(16), 5));
+        load.report(report(15, 5, 5));
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(16), 0));
+        let table = [
+            (None, 2),
+            (Some(17), 2),
+            (Some(16), 5),
+            (Some(15), 5),
+            (Some(0), 5),
+        ];
+        for (slots, expected) in table {
+            let found = report(16, 5, 3).waiting_for_capacity(slots);
+            assert_eq!(found, expected, "{slots:?}");
+        }
+    }
+
+    #[test]
+    fn a_report_of_deferred_requests_alone_shows_neither_free_slots_nor_that_none_is() {
+        // So many run and are deferred, all of them requests of this router.
+        let tried = |running: u32, deferred: u32| {
             let load = Load::default();
+            for _ in 0..running + deferred {
+                load.begin_request(1, 1);
+            }
             load.report(LoadReport {
                 waiting: deferred,
                 deferred,
-                ..reported(8 - deferred)
+                ..reported(running)
             });
-            load.tried().most()
+            load.tried()
         };
-        assert_eq!((most(4), most(0)), (8, 12));
+        for (running, deferred) in [(4, 4), (8, 4), (100, 1)] {
+            let found = tried(running, deferred);
+            assert_eq!(found, TriedRequests::FIRST, "{running}, {deferred}");
+        }
+        assert_eq!((tried(8, 0).most(), tried(5, 0).most()), (12, 8));
+    }
+
+    #[test]
+    fn what_others_have_deferred_may_be_what_waits_for_a_slot() {
+        // So many of the requests in the engine are this router's. Eight run, two wait for a slot, and three are deferred.
+        let shown = |own: u32| {
+            let load = Load::default();
+            for _ in 0..own {
+                load.begin_request(1, 1);
+            }
+            load.report(LoadReport {
+                waiting: 5,
+                deferred: 3,
+                ..reported(8)
+            });
+            load.tried().shown()
+        };
+        assert_eq!((shown(13), shown(12)), (Some(8), Some(8)));
+        assert_eq!((shown(11), shown(10)), (None, None));
     }
 
     #[test]

@@ -127,7 +127,8 @@ struct WorkerNumbers {
     slots: Option<u32>,
     /// What it was tried with; counts while its slots are not known.
     tried: TriedRequests,
-    /// Requests that wait inside its engine for a slot or for memory, as of its last report.
+    /// Requests that wait inside its engine for a slot or for memory, as of its last report. While it is not known that
+    /// slots are free, all that wait may wait for one.
     waiting_inside: u32,
     /// Requests that wait in routers for room here, and not for another worker to compute their prompt.
     waiting_outside: u32,
@@ -386,16 +387,18 @@ impl Relay {
             .queue
             .as_ref()
             .map(|queue| queue.max_worker_queued_tokens);
+        let (slots, tried) = (worker.known_slots(), load.tried());
+        let seen_slots = slots.or_else(|| tried.shown()).unwrap_or(0);
         WorkerNumbers {
             requests: load.requests(),
             foreign: load.foreign_requests(),
             own: load.own_requests(),
             lines,
-            slots: worker.known_slots(),
-            tried: load.tried(),
+            slots,
+            tried,
             waiting_inside: load
                 .reported()
-                .map_or(0, |report| report.waiting_for_capacity()),
+                .map_or(0, |report| report.waiting_for_capacity(Some(seen_slots))),
             waiting_outside: 0,
             // Its prompts are computed by another worker.
             queued_tokens: match part {

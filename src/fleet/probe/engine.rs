@@ -9,7 +9,7 @@ pub(super) struct EngineMetrics {
     pub(super) has_load: bool,
     pub(super) running: u32,
     pub(super) waiting: u32,
-    /// The part of `waiting` that waits neither for a slot nor for memory, where the engine reports it.
+    /// The part of `waiting` that the engine has deferred, where it reports that.
     pub(super) deferred: u32,
     /// Used part of the KV cache, 0 to 1, of the fullest rank.
     pub(super) kv_usage: f64,
@@ -43,7 +43,7 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
                 found.waiting = found.waiting.saturating_add(value as u32)
             }
-            // The others wait for a LoRA adapter or for blocks from another engine.
+            // The others were deferred, for a LoRA adapter or for blocks from another engine.
             "vllm:num_requests_waiting_by_reason"
                 if label(labels, "reason") == Some("capacity") =>
             {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_neither_for_a_slot_nor_for_memory_is_known_where_the_engine_reports_it() {
+    fn what_is_deferred_is_known_where_the_engine_reports_it() {
         const WAITING: &str = "vllm:num_requests_waiting";
         let by_reason = |engine: u32, reason: &str, count: &str| {
             format!("{WAITING}_by_reason{{engine=\"{engine}\",reason=\"{reason}\"}} {count}\n")

@@ -256,18 +256,44 @@ async fn a_line_is_sent_neither_where_people_wait_at_another_replica_nor_where_i
 async fn what_an_engine_defers_keeps_no_line_from_its_slots() {
     let fleet = fleet(&[("a", Role::Both)]);
     let relay = relay(&fleet, None, None);
-    let room = |deferred| {
-        worker(&fleet, "a").load.report(LoadReport {
-            at: observe::now(),
-            running: 2,
-            waiting: 3,
-            deferred,
-            kv_usage: 0.1,
-        });
-        relay.spare_room(MODEL, &FxHashMap::default()).requests
-    };
+    let room = |deferred| room_beside(&fleet, &relay, (2, 3, deferred));
     // Eleven slots are free, of which two are left to others.
     assert_eq!((room(0), room(2), room(3)), (0, 0, 9));
+}
+
+/// Requests that an engine would take of a batch that runs so many and lets so many wait, the last number of which it has
+/// deferred.
+fn room_beside(
+    fleet: &Registry,
+    relay: &Relay,
+    (running, waiting, deferred): (u32, u32, u32),
+) -> u32 {
+    worker(fleet, "a").load.report(LoadReport {
+        at: observe::now(),
+        running,
+        waiting,
+        deferred,
+        kv_usage: 0.1,
+    });
+    relay.spare_room(MODEL, &FxHashMap::default()).requests
+}
+
+#[tokio::test]
+async fn what_an_engine_defers_may_want_a_slot_while_none_is_known_to_be_free() {
+    // Its slots are not configured.
+    let fleet = registry(&["a"]);
+    bring_up(&fleet, MODEL);
+    let relay = relay(&fleet, None, None);
+    let room = |report| room_beside(&fleet, &relay, report);
+    // Eight may be sent to it first.
+    assert_eq!((room((2, 0, 0)), room((2, 3, 3))), (5, 0));
+    // It lets requests of this router wait for a slot, and so shows that it runs eight.
+    let running: Vec<InFlight> = (0..10)
+        .map(|_| InFlight::new(worker(&fleet, "a"), 10, 10))
+        .collect();
+    assert_eq!(room((8, 2, 0)), 0);
+    drop(running);
+    assert_eq!(room((2, 3, 3)), 2);
 }
 
 /// Lets so many requests of people with a plan wait for the worker that computes their prompts, until they are dropped.
