@@ -118,16 +118,17 @@ pub struct LoadReport {
     pub running: u32,
     /// Requests that wait inside the engine, for whatever.
     pub waiting: u32,
-    /// The part of `waiting` that the engine has deferred: for a LoRA adapter, or for blocks from another engine. A full engine
-    /// does not look whether they still wait for that. 0 for an engine that does not report it.
+    /// The part of `waiting` that the engine has deferred: for a LoRA adapter, or for blocks from another engine. A
+    /// full engine does not look whether they still wait for that. 0 for an engine that does not report it.
     pub deferred: u32,
     /// Used part of its KV cache, 0 to 1.
     pub kv_usage: f64,
 }
 
 impl LoadReport {
-    /// Requests that wait inside the engine for a slot or for memory. vLLM looks at what it has deferred only while a slot is
-    /// free: where all `slots` are taken, these requests may wait for nothing but a slot, and all of them count.
+    /// Requests that wait inside the engine for a slot or for memory. vLLM looks at what it has deferred only while a
+    /// slot is free: where all `slots` are taken, these requests may wait for nothing but a slot, and all of them
+    /// count.
     pub fn waiting_for_capacity(&self, slots: Option<u32>) -> u32 {
         if self.has_all_taken(slots) {
             self.waiting
@@ -394,9 +395,10 @@ impl Load {
         }
         self.waiting.store(short(waiting), Relaxed);
         // A report may be from before requests of ours ended, and requests may wait for prompts of others to be
-        // computed. Such a report shows neither that slots are free nor that none is. Nor does one in which all that wait
-        // are deferred: a full engine of which no slots are known looks like that, too. `foreign` counts what others have in
-        // the engine, running and deferred requests with it: any of them may be among those that wait for a slot.
+        // computed. Such a report shows neither that slots are free nor that none is. Nor does one in which all that
+        // wait are deferred: a full engine of which no slots are known looks like that, too. `foreign` counts what
+        // others have in the engine, running and deferred requests with it: any of them may be among those that wait
+        // for a slot.
         let is_full = waits_for_slot && for_capacity > foreign;
         if is_full || reported.waiting == 0 {
             let requests = self.requests();
@@ -732,7 +734,7 @@ mod tests {
 
     #[test]
     fn what_others_have_deferred_may_be_what_waits_for_a_slot() {
-        // So many of the requests in the engine are this router's. Eight run, two wait for a slot, and three are deferred.
+        // So many of the requests in the engine are of this router. Eight run, two wait for a slot, three are deferred.
         let shown = |own: u32| {
             let load = Load::default();
             for _ in 0..own {

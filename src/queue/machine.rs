@@ -78,7 +78,7 @@ pub struct Left<T> {
     /// Its index in the settings' classes.
     pub class: usize,
     pub waited: Duration,
-    /// It had a target, and has none any more since it has waited for a worker to come up.
+    /// See [`Request::has_lost_target`].
     pub has_lost_target: bool,
 }
 
@@ -153,10 +153,9 @@ impl<T> Queue<T> {
         for (id, entry) in in_order {
             let request = &entry.request;
             entry.class = self.class_of(request.priority);
-            let has_lost_target = entry.has_lost_target();
             let target = self.target(entry.class, request);
             entry.place = place(request, target, *id);
-            entry.target = target.filter(|_| self.room.workers > 0 && !has_lost_target);
+            entry.target = target.filter(|_| !request.has_lost_target);
             self.classes[entry.class].insert(
                 request.client,
                 entry.place,
@@ -172,13 +171,16 @@ impl<T> Queue<T> {
         &mut self,
         now: Instant,
         room: Room,
-        request: Request,
+        mut request: Request,
         waker: T,
     ) -> Result<Entered<T>, (Refusal, T)> {
+        request.has_lost_target |= room.workers == 0;
         let room_before = std::mem::replace(&mut self.room, room);
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
-        let target = self.target(class, &request);
+        // A lost one still gives the request its turn.
+        let first_target = self.target(class, &request);
+        let target = first_target.filter(|_| !request.has_lost_target);
         let refusal = self.refusal(now, class, &request, cost, target);
         let made_place = match refusal {
             Some(reason) => Err(reason),
@@ -201,10 +203,10 @@ impl<T> Queue<T> {
             request,
             waker,
             class,
-            place: place(&request, target, id),
+            place: place(&request, first_target, id),
             cost,
             expires: now,
-            target: target.filter(|_| room.workers > 0),
+            target,
         };
         entry.expires = self.expiry(&entry);
         self.classes[class].insert(request.client, entry.place, cost, request.bytes);
@@ -431,7 +433,10 @@ impl<T> Queue<T> {
         // The time that requests wait for busy workers and that for any worker are two times.
         let mut entries = std::mem::take(&mut self.entries);
         if room.workers == 0 {
-            entries.values_mut().for_each(|entry| entry.target = None);
+            for entry in entries.values_mut() {
+                entry.request.has_lost_target = true;
+                entry.target = None;
+            }
         }
         self.set_entries(entries);
     }
@@ -465,20 +470,13 @@ impl<T> Queue<T> {
     }
 
     fn left(&self, entry: Entry<T>, now: Instant, outcome: Outcome) -> Left<T> {
-        let has_lost_target = entry.has_lost_target();
         Left {
-            has_lost_target,
             waker: entry.waker,
             outcome,
             class: self.order[entry.class],
             waited: now.saturating_duration_since(entry.request.entered),
+            has_lost_target: entry.request.has_lost_target,
         }
-    }
-}
-
-impl<T> Entry<T> {
-    fn has_lost_target(&self) -> bool {
-        self.target.is_none() && !self.place.has_no_target
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Request {
     pub deadline: Instant,
     /// The worker that it has chosen has room: the next look says what becomes of it, whatever waits for others.
     pub has_room: bool,
+    /// It has waited for a worker to come up. From then on its target gives it its turn, and is no reason to refuse it.
+    pub has_lost_target: bool,
 }
 
 /// A request in the queue.

@@ -41,6 +41,8 @@ pub(super) struct Waits {
     /// Whether it has the choice by which it was released.
     is_chosen: bool,
     waited: Duration,
+    /// See [`Request::has_lost_target`].
+    has_lost_target: bool,
 }
 
 impl Waits {
@@ -124,6 +126,7 @@ impl Relay {
             grant: None,
             is_chosen: false,
             waited: Duration::ZERO,
+            has_lost_target: false,
         }))
     }
 
@@ -370,6 +373,7 @@ impl Relay {
             is_background: !job.context.kind.is_interactive(),
             deadline: self.deadline(&job.context),
             has_room: false,
+            has_lost_target: waits.has_lost_target,
         }
     }
 
@@ -392,7 +396,9 @@ impl Relay {
         // Boxed, so that requests that find room do not carry the state of a wait.
         let granted = Box::pin(self.queues().wait(&waits.settings, model, request, planned)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
-        waits.grant = Some(Box::new(granted.map_err(Error::NotQueued)?));
+        let grant = granted.map_err(Error::NotQueued)?;
+        waits.has_lost_target |= grant.has_lost_target;
+        waits.grant = Some(Box::new(grant));
         Ok(())
     }
 }

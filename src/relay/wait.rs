@@ -180,7 +180,6 @@ impl Queues {
             }
         };
         let freed = self.fleet.freed();
-        let mut has_lost_target = false;
         loop {
             if self.is_draining.load(Relaxed) {
                 // The router ends sooner than the engine, which takes it at once.
@@ -198,10 +197,6 @@ impl Queues {
                 let released = self.granted.released.lock().clone();
                 self.rooms(&models, settings, &released, now).room
             };
-            if has_lost_target || room.workers == 0 {
-                // It waits for a worker to come, or has done so: from then on it has no target, in whatever queue.
-                request.ttft_target = Some(Duration::ZERO);
-            }
             // Any worker may be that of a request without a plan.
             request.has_room |= planned.is_none() && !room.is_full;
             let Some(entered) = self.enter(&queue, now, room, request, model, &mut planned) else {
@@ -215,8 +210,8 @@ impl Queues {
                 Woken::Refused(refusal) => return Err(refusal),
                 Woken::Moved {
                     planned: back,
-                    has_lost_target: has_lost,
-                } => (planned, has_lost_target) = (back, has_lost),
+                    has_lost_target,
+                } => (planned, request.has_lost_target) = (back, has_lost_target),
             }
         }
     }
@@ -449,6 +444,7 @@ mod tests {
             is_background: false,
             deadline: now + Duration::from_secs(600),
             has_room: false,
+            has_lost_target: false,
         };
         let entered = queues.enter(queue, now, room, request, model, &mut None);
         entered.map(Result::unwrap)

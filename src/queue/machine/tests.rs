@@ -54,6 +54,7 @@ impl Rig {
             is_background: false,
             deadline: self.now + Duration::from_secs(600),
             has_room: false,
+            has_lost_target: false,
         }
     }
 
@@ -617,6 +618,47 @@ fn without_a_worker_requests_wait_for_one_and_their_other_times_start_when_it_co
     rig.wait(9_999);
     assert_eq!(rig.free(0), []);
     assert_eq!(rig.free(1), [(2, "released")]);
+}
+
+#[test]
+fn a_request_that_has_lost_its_target_keeps_its_turn_and_is_not_refused() {
+    let mut rig = Rig::new(|_| {});
+    rig.measure();
+    let without = rig.enter(|_| {}).unwrap();
+    let target = Some(Duration::from_millis(100));
+    let refused = rig.enter(|request| request.ttft_target = target);
+    assert_eq!(refused, Err("ttft_target_unreachable"));
+    let lost = rig.enter(|request| (request.ttft_target, request.has_lost_target) = (target, true));
+    let lost = lost.unwrap();
+    rig.wait(200);
+    assert_eq!(rig.free(0), []);
+    let left = [(lost, "released"), (without, "released")];
+    assert_eq!(rig.free(u64::MAX), left);
+}
+
+#[test]
+fn a_request_loses_its_target_by_waiting_for_a_worker_whatever_other_settings_say() {
+    let of = |seconds| Settings {
+        ttft_target: Duration::from_secs(seconds),
+        no_worker_timeout: Duration::from_secs(60),
+        ..Settings::default()
+    };
+    // The workers are gone when it comes, or go later, or stay.
+    let none = Room::default();
+    for (before, after, is_lost) in [(none, FULL, true), (FULL, none, true), (FULL, FULL, false)] {
+        let mut rig = Rig::new(|settings| *settings = of(1));
+        rig.enter_with(before, |_| {}).unwrap();
+        assert_eq!(rig.advance(after), []);
+        assert_eq!(rig.advance(FULL), []);
+        rig.queue.set_settings(Arc::new(of(0)));
+        rig.queue.set_settings(Arc::new(of(10)));
+        let left = rig.queue.end(rig.now, Outcome::Moved, |_| true);
+        assert_eq!(left[0].has_lost_target, is_lost);
+        rig.enter(|request| request.has_lost_target = is_lost)
+            .unwrap();
+        rig.wait(10_000);
+        assert_eq!(rig.advance(FULL).is_empty(), is_lost);
+    }
 }
 
 #[test]

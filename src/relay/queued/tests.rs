@@ -261,8 +261,8 @@ async fn what_an_engine_defers_keeps_no_line_from_its_slots() {
     assert_eq!((room(0), room(2), room(3)), (0, 0, 9));
 }
 
-/// Requests that an engine would take of a batch that runs so many and lets so many wait, the last number of which it has
-/// deferred.
+/// Requests of a batch that an engine would take. The engine runs so many requests and lets so many wait, of which it
+/// has deferred some.
 fn room_beside(
     fleet: &Registry,
     relay: &Relay,
@@ -320,6 +320,7 @@ fn wait_in_line(
         is_background: false,
         deadline: now + Duration::from_secs(600),
         has_room: false,
+        has_lost_target: false,
     };
     let mut waiting: Vec<Pin<Box<dyn Future<Output = bool>>>> = Vec::new();
     for _ in 0..requests {

@@ -104,7 +104,7 @@ pub(super) enum Woken {
     /// It waits on in another queue.
     Moved {
         planned: Option<Planned>,
-        /// See [`Left::has_lost_target`].
+        /// See [`Request::has_lost_target`].
         has_lost_target: bool,
     },
 }
@@ -152,6 +152,8 @@ pub(in crate::relay) struct Grant {
     promises: Promises,
     /// The choice by which it was released.
     chosen: Option<(Arc<Group>, Chosen)>,
+    /// See [`Request::has_lost_target`]: the request may wait again.
+    pub(in crate::relay) has_lost_target: bool,
 }
 
 impl Grant {
@@ -163,6 +165,7 @@ impl Grant {
             freed: freed.clone(),
             promises: Promises::new(),
             chosen: None,
+            has_lost_target: false,
         }
     }
 
@@ -209,6 +212,7 @@ impl Grant {
             freed,
             promises,
             chosen: None,
+            has_lost_target: false,
         };
         (grant, move || {
             granted.released.lock().of(worker).all.queued_tokens
@@ -513,6 +517,7 @@ impl Gone {
                     freed: freed.clone(),
                     promises,
                     chosen,
+                    has_lost_target,
                 })
             }
             Outcome::Refused(refusal) => {
@@ -567,6 +572,7 @@ mod tests {
             is_background: false,
             deadline: now + Duration::from_secs(60),
             has_room: false,
+            has_lost_target: false,
         };
         let enter = |model: &str| {
             let model = Model::from(model);

@@ -98,6 +98,7 @@ impl Line {
             is_background: false,
             deadline: arrived + NEVER,
             has_room: false,
+            has_lost_target: false,
         };
         let room = workers.room(self.max_worker_queued_tokens);
         let entered = self.queue.enter(arrived, room, waiting, request);
