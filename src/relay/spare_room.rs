@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::choose::promised::Promise;
 use super::core::Relay;
 use super::request::batch_line::LinesByWorker;
 use crate::fleet::load::TriedRequests;
@@ -267,8 +268,8 @@ impl Relay {
                 let index = group.index_of(*id)?;
                 Some((group.worker(index), self.decode_part(group)))
             })?;
-            let own = promised.as_deref().map(|promised| promised.of(*id).in_line);
-            let own = own.unwrap_or_default().saturating_sub(entering);
+            let own = promised.as_deref().map(|promised| promised.of(*id));
+            let own = people_in_line(own.unwrap_or_default(), entering);
             let numbers = WorkerNumbers {
                 waiting_outside: own.saturating_add(waiting_at_peers(peers.as_deref(), *id, part)),
                 ..self.numbers_of(worker, part, *at_worker)
@@ -412,6 +413,14 @@ impl Relay {
     }
 }
 
+/// Requests that wait for room at a worker and are no lines, as far as is known. `entering`: lines, some of which may
+/// wait. At a decode worker lines are rather among those that wait for a prefill worker: a line is sent only where
+/// there is room for it, so it does not wait where lines have to give way.
+fn people_in_line(promise: Promise, entering: u32) -> u32 {
+    let people = promise.waiting.requests.saturating_sub(entering);
+    people.min(promise.in_line)
+}
+
 /// Requests that wait in other replicas for a worker. Replicas report the requests of pairs at both workers, and at the
 /// decode worker without tokens to compute: they wait for the prefill worker.
 fn waiting_at_peers(by_owner: Option<&WaitingByOwner>, worker: WorkerId, part: WorkerPart) -> u32 {
@@ -431,6 +440,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::fleet::load::LoadShare;
 
     /// Of 10,000 tokens a second: 200 may be queued.
     const IDLE: WorkerNumbers = WorkerNumbers {
@@ -667,6 +677,32 @@ mod tests {
                 assert_eq!(numbers.wanted(), 0, "{slots} slots, {others} others");
                 assert_eq!(numbers.room(), SpareRoom::default());
             }
+        }
+    }
+
+    #[test]
+    fn lines_that_enter_are_first_taken_off_what_waits_for_another_worker() {
+        // Requests that wait, those of them that wait for room here, and lines that enter.
+        let table = [
+            ("none waits", (0, 0, 3), 0),
+            ("all wait here", (5, 5, 0), 5),
+            ("a few of them are lines", (5, 5, 2), 3),
+            ("there are lines alone", (5, 5, 7), 0),
+            ("lines wait for a prefill worker", (8, 5, 3), 5),
+            ("some of them do", (8, 5, 4), 4),
+            ("none waits here", (8, 0, 3), 0),
+        ];
+        for (what, (requests, in_line, entering), expected) in table {
+            let waiting = LoadShare {
+                requests,
+                ..LoadShare::default()
+            };
+            let promise = Promise {
+                all: waiting,
+                waiting,
+                in_line,
+            };
+            assert_eq!(people_in_line(promise, entering), expected, "{what}");
         }
     }
 
