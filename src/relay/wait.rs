@@ -116,11 +116,17 @@ impl Queues {
     /// What workers were promised, for a request that chooses its worker beside those that wait here and in other replicas.
     /// `None` while none waits.
     pub(super) fn promised(&self) -> Option<Arc<Promised>> {
+        let peers = self.waiting_at_peers();
         if self.fleet.freed().waiting() > 0 {
-            return Some(self.granted.last.load_full());
+            let last = self.granted.last.load_full();
+            if last.has_peers() || peers.is_none() {
+                return Some(last);
+            }
+            // While none waited here, nobody looked at what waits in other replicas.
+            let promised = Promised::clone(&last).with_peers(peers);
+            return Some(Arc::new(promised));
         }
-        let peers = self.waiting_at_peers()?;
-        Some(Arc::new(Promised::default().with_peers(Some(peers))))
+        Some(Arc::new(Promised::default().with_peers(Some(peers?))))
     }
 
     /// What workers were promised by requests that were released and do not count there yet, and in other replicas. A

@@ -33,6 +33,11 @@ impl Promised {
         Self { peers, ..self }
     }
 
+    /// Whether it has something that waits in other replicas.
+    pub(in crate::relay) fn has_peers(&self) -> bool {
+        self.peers.is_some()
+    }
+
     /// What a worker was promised here.
     #[inline]
     pub(in crate::relay) fn of(&self, owner: WorkerId) -> Promise {

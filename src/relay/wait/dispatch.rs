@@ -71,10 +71,12 @@ impl Queues {
         }
     }
 
-    /// Whoever waited when workers were last looked at has left.
+    /// Whoever waited when workers were last looked at has left. What waits in other replicas now is old when the next
+    /// request waits here, so it is not kept.
     fn forget_waiting(&self) {
         self.fleet.waiting().set_own(WaitingByOwner::default());
-        self.granted.last.store(Arc::new(self.released()));
+        let released = self.granted.released.lock().clone();
+        self.granted.last.store(Arc::new(released));
     }
 
     /// Releases what there is room for.
@@ -628,6 +630,33 @@ mod tests {
         // Another request enters, and no worker was looked at since.
         rig.enter(1, 2, Duration::ZERO, 2);
         assert_eq!(in_line(&rig), 0);
+    }
+
+    #[test]
+    fn the_first_request_that_waits_again_counts_what_waits_in_other_replicas_now() {
+        let mut rig = Rig::new();
+        let first = rig.group.workers[0].id;
+        let set_peers = |rig: &Rig, requests: u32| {
+            let share = LoadShare {
+                requests,
+                ..LoadShare::default()
+            };
+            let peers = [(first, share)].into_iter().filter(|_| requests > 0);
+            rig.queues.fleet.waiting().set_peers(peers.collect());
+        };
+        let counted = |rig: &Rig| {
+            let promised = rig.queues.promised().unwrap_or_default();
+            promised.everywhere(first).requests
+        };
+        set_peers(&rig, 7);
+        rig.queues.forget_waiting();
+        set_peers(&rig, 3);
+        assert_eq!(counted(&rig), 3);
+        // No worker was looked at since.
+        rig.enter(1, 2, Duration::ZERO, 2);
+        assert_eq!(counted(&rig), 3);
+        set_peers(&rig, 0);
+        assert_eq!(counted(&rig), 0);
     }
 
     #[test]
