@@ -67,6 +67,11 @@ impl<T> EventStream<T> {
         Ok(steps)
     }
 
+    /// Whether the batches applied here show that another replica's tree is of the process that the tree here is of.
+    pub fn is_of_same_process(&self, tree: &PeerTree) -> bool {
+        self.digests.compare(tree.sequence, tree.digest) == DigestMatch::Same
+    }
+
     fn is_of_other_incarnation(&self, tree: &PeerTree) -> bool {
         let connected = self.connected_incarnation.as_ref();
         let both = connected.zip(tree.incarnation.as_ref());

@@ -42,7 +42,7 @@ impl Task {
         now: Instant,
         fetched: Option<FetchedTree>,
     ) -> Steps<Batch> {
-        let Some(fetched) = fetched else {
+        let Some(mut fetched) = fetched else {
             debug!(
                 worker = %self.subject.name,
                 rank = self.subject.rank,
@@ -51,8 +51,12 @@ impl Task {
             return self.stream.on_no_peer_tree(now);
         };
         let (peer, source) = (fetched.peer.clone(), fetched.source.clone());
+        let is_of_same_process = self.stream.is_of_same_process(&fetched.copy.position);
         match self.stream.on_peer_tree(now, &fetched.copy.position) {
             Ok(steps) => {
+                // A replica of an older release does not say what it saw.
+                fetched.copy.has_matching_names |=
+                    is_of_same_process && self.tree.has_matching_names();
                 self.peer_trees.ready = Some(fetched);
                 steps
             }
