@@ -5,16 +5,13 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 use super::peer_trees::Unconfirmed;
-use super::{BLOCKS_PER_TURN, Task};
+use super::{BLOCKS_PER_TURN, PAGES_PER_TURN, Task};
 use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
 use crate::kv::stream::{PeerTreeRefusal, State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
 use crate::observe;
-
-/// Pages that are copied before others get their turn: as much work as that many blocks.
-const PAGES_PER_TURN: usize = 2_048;
 
 impl Task {
     pub(super) fn fetch_peer_tree(&mut self, after: Duration) {
