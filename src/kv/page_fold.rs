@@ -16,6 +16,7 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 pub use self::copied::{CopiedPages, PageCopyCursor};
+pub use self::pages::PageMove;
 use self::pages::{NO_PAGE, PageNumber, Pages};
 use super::event::{EngineHash, Event, ExtraKey, Removed, Stored, Tier};
 use super::index::MemoryAccount;
@@ -179,8 +180,6 @@ impl PageFold {
             }
             self.pages.drop_unused(number);
         }
-        // Other ranks may need the memory, which they share.
-        self.pages.shrink();
         self.charge();
         if names.is_empty() {
             return Ok(Vec::new());
@@ -189,6 +188,21 @@ impl PageFold {
             hashes: names,
             location: event.location.clone(),
         })])
+    }
+
+    /// Begins to give the memory of removed pages back, if most of it is unused, for the ranks that share it. No page
+    /// may come or go before [`Self::shrink_next`] has returned false.
+    pub fn begin_shrink(&self) -> Option<PageMove> {
+        self.pages.begin_move()
+    }
+
+    /// Gives memory back in slices of `pages` pages. Returns false when it is given back.
+    pub fn shrink_next(&mut self, page_move: &mut PageMove, pages: usize) -> bool {
+        let goes_on = self.pages.move_next(page_move, pages);
+        if !goes_on {
+            self.charge();
+        }
+        goes_on
     }
 
     fn next(&self, offset: u8) -> u8 {

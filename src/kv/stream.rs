@@ -191,14 +191,16 @@ impl<T> EventStream<T> {
         matches!(self.phase, Phase::InitialReplay { .. })
     }
 
-    /// Whether no more is to be known soon than is known now: no request for what the process caches is under way.
+    /// Whether no more is to be known soon than is known now: no request for what the process caches is under way, and
+    /// none that a lost connection interrupted waits for the next connection.
     pub fn is_settled(&self) -> bool {
         let is_asking = match self.phase {
             Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => true,
             Phase::Verifying { suspicion, .. } => {
                 suspicion.suspects_restart() || self.peer_trees.was_interrupted
             }
-            Phase::Live | Phase::Disconnected { .. } => false,
+            Phase::Disconnected { .. } => self.peer_trees.was_interrupted,
+            Phase::Live => false,
         };
         !is_asking && !self.peer_trees.is_requested
     }

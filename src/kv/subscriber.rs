@@ -51,6 +51,8 @@ pub use subject::{OnCacheLost, Shared, Subject};
 
 /// Blocks applied before the task yields its thread: about a tenth of a millisecond of work.
 const BLOCKS_PER_TURN: u64 = 1_024;
+/// Pages that are copied or moved before the task yields its thread: as much work as that many blocks.
+const PAGES_PER_TURN: usize = 2_048;
 /// Inputs taken in a row before the task yields and checks its timers.
 const INPUTS_PER_TURN: u32 = 64;
 /// Upper bound on the age of the status board's figures.
@@ -373,12 +375,27 @@ impl Task {
                 }
             }
         }
+        self.shrink_pages().await;
         self.blocks_this_turn += effect.stored + effect.removed;
         if self.blocks_this_turn >= BLOCKS_PER_TURN {
             self.blocks_this_turn = 0;
             tokio::task::yield_now().await;
         }
         effect
+    }
+
+    /// Gives the memory of removed pages back. Events of other ranks go on meanwhile.
+    async fn shrink_pages(&mut self) {
+        let pages = self.tree.pages.as_mut();
+        let Some(fold) = pages.and_then(|pages| pages.fold.as_mut()) else {
+            return;
+        };
+        let Some(mut page_move) = fold.begin_shrink() else {
+            return;
+        };
+        while fold.shrink_next(&mut page_move, PAGES_PER_TURN) {
+            tokio::task::yield_now().await;
+        }
     }
 
     fn clear(&mut self, reason: ResyncReason) {

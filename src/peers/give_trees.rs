@@ -22,6 +22,12 @@ use crate::observe;
 
 /// A replica that asks for nothing, or takes nothing, for this long is disconnected.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request waits for a tree that does not count because this replica has lost the engine as well: both often
+/// lose it in the same moment, and know it again a moment later. The first attempts to connect again come within two
+/// seconds, and the other replica waits ten for its turn and the first chunk.
+const MAX_STALE: Duration = Duration::from_secs(3);
+/// How often it is looked whether a tree counts again.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Of one worker: about what 800,000 tokens take.
 const MAX_PREDICTED_BLOCKS: usize = 50_000;
 
@@ -33,6 +39,8 @@ pub struct TreeGiver {
     predicted: Arc<PredictedIndex>,
     metrics: TreeMetrics,
     turn: Arc<Semaphore>,
+    /// [`MAX_STALE`]; tests have another one.
+    max_stale: Duration,
 }
 
 impl TreeGiver {
@@ -48,6 +56,7 @@ impl TreeGiver {
             predicted,
             metrics,
             turn: Arc::new(Semaphore::new(1)),
+            max_stale: MAX_STALE,
         }
     }
 
@@ -64,7 +73,22 @@ impl TreeGiver {
             let Ok(Ok(Some((Some(Kind::TreeRequest(request)), _)))) = received else {
                 return;
             };
-            let Ok(_turn) = self.turn.acquire().await else {
+            let wait_for_turn = async {
+                // Others have their turns meanwhile.
+                self.wait_while_stale(&request).await;
+                self.turn.acquire().await
+            };
+            let turn = tokio::select! {
+                biased;
+                // A replica asks for one tree after the other, so this is the end of its stream, and nobody waits for
+                // the tree any more.
+                _ = link.receive() => {
+                    debug!(peer = %link.peer.name, "a replica that waited for a tree is gone");
+                    return self.count("failed");
+                }
+                turn = wait_for_turn => turn,
+            };
+            let Ok(_turn) = turn else {
                 return;
             };
             let outcome = match self.give(&link, &request).await {
@@ -76,6 +100,19 @@ impl TreeGiver {
                 }
             };
             self.count(outcome);
+        }
+    }
+
+    /// Waits until the tree counts here again, or is empty. A tree that has not counted for longer than
+    /// [`Self::max_stale`] is not waited for.
+    async fn wait_while_stale(&self, request: &TreeRequest) {
+        let Some(worker) = self.worker(&request.worker) else {
+            return;
+        };
+        while let Some(since) = self.board.stale_since(worker.id, request.rank)
+            && observe::now().saturating_duration_since(since) < self.max_stale
+        {
+            tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
 
@@ -143,3 +180,6 @@ async fn send(link: &Link, kind: Kind) -> Result<(), Failure> {
         .await
         .map_err(|_| Failure::Lost("it takes nothing".to_owned()))?
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,6 +43,8 @@ struct Shared {
     peers: Peers,
     metrics: TreeMetrics,
     timeout: Duration,
+    /// [`PATIENCE`]; tests have less.
+    patience: Duration,
     /// A replica was lost before it had answered.
     has_lost: AtomicBool,
     /// A replica has answered to the end.
@@ -71,6 +73,9 @@ struct FirstChunk {
 enum NotTaken {
     #[error("{0}")]
     Failure(#[from] Failure),
+    /// It may be alive and busy, so it is not asked again on another stream: that would only add to its work.
+    #[error("it sends nothing")]
+    Silent,
     #[error("{0:?}")]
     Unusable(Unusable),
 }
@@ -79,7 +84,7 @@ impl NotTaken {
     /// The metric label.
     fn as_str(&self) -> String {
         match self {
-            NotTaken::Failure(_) => "unreachable".to_owned(),
+            NotTaken::Failure(_) | NotTaken::Silent => "unreachable".to_owned(),
             // What the other replica says is one of few words; anything else must not make a series each.
             NotTaken::Unusable(Unusable::Refused(reason)) => match reason.as_str() {
                 "cold" | "unknown_rank" | "busy" => reason.clone(),
@@ -103,6 +108,7 @@ impl TreeTaker {
             peers,
             metrics,
             timeout,
+            patience: PATIENCE,
             has_lost: AtomicBool::new(false),
             has_answer: AtomicBool::new(false),
             sources: Mutex::default(),
@@ -116,7 +122,7 @@ impl TreeTaker {
 
     fn note<T>(&self, answer: &Result<T, NotTaken>) {
         match answer {
-            Err(NotTaken::Failure(_)) => self.0.has_lost.store(true, Relaxed),
+            Err(NotTaken::Failure(_) | NotTaken::Silent) => self.0.has_lost.store(true, Relaxed),
             Ok(_) | Err(NotTaken::Unusable(_)) => self.0.has_answer.store(true, Relaxed),
         }
     }
@@ -245,7 +251,7 @@ impl TreeTaker {
     }
 
     /// Sends a request, and receives the first chunk of the answer. A stream that was kept may have ended since, which
-    /// says nothing of the replica: another one is opened then.
+    /// says nothing of the replica: another one is opened then. For a replica that is silent none is opened.
     async fn begin(
         &self,
         slot: &Slot,
@@ -278,8 +284,8 @@ impl TreeTaker {
     }
 
     async fn chunk(&self, link: &mut Link) -> Result<TreeChunk, NotTaken> {
-        let received = timeout(PATIENCE, link.receive()).await;
-        let received = received.map_err(|_| Failure::Lost("it sends nothing".to_owned()))??;
+        let received = timeout(self.0.patience, link.receive()).await;
+        let received = received.map_err(|_| NotTaken::Silent)??;
         match received {
             Some((Some(Kind::TreeChunk(chunk)), bytes)) => {
                 self.0.metrics.bytes.inc_by(bytes as u64);

@@ -1,10 +1,13 @@
 //! The pages of one rank's cache: a slab with the pages that each one follows, found by name. Pure.
 
+mod page_move;
+
 use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+pub use self::page_move::PageMove;
 use crate::kv::event::{EngineHash, Tier};
 
 /// A page's number in the slab.
@@ -13,9 +16,6 @@ pub(super) const NO_PAGE: PageNumber = u32::MAX;
 
 /// What the table of names takes for each page at most: when it has just doubled, with removed names in almost half of it.
 const NAME_BYTES: usize = 23;
-
-/// So few pages are not worth moving.
-const MIN_SLAB: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
@@ -328,41 +328,6 @@ impl Pages {
             *self = Self::new(self.page_size as u32);
         }
         pages.len()
-    }
-
-    /// Gives memory back if most of it is unused: the pages that are left move together and get new numbers. At least
-    /// three times as many were removed before, so that takes no longer than the removals did.
-    pub(super) fn shrink(&mut self) {
-        if self.slab.len() <= MIN_SLAB + self.len() * 4 {
-            return;
-        }
-        let mut numbers = vec![NO_PAGE; self.slab.len()];
-        let mut moved = Self::new(self.page_size as u32);
-        moved.slab.reserve_exact(self.len());
-        moved.tokens.reserve_exact(self.len() * self.page_size);
-        for page in self.numbers().filter(|page| !self.is_free(*page)) {
-            numbers[page as usize] = moved.slab.len() as PageNumber;
-            moved.slab.push(*self.get(page));
-            moved.tokens.extend_from_slice(self.tokens(page));
-        }
-        for page in &mut moved.slab {
-            if page.parent != NO_PAGE {
-                page.parent = numbers[page.parent as usize];
-            }
-        }
-        let slab = &moved.slab;
-        let of_page = |page: &PageNumber| hash_of(slab[*page as usize].name);
-        moved.names.reserve(slab.len(), of_page);
-        for (number, page) in (0..).zip(slab) {
-            moved
-                .names
-                .insert_unique(hash_of(page.name), number, of_page);
-        }
-        let named = self.named_parents.iter();
-        moved.named_parents = named
-            .map(|(page, name)| (numbers[*page as usize], *name))
-            .collect();
-        *self = moved;
     }
 
     fn is_known(&self, page: PageNumber) -> bool {

@@ -106,6 +106,18 @@ impl Blocks {
     }
 }
 
+/// Gives memory back, if most of it is unused, and returns in how many slices.
+fn shrink(fold: &mut PageFold) -> usize {
+    let Some(mut page_move) = fold.begin_shrink() else {
+        return 0;
+    };
+    let mut slices = 1;
+    while fold.shrink_next(&mut page_move, 16) {
+        slices += 1;
+    }
+    slices
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Store(Vec<u32>),
@@ -142,6 +154,7 @@ proptest! {
                 Op::Evict(seed, count) => fold.remove(&cache.evict(seed, count), Tier::Gpu),
             };
             blocks.apply(events.unwrap());
+            shrink(&mut fold);
             let found: BTreeSet<Vec<u32>> = blocks.0.values().cloned().collect();
             prop_assert_eq!(found, cache.blocks());
             prop_assert_eq!(fold.pages.len(), cache.cached.len());
@@ -384,6 +397,9 @@ fn pages_that_are_removed_give_their_memory_back_and_those_that_stay_go_on_as_be
         panic!("{}", events.len());
     };
     assert_eq!(blocks.hashes.len(), 20_000 / 16 - 100 / 16);
+    // As many numbers are looked at as there were pages, and each page that is left gets its parent's number.
+    assert_eq!(shrink(&mut fold), 20_040 / 16 + 1 + 140 / 16 + 1);
+    assert_eq!(shrink(&mut fold), 0);
     assert_eq!(fold.pages.len(), 100 + 40);
     assert!(fold.memory_bytes() * 20 < full, "{full}");
     let name = |page: u64| EngineHash(1_000_000 + page);

@@ -37,17 +37,14 @@ impl<T> EventStream<T> {
         now: Instant,
         tree: &PeerTree,
     ) -> Result<Steps<T>, PeerTreeRefusal> {
-        if self.state() == State::Live {
-            return Err(PeerTreeRefusal::NotNeeded);
-        }
-        let incarnations = self.connected_incarnation.as_ref();
-        let mut incarnations = incarnations.zip(tree.incarnation.as_ref()).into_iter();
-        if incarnations.any(|(connected, of_tree)| connected != of_tree) {
-            return Err(PeerTreeRefusal::OtherIncarnation);
-        }
         let mut steps = Steps::new();
         match self.phase {
+            _ if self.state() == State::Live => return Err(PeerTreeRefusal::NotNeeded),
+            // The incarnation at hand is the lost connection's, and the engine may have another one by now.
             Phase::Disconnected { .. } => return Err(PeerTreeRefusal::Disconnected),
+            _ if self.is_of_other_incarnation(tree) => {
+                return Err(PeerTreeRefusal::OtherIncarnation);
+            }
             Phase::AwaitingPeerTree { .. } => {
                 match self.buffer.digest(tree.sequence) {
                     Some(digest) if digest == tree.digest => {}
@@ -70,6 +67,17 @@ impl<T> EventStream<T> {
         Ok(steps)
     }
 
+    /// Whether the batches applied here show that another replica's tree is of the process that the tree here is of.
+    pub fn is_of_same_process(&self, tree: &PeerTree) -> bool {
+        self.digests.compare(tree.sequence, tree.digest) == DigestMatch::Same
+    }
+
+    fn is_of_other_incarnation(&self, tree: &PeerTree) -> bool {
+        let connected = self.connected_incarnation.as_ref();
+        let both = connected.zip(tree.incarnation.as_ref());
+        both.is_some_and(|(connected, of_tree)| connected != of_tree)
+    }
+
     /// No replica has a tree that can be used. If they were asked before the connection was lost, they are asked once
     /// more: a tree may have been refused only because of that, and the other replicas may have lost the engine, too.
     pub fn on_no_peer_tree(&mut self, now: Instant) -> Steps<T> {
@@ -83,7 +91,7 @@ impl<T> EventStream<T> {
                 }
             }
             Phase::Live => self.want_interrupted_peer_tree(&mut steps),
-            // The end of the replay asks again.
+            // The end of the replay asks again, also if a live batch comes before it and ends the verification.
             Phase::Disconnected { .. } | Phase::InitialReplay { .. } | Phase::Verifying { .. } => {}
         }
         steps

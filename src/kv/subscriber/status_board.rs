@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::entry::{RankEntry, RepeatReport, Report, TreeRequest};
 use super::status::{Status, TreeState};
 use crate::ids::WorkerId;
+use crate::kv::stream::State;
 use crate::kv::tokenizer_check::difference::ReportedTokens;
 use crate::kv::tree_copies::{NoTree, TreeCopy};
 
@@ -210,6 +211,17 @@ impl StatusBoard {
             .map_err(|_| NoTree::Busy)?;
         // The subscriber may end meanwhile.
         answer.await.unwrap_or(Err(NoTree::UnknownRank))
+    }
+
+    /// Since when a rank's tree does not count because the engine's process must be verified first. `None` for a tree
+    /// that counts, or is empty.
+    pub fn stale_since(&self, worker: WorkerId, rank: u32) -> Option<Instant> {
+        let entries = self.of(worker);
+        let mut ranks = entries.get(&worker)?.iter();
+        let entry = ranks.find(|entry| entry.rank == rank)?;
+        let report = entry.report.lock();
+        let since = report.state_since;
+        (report.status.state == State::Stale { since }.as_str()).then_some(since)
     }
 
     /// How many ranks have a subscriber, and of how many all is known that is to be known soon.

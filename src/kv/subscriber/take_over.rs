@@ -5,16 +5,13 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 use super::peer_trees::Unconfirmed;
-use super::{BLOCKS_PER_TURN, Task};
+use super::{BLOCKS_PER_TURN, PAGES_PER_TURN, Task};
 use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
 use crate::kv::stream::{PeerTreeRefusal, State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
 use crate::observe;
-
-/// Pages that are copied before others get their turn: as much work as that many blocks.
-const PAGES_PER_TURN: usize = 2_048;
 
 impl Task {
     pub(super) fn fetch_peer_tree(&mut self, after: Duration) {
@@ -42,7 +39,7 @@ impl Task {
         now: Instant,
         fetched: Option<FetchedTree>,
     ) -> Steps<Batch> {
-        let Some(fetched) = fetched else {
+        let Some(mut fetched) = fetched else {
             debug!(
                 worker = %self.subject.name,
                 rank = self.subject.rank,
@@ -51,8 +48,12 @@ impl Task {
             return self.stream.on_no_peer_tree(now);
         };
         let (peer, source) = (fetched.peer.clone(), fetched.source.clone());
+        let is_of_same_process = self.stream.is_of_same_process(&fetched.copy.position);
         match self.stream.on_peer_tree(now, &fetched.copy.position) {
             Ok(steps) => {
+                // A replica of an older release does not say what it saw.
+                fetched.copy.has_matching_names |=
+                    is_of_same_process && self.tree.has_matching_names();
                 self.peer_trees.ready = Some(fetched);
                 steps
             }

@@ -45,6 +45,19 @@ async fn giving_one_a_stream() -> Replica {
     giver
 }
 
+/// A replica that answers nothing, and how many streams were opened to it.
+async fn silent() -> (Replica, Arc<AtomicUsize>) {
+    let giver = replica(&[]).await;
+    giver.peers.set_ready(true);
+    let streams = Arc::new(AtomicUsize::new(0));
+    let opened = streams.clone();
+    giver.peers.serve_trees(TreeHandler::new(move |mut link| {
+        opened.fetch_add(1, Relaxed);
+        Box::pin(async move { while let Ok(Some(_)) = link.receive().await {} })
+    }));
+    (giver, streams)
+}
+
 fn first_chunk(mut all: Vec<TreeChunk>) -> Vec<TreeChunk> {
     all.truncate(1);
     all
@@ -116,4 +129,18 @@ async fn a_stream_that_was_kept_and_has_ended_is_replaced_and_costs_no_tree() {
     }
     assert_eq!(lost(&taker), 0);
     assert!(!taker.are_sources_lost());
+}
+
+#[tokio::test]
+async fn a_replica_that_is_silent_on_a_kept_stream_is_not_asked_again_on_another_one() {
+    let (giver, streams) = silent().await;
+    let (mut taker, late) = taker(&[&giver]).await;
+    Arc::get_mut(&mut taker.0).unwrap().patience = Duration::from_millis(100);
+    let source: Arc<str> = giver.address.as_str().into();
+    let link = late.peers.call_for_trees(&source).await.unwrap();
+    *taker.slot(&source).link.lock() = Some(link);
+    assert!(taker.fetch(wanted()).await.is_none());
+    eventually("the kept stream is served", || streams.load(Relaxed) > 0).await;
+    assert_eq!((streams.load(Relaxed), lost(&taker)), (1, 1));
+    assert!(taker.are_sources_lost());
 }

@@ -128,6 +128,10 @@ fn a_tree_that_was_asked_for_when_the_connection_was_lost_is_asked_for_once_more
         if !is_answered_late {
             play.no_tree();
         }
+        assert!(
+            !play.stream.is_settled(),
+            "more is known once it is connected"
+        );
         play.connect(None);
         assert!(!play.stream.is_settled());
         play.response(0, 9..=9);
@@ -162,9 +166,34 @@ fn after_a_lost_connection_a_tree_that_no_replica_has_is_asked_for_no_third_time
     }
     // A connection that is lost while none is asked for interrupts nothing.
     play.lose();
+    assert!(play.stream.is_settled());
     play.connect(None);
     play.response(0, 9..=9);
     assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+}
+
+#[test]
+fn a_tree_is_asked_for_again_though_a_live_batch_comes_before_the_end_of_the_replay() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.lose();
+    play.connect(None);
+    play.response(0, 9..=9);
+    assert_eq!(play.tree_requests, 1, "it may still come");
+    // The engine is silent, and asked for its last batch, when it is known that no replica has a tree.
+    play.wait();
+    play.no_tree();
+    play.say(0, [10]);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 1));
+    play.response(0, 9..=10);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+    play.no_tree();
+    assert!(play.stream.is_settled());
+    play.wait();
+    play.say(0, [11]);
+    play.response(0, 10..=11);
+    assert_eq!(play.tree_requests, 2, "not a third time");
 }
 
 #[test]
@@ -218,6 +247,27 @@ fn a_tree_of_another_incarnation_is_refused_before_anything_is_asked() {
     };
     assert_eq!(play.tree(&of("a")), Err(PeerTreeRefusal::OtherIncarnation));
     assert_eq!(play.tree(&of("b")), Ok(()));
+}
+
+/// The lost connection's incarnation says nothing of a tree that a replica gives after the engine's restart.
+#[test]
+fn a_tree_of_a_newer_incarnation_that_comes_while_disconnected_is_not_refused_for_it() {
+    let mut play = Play::with_peers();
+    play.connect(Some("a"));
+    play.response(0, 5..=9);
+    play.lose();
+    let newer = PeerTree {
+        incarnation: Some("b".to_owned()),
+        ..tree(1, 9)
+    };
+    assert_eq!(play.tree(&newer), Err(PeerTreeRefusal::Disconnected));
+    play.no_tree();
+    play.connect(Some("b"));
+    play.response(1, 5..=9);
+    assert_eq!(play.tree_requests, 2);
+    assert_eq!(play.tree(&newer), Ok(()));
+    play.response(1, 9..=9);
+    assert_eq!((play.state(), play.trees_taken), ("live", 1));
 }
 
 #[test]

@@ -300,6 +300,32 @@ fn pages_of_a_name_space_that_is_not_reported_are_ignored_after_another_replicas
     }
 }
 
+/// A replica of an older release does not say whether names matched.
+#[test]
+fn names_that_matched_here_count_with_a_tree_that_the_own_batches_show_to_be_of_the_same_process() {
+    play(async {
+        let tokens: Vec<u32> = (100..116).collect();
+        let names = page_hash::page_hashes(&tokens, 16, None);
+        let own = first_pages(100..116, 16, names.collect());
+        let history = [frame(0, vec![]), frame(1, vec![own]), frame(2, vec![])];
+        let mut giver = Follower::new(subject_of_pages(), true);
+        giver.join(history.clone()).await;
+        let mut copy = giver.task.copy_tree().await.unwrap();
+        copy.has_matching_names = false;
+        // A batch that is known here, and one that is not yet.
+        for (last, counts) in [(2, true), (3, false)] {
+            let mut late = Follower::new(subject_of_pages(), true);
+            late.join(history.iter().skip(1).cloned()).await;
+            assert!(late.task.tree.has_matching_names());
+            copy.position.sequence = last;
+            copy.position.digest = u128::from(last);
+            late.receive("a:9", &copy).await;
+            assert!(late.refusals().is_empty());
+            assert_eq!(late.task.tree.has_matching_names(), counts);
+        }
+    });
+}
+
 #[test]
 fn a_process_whose_names_never_matched_is_given_on_as_such() {
     play(async {

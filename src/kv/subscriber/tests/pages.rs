@@ -285,3 +285,49 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn memory_of_removed_pages_is_given_back_when_their_batch_is_applied() {
+    let registry = Registry::default();
+    let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+    let (_say, said) = mpsc::unbounded_channel();
+    let (repeat_reports, _asked) = mpsc::unbounded_channel();
+    let mut source = Script {
+        said,
+        repeat_reports,
+        can_replay: false,
+    };
+    let now = observe::now();
+    let mut task = Task::new(now, subject_of_pages(), shared(indexes, &registry));
+    let tokens: Vec<u32> = (0..20_000).collect();
+    let names: Vec<EngineHash> = page_hash::page_hashes(&tokens, 1, None).collect();
+    let removed = Event::Removed(Removed {
+        hashes: names[100..].to_vec(),
+        location: Location::default(),
+    });
+    let stored = Event::Stored(Stored {
+        hashes: names,
+        token_ids: tokens,
+        block_size: 1,
+        ..Stored::default()
+    });
+    let bytes = |task: &Task| {
+        let pages = task.tree.pages.as_ref();
+        let fold = pages.and_then(|pages| pages.fold.as_ref());
+        fold.map_or(0, |fold| fold.memory_bytes())
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let first = SourceEvent::Live(frame(0, vec![stored]));
+        for event in [connected(), first] {
+            task.handle(now, Input::Source(event), &mut source).await;
+        }
+        let full = bytes(&task);
+        let next = Input::Source(SourceEvent::Live(frame(1, vec![removed])));
+        task.handle(now, next, &mut source).await;
+        let left = bytes(&task);
+        assert!(0 < left && left * 20 < full, "{left} of {full}");
+    });
+}

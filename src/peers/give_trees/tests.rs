@@ -1,0 +1,190 @@
+//! Trees that are given over real sockets: to those who leave, and of an engine that this replica has lost.
+
+use tokio::sync::{mpsc, watch};
+
+use super::*;
+use crate::fleet::registry::tests::registry;
+use crate::kv::event::{Batch, EngineHash, Event, Stored};
+use crate::kv::indexes::{self, PrefixIndexes};
+use crate::kv::source::{Source, SourceBatch, SourceEvent};
+use crate::kv::subscriber::joins::{self, Joins};
+use crate::kv::subscriber::{self, Shared, Subject};
+use crate::kv::{predicted, stream};
+use crate::observe::metrics;
+use crate::peers::handle::tests::{Replica, eventually, replica};
+use crate::peers::wire::TreeChunk;
+
+fn giver(max_stale: Duration) -> TreeGiver {
+    let (metrics, now) = (metrics::Registry::default(), observe::now());
+    let predicted = PredictedIndex::new(
+        predicted::Settings::default(),
+        predicted::Metrics::new(&metrics),
+        now,
+    );
+    let trees = TreeMetrics::new(&metrics);
+    let giver = TreeGiver::new(registry(&["a"]), Arc::default(), Arc::new(predicted), trees);
+    TreeGiver { max_stale, ..giver }
+}
+
+fn worker(giver: &TreeGiver) -> Arc<Worker> {
+    giver.fleet.snapshot().workers[0].worker.clone()
+}
+
+/// The replica that gives, the one that asks, and a stream between them.
+async fn served(giver: &TreeGiver) -> (Replica, Replica, Link) {
+    let (giving, asking) = (replica(&[]).await, replica(&[]).await);
+    giving.peers.serve_trees(giver.clone().handler());
+    let calling = asking.peers.call_for_trees(&giving.address);
+    let link = calling.await.unwrap();
+    (giving, asking, link)
+}
+
+/// The events of an engine that a test plays.
+struct Script(mpsc::UnboundedReceiver<SourceEvent>);
+
+impl Source for Script {
+    async fn next(&mut self) -> SourceEvent {
+        match self.0.recv().await {
+            Some(event) => event,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn replay(&mut self, _first: u64) {}
+
+    fn can_replay(&self) -> bool {
+        true
+    }
+}
+
+/// Follows the engine for the giver.
+async fn follow(giver: &TreeGiver, events: mpsc::UnboundedReceiver<SourceEvent>) {
+    let (metrics, worker) = (metrics::Registry::default(), worker(giver));
+    let subject = Subject {
+        worker: worker.id,
+        name: "a".into(),
+        address: worker.pool.address().into(),
+        rank: 0,
+        is_only_rank: true,
+        model: "m".into(),
+        caches_pages: false,
+    };
+    let shared = Shared {
+        indexes: PrefixIndexes::new(indexes::Settings::default(), &metrics),
+        board: giver.board.clone(),
+        metrics: subscriber::Metrics::new(&metrics),
+        settings: stream::Settings::default(),
+        on_cache_lost: Arc::new(|_| {}),
+        joins: Joins::new(&joins::Settings::default(), &metrics),
+        trees: None,
+    };
+    let (_restart, restarts) = watch::channel(0);
+    subscriber::run(Script(events), subject, shared, restarts).await;
+}
+
+/// A connection on which the engine replays the only batch that it has published.
+fn connection() -> [SourceEvent; 3] {
+    let stored = Stored {
+        hashes: vec![EngineHash(100)],
+        token_ids: (0..4).collect(),
+        block_size: 4,
+        ..Stored::default()
+    };
+    let batch = SourceBatch {
+        sequence: 0,
+        digest: 7,
+        bytes: 100,
+        batch: Ok(Batch {
+            events: vec![Event::Stored(stored)],
+            ..Batch::default()
+        }),
+        snapshot: None,
+    };
+    [
+        SourceEvent::Connected { incarnation: None },
+        SourceEvent::Replayed(batch),
+        SourceEvent::ReplayEnd,
+    ]
+}
+
+/// Has the giver follow the engine and lose it.
+async fn lose_engine(giver: &TreeGiver, say: &mpsc::UnboundedSender<SourceEvent>) {
+    for event in connection() {
+        say.send(event).unwrap();
+    }
+    let reason = "closed".to_owned();
+    say.send(SourceEvent::Disconnected { reason }).unwrap();
+    let worker = worker(giver).id;
+    eventually("the engine is lost", || {
+        giver.board.stale_since(worker, 0).is_some()
+    })
+    .await;
+}
+
+async fn ask(giver: &TreeGiver, link: &Link) {
+    let request = TreeRequest {
+        worker: worker(giver).pool.address().to_owned(),
+        rank: 0,
+        model: "m".to_owned(),
+    };
+    link.send(framed(Kind::TreeRequest(request))).await.unwrap();
+}
+
+async fn answer(link: &mut Link) -> TreeChunk {
+    match link.receive().await {
+        Ok(Some((Some(Kind::TreeChunk(chunk)), _))) => chunk,
+        other => panic!("no chunk: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_leaves_before_its_turn_is_not_waited_for() {
+    let giver = giver(MAX_STALE);
+    let _turn = giver.turn.acquire().await.unwrap();
+    let (_giving, _asking, link) = served(&giver).await;
+    ask(&giver, &link).await;
+    // What was sent arrives before the end.
+    let (outgoing, _receiving) = link.split();
+    drop(outgoing);
+    let failed = giver.metrics.given.with_label_values(&["failed"]);
+    eventually("it is noticed", || failed.get() == 1).await;
+}
+
+#[tokio::test]
+async fn a_tree_that_this_replica_verifies_soon_is_given_then() {
+    let giver = giver(Duration::from_secs(600));
+    let (say, events) = mpsc::unbounded_channel();
+    let test = async {
+        lose_engine(&giver, &say).await;
+        let (_giving, _asking, mut link) = served(&giver).await;
+        ask(&giver, &link).await;
+        let early = timeout(Duration::from_millis(100), link.receive()).await;
+        assert!(early.is_err(), "it does not count yet");
+        for event in connection() {
+            say.send(event).unwrap();
+        }
+        let chunk = answer(&mut link).await;
+        assert_eq!((&*chunk.refusal, &*chunk.names), ("", &[100][..]));
+        assert_eq!(giver.board.stale_since(worker(&giver).id, 0), None);
+    };
+    tokio::select! {
+        () = follow(&giver, events) => unreachable!("it never ends"),
+        () = test => {}
+    }
+}
+
+#[tokio::test]
+async fn a_tree_that_is_not_verified_in_time_is_refused_as_cold() {
+    let giver = giver(Duration::ZERO);
+    let (say, events) = mpsc::unbounded_channel();
+    let test = async {
+        lose_engine(&giver, &say).await;
+        let (_giving, _asking, mut link) = served(&giver).await;
+        ask(&giver, &link).await;
+        assert_eq!(answer(&mut link).await.refusal, "cold");
+    };
+    tokio::select! {
+        () = follow(&giver, events) => unreachable!("it never ends"),
+        () = test => {}
+    }
+}
