@@ -211,6 +211,22 @@ async fn an_orphan_without_memory_waits_for_it_and_runs() {
     store.create(key, record).await.unwrap();
     let waits = "warmroute_background_refused_total{reason=\"no_memory\"}";
     eventually("it waits", async || metric(&router, waits).await > 0.0).await;
+    // Its request is read once, and it counts once, however often it is found.
+    let count = async |operation: &str| {
+        let labels = format!("{{operation=\"{operation}\",outcome=\"ok\"}}");
+        metric(
+            &router,
+            &format!("warmroute_store_operations_total{labels}"),
+        )
+        .await
+    };
+    let before = count("orphans").await;
+    eventually("it is found again", async || {
+        count("orphans").await >= before + 3.0
+    })
+    .await;
+    assert_eq!(count("request").await, 1.0);
+    assert_eq!(metric(&router, waits).await, 1.0);
     assert_eq!(used(&router).await, STEP);
     let status = async || store.get(key).await.unwrap().unwrap().status;
     assert_eq!(status().await, Status::Queued);
