@@ -18,13 +18,15 @@ pub struct Settings {
     pub max_body: u64,
     /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
     /// answer, with the histories that they continue; those of background responses until they have ended. Beyond it
-    /// requests wait, and those of lower priority that wait for workers give theirs up. One tenant (without tenants: one
-    /// client address) gets no more than it leaves to all others: alone, half of it. 1 GiB is 16 bodies of the largest
-    /// size.
+    /// requests wait, and those of lower priority that wait for workers give theirs up; for histories and background
+    /// responses they do not wait, but are refused. One tenant (without tenants: one client address) gets no more than
+    /// it leaves to all others: alone, half of it, and half of that for its background responses. 1 GiB is 16 bodies of
+    /// the largest size.
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
     /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
-    /// until an engine starts to answer, mostly for a second or two. `0s`: it does not wait.
+    /// until an engine starts to answer: for seconds while workers have room, longer while requests wait for them.
+    /// `0s`: it does not wait.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub max_body_wait: Duration,

@@ -4,8 +4,10 @@
 //! owner. All others count for their owner, whose share is bounded (`shares`). A body for which there is no room waits
 //! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it.
 //!
-//! What a body refers to, such as the history of a response, counts with it. A body that outlives its request, as that
-//! of a background response, keeps its memory ([`KeptBody`]).
+//! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
+//! it never waits: there is room for it, or the request is refused. A body that outlives its request, as that of a
+//! background response, keeps its memory ([`KeptBody`]), which may be an hour: bodies of one owner that are kept get
+//! half of its share.
 
 mod shares;
 
@@ -70,13 +72,17 @@ impl BodyMemory {
 
     /// Memory for a body that no client waits for, if there is room now.
     pub(crate) fn try_keep(self: &Arc<Self>, owner: ClientKey, bytes: u64) -> Option<KeptBody> {
-        let mut kept = KeptBody {
+        let mut kept = self.keep_nothing(owner);
+        kept.try_renew(bytes).then_some(kept)
+    }
+
+    /// For a body that needs no memory yet.
+    pub(crate) fn keep_nothing(self: &Arc<Self>, owner: ClientKey) -> KeptBody {
+        KeptBody {
             memory: self.clone(),
             owner,
             bytes: 0,
-            is_owned: false,
-        };
-        kept.try_grow(bytes).then_some(kept)
+        }
     }
 
     fn next_number(&self) -> u64 {
@@ -228,6 +234,12 @@ impl BodyBudget {
         Ok(reservation)
     }
 
+    /// The error for a request without memory, which is counted.
+    fn refuse(&self) -> ApiError {
+        self.refused.inc();
+        ApiError::bodies_full()
+    }
+
     /// Asks until the answer comes, for `max_wait` at most. True if there was no room at once.
     async fn wait(
         &self,
@@ -236,12 +248,8 @@ impl BodyBudget {
         total: u64,
         has_waited: bool,
     ) -> Result<bool, ApiError> {
-        let refused = || {
-            self.refused.inc();
-            Err(ApiError::bodies_full())
-        };
         if total > self.max {
-            return refused();
+            return Err(self.refuse());
         }
         let memory = &*self.memory;
         // Mostly there is room, and no timer is needed.
@@ -259,7 +267,7 @@ impl BodyBudget {
         };
         match waiting.ended.try_recv() {
             Ok(true) => return Ok(false),
-            Ok(false) => return refused(),
+            Ok(false) => return Err(self.refuse()),
             Err(_) => {}
         }
         let given = claim.make_room(lacks);
@@ -270,7 +278,7 @@ impl BodyBudget {
         let ended = tokio::time::timeout(self.max_wait, &mut waiting.ended).await;
         match ended {
             Ok(Ok(true)) => Ok(true),
-            _ => refused(),
+            _ => Err(self.refuse()),
         }
     }
 }
@@ -314,13 +322,32 @@ impl Reservation<'_> {
     /// Makes it large enough for a body of this size. True if that had to be waited for.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
         self.body_bytes = bytes;
-        self.grow_to(bytes).await
+        let Some(ask) = self.needs(bytes) else {
+            return Ok(false);
+        };
+        let total = self.bytes + ask.more;
+        let waits = self.budget.wait(&self.claim, ask, total, self.has_waited);
+        // Boxed, so that bodies that find room do not carry the state of a wait.
+        let waited = Box::pin(waits).await?;
+        self.has_waited |= waited;
+        self.on_granted(&ask);
+        Ok(waited)
     }
 
-    /// Makes it large enough for the body and for so many bytes that the body refers to.
-    pub(crate) async fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
+    /// Makes it large enough for the body and for so many bytes that the body refers to. It does not wait: those bytes
+    /// are in memory already, and their conversation may be locked.
+    pub(crate) fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
         let total = self.body_bytes.saturating_add(bytes);
-        self.grow_to(total).await?;
+        if total > self.budget.max {
+            return Err(ApiError::too_large_with_history(self.budget.max));
+        }
+        let Some(ask) = self.needs(total) else {
+            return Ok(());
+        };
+        if !self.budget.memory.shares.lock().try_now(&ask) {
+            return Err(self.budget.refuse());
+        }
+        self.on_granted(&ask);
         Ok(())
     }
 
@@ -328,46 +355,51 @@ impl Reservation<'_> {
         self.bytes
     }
 
-    /// Hands the memory over to what goes on after the request.
-    pub(crate) fn keep(&mut self) -> KeptBody {
-        let kept = KeptBody {
-            memory: self.budget.memory.clone(),
-            owner: self.claim.owner,
-            bytes: std::mem::take(&mut self.bytes),
-            is_owned: std::mem::take(&mut self.is_owned),
-        };
-        if kept.is_owned {
-            let mut shares = kept.memory.shares.lock();
-            shares.keep(kept.owner);
-            wake(shares.settle());
-        }
-        kept
+    /// Hands the memory over to what goes on after the request. An error if its owner keeps as much as it may.
+    pub(crate) fn keep(&mut self) -> Result<KeptBody, ApiError> {
+        self.try_keep().ok_or_else(|| self.budget.refuse())
     }
 
-    async fn grow_to(&mut self, bytes: u64) -> Result<bool, ApiError> {
+    /// As [`Reservation::keep`], for what may be left out.
+    pub(crate) fn try_keep(&mut self) -> Option<KeptBody> {
+        let (memory, owner) = (&self.budget.memory, self.claim.owner);
+        let mut shares = memory.shares.lock();
+        if !shares.keep(owner, self.bytes, self.is_owned) {
+            return None;
+        }
+        wake(shares.settle());
+        self.is_owned = false;
+        Some(KeptBody {
+            memory: memory.clone(),
+            owner,
+            bytes: std::mem::take(&mut self.bytes),
+        })
+    }
+
+    /// What it has to ask for before it has so many bytes, if anything.
+    fn needs(&mut self, bytes: u64) -> Option<Ask> {
         if bytes <= self.bytes {
-            return Ok(false);
+            return None;
         }
         let is_small = bytes <= SMALL_BYTES;
-        let total = rounded(bytes);
+        // The last step may be a short one.
+        let total = rounded(bytes).min(bytes.max(self.budget.max));
         let more = total - self.bytes;
         if is_small && !self.is_owned && self.budget.memory.take_unowned(more) {
             self.bytes = total;
-            return Ok(false);
+            return None;
         }
         let stage = if self.is_owned {
             Stage::Growing
         } else {
             Stage::Beginning
         };
-        let ask = self.ask(stage, more, bytes);
-        let waits = self.budget.wait(&self.claim, ask, total, self.has_waited);
-        // Boxed, so that bodies that find room do not carry the state of a wait.
-        let waited = Box::pin(waits).await?;
-        self.has_waited |= waited;
-        self.bytes = total;
+        Some(self.ask(stage, more, bytes))
+    }
+
+    fn on_granted(&mut self, ask: &Ask) {
+        self.bytes += ask.more;
         self.is_owned = true;
-        Ok(waited)
     }
 
     fn ask(&mut self, stage: Stage, more: u64, total: u64) -> Ask {
@@ -407,66 +439,43 @@ pub(crate) struct KeptBody {
     memory: Arc<BodyMemory>,
     owner: ClientKey,
     bytes: u64,
-    /// They count for its owner.
-    is_owned: bool,
 }
 
 impl KeptBody {
-    /// Makes it large enough for this size. False if there is no room now. A body that is larger than all memory takes
-    /// all of it: otherwise there would never be room.
-    pub(crate) fn try_grow(&mut self, bytes: u64) -> bool {
-        let memory = &*self.memory;
-        let is_small = bytes <= SMALL_BYTES;
-        let mut total = rounded(bytes);
-        if is_small && !self.is_owned {
-            if total <= self.bytes {
-                return true;
-            }
-            if memory.take_unowned(total - self.bytes) {
-                self.bytes = total;
-                return true;
-            }
-        }
-        let mut shares = memory.shares.lock();
-        total = total.min(shares.max);
+    /// Makes it large enough for this size. False if there is no room now: then it has given back what it had, so that
+    /// those of one owner that grow do not wait for each other. A body that is larger than all memory takes all of it:
+    /// otherwise there would never be room.
+    pub(crate) fn try_renew(&mut self, bytes: u64) -> bool {
+        let mut shares = self.memory.shares.lock();
+        let total = rounded(bytes).min(shares.max);
         if total <= self.bytes {
             return true;
         }
+        shares.give_back_kept(self.owner, self.bytes);
         let ask = Ask {
             place: Place {
-                stage: if self.is_owned {
-                    Stage::Growing
-                } else {
-                    Stage::Beginning
-                },
+                stage: Stage::Kept,
                 priority: Reverse(LAST),
-                number: memory.next_number(),
+                number: 0,
             },
             owner: self.owner,
-            more: total - self.bytes,
-            unowned: if self.is_owned { 0 } else { self.bytes },
-            is_small,
+            more: total,
+            unowned: 0,
+            is_small: bytes <= SMALL_BYTES,
         };
-        if !shares.try_now(&ask) {
-            return false;
-        }
-        if !self.is_owned {
-            shares.keep(self.owner);
-        }
-        self.bytes = total;
-        self.is_owned = true;
-        true
+        let is_granted = shares.try_keep(&ask);
+        self.bytes = if is_granted { total } else { 0 };
+        wake(shares.settle());
+        is_granted
     }
 }
 
 impl Drop for KeptBody {
     fn drop(&mut self) {
-        if self.is_owned {
+        if self.bytes > 0 {
             let mut shares = self.memory.shares.lock();
             shares.give_back_kept(self.owner, self.bytes);
             wake(shares.settle());
-        } else if self.bytes > 0 {
-            self.memory.give_unowned(self.bytes);
         }
     }
 }
@@ -600,43 +609,67 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_body_refers_to_counts_with_it() {
-        let rig = Rig::new(MIB, Duration::ZERO);
+        let rig = Rig::new(MIB, Duration::from_secs(60));
         let mut body = rig.read(1, 2_000).await.unwrap();
-        body.grow_beyond_body(1_000).await.unwrap();
+        body.grow_beyond_body(1_000).unwrap();
         assert_eq!(rig.used(), 3_000);
         // The same history, read again.
-        body.grow_beyond_body(1_000).await.unwrap();
+        body.grow_beyond_body(1_000).unwrap();
         assert_eq!(rig.used(), 3_000);
-        let refused = body.grow_beyond_body(MIB).await.unwrap_err();
+        // There will never be room.
+        let refused = body.grow_beyond_body(MIB).unwrap_err();
+        assert_eq!(refused.status, hyper::StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(refused.code, ApiError::too_large(MIB).code);
+        // There is none now.
+        let other = rig.read(2, 300 << 10).await.unwrap();
+        let refused = body.grow_beyond_body(600 << 10).unwrap_err();
         assert_eq!(refused.code, ApiError::bodies_full().code);
-        assert_eq!((rig.used(), rig.counts()), (3_000, (0, 1)));
-        body.grow_beyond_body(600 << 10).await.unwrap();
+        assert_eq!(rig.used(), (512 << 10) + 3_000);
+        assert_eq!(rig.counts(), (0, 1));
+        drop(other);
+        body.grow_beyond_body(600 << 10).unwrap();
         assert_eq!(rig.used(), 768 << 10);
         drop(body);
         assert_eq!(rig.used(), 0);
     }
 
     #[tokio::test]
+    async fn what_fits_is_not_refused_because_of_the_last_step() {
+        let rig = Rig::new(300 << 10, Duration::ZERO);
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        body.grow_beyond_body(280 << 10).unwrap();
+        assert_eq!(rig.used(), 300 << 10);
+        drop(body);
+        drop(rig.read(1, 290 << 10).await.unwrap());
+        assert_eq!((rig.used(), rig.counts()), (0, (0, 0)));
+    }
+
+    #[tokio::test]
     async fn memory_that_is_kept_counts_until_it_is_dropped() {
-        let rig = Rig::new(MIB, Duration::ZERO);
+        let rig = Rig::new(2 * MIB, Duration::ZERO);
         for bytes in [2_000, 200 << 10] {
             let mut body = rig.read(1, bytes).await.unwrap();
             let used = rig.used();
-            let kept = body.keep();
+            let kept = body.keep().unwrap();
             drop(body);
             assert_eq!(rig.used(), used);
             drop(kept);
             assert_eq!(rig.used(), 0);
         }
-        // Of one owner no more than it leaves, although no body is read meanwhile.
+        // One owner keeps half of its share, and the other half is for its other bodies.
         let mut kept = Vec::new();
-        while let Ok(mut body) = rig.read(1, 200 << 10).await {
-            kept.push(body.keep());
+        for _ in 0..2 {
+            kept.push(rig.read(1, 200 << 10).await.unwrap().keep().unwrap());
         }
-        assert_eq!((kept.len(), rig.used()), (2, 512 << 10));
+        let mut third = rig.read(1, 200 << 10).await.unwrap();
+        assert!(third.try_keep().is_none());
+        let refused = third.keep().unwrap_err();
+        assert_eq!(refused.code, ApiError::bodies_full().code);
+        assert_eq!((rig.used(), rig.counts()), (768 << 10, (0, 1)));
+        assert!(rig.read(1, 200 << 10).await.is_ok());
         assert!(rig.read(2, 200 << 10).await.is_ok());
         kept.pop();
-        assert!(rig.read(1, 200 << 10).await.is_ok());
+        assert!(third.keep().is_ok());
     }
 
     #[tokio::test]
@@ -646,9 +679,10 @@ mod tests {
         let body = rig.read(1, 700 << 10).await.unwrap();
         assert!(memory.try_keep(ClientKey(2), 200 << 10).is_none());
         let mut small = memory.try_keep(ClientKey(2), 1_000).unwrap();
-        assert!(!small.try_grow(300 << 10) && small.try_grow(2_000));
+        assert!(small.try_renew(2_000) && !small.try_renew(300 << 10));
+        assert_eq!(rig.used(), 768 << 10, "it has given back what it had");
         drop(body);
-        assert!(small.try_grow(300 << 10) && small.try_grow(1_000));
+        assert!(small.try_renew(300 << 10) && small.try_renew(1_000));
         assert_eq!(rig.used(), 512 << 10);
         drop(small);
         // What is larger than all memory is not refused for ever.
@@ -656,5 +690,42 @@ mod tests {
         assert_eq!(rig.used(), MIB);
         drop(large);
         assert_eq!((rig.used(), rig.counts()), (0, (0, 0)));
+    }
+
+    #[tokio::test]
+    async fn runs_of_one_owner_that_grow_do_not_wait_for_each_other() {
+        let rig = Rig::new(4 * MIB, Duration::ZERO);
+        let memory = &rig.budget.memory;
+        // Both have a part of the half of a share, and need all of it.
+        let run = || memory.try_keep(ClientKey(1), MIB / 2).unwrap();
+        let (mut first, mut second) = (run(), run());
+        assert!(!first.try_renew(MIB));
+        assert!(second.try_renew(MIB));
+        assert!(!first.try_renew(MIB));
+        drop(second);
+        assert!(first.try_renew(MIB));
+        // One that is alone is not in its own way.
+        assert!(first.try_renew(3 * MIB));
+        assert_eq!(rig.used(), 3 * MIB);
+    }
+
+    #[tokio::test]
+    async fn a_body_of_another_that_waits_stops_no_run() {
+        let rig = Rig::new(MIB, Duration::from_secs(60));
+        let memory = &rig.budget.memory;
+        let large = rig.read(1, 400 << 10).await.unwrap();
+        let waits = async { rig.read(1, 200 << 10).await.unwrap() };
+        let run = async {
+            while rig.counts().0 == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert!(memory.try_keep(ClientKey(2), 100 << 10).is_some());
+            // Its own body comes first.
+            assert!(memory.try_keep(ClientKey(1), 100).is_none());
+            drop(large);
+        };
+        let (body, ()) = tokio::join!(waits, run);
+        drop(body);
+        assert_eq!((rig.used(), rig.counts()), (0, (1, 0)));
     }
 }

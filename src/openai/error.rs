@@ -154,6 +154,14 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
+    /// A body with what it refers to is larger than the memory for the bodies of all clients.
+    pub fn too_large_with_history(max: u64) -> Self {
+        let message = format!(
+            "the request body and the history that it continues are larger than {max} bytes"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
     /// The bodies of all clients have used up their memory.
     pub fn bodies_full() -> Self {
         let message =

@@ -24,6 +24,7 @@ mod settings;
 mod stored_request;
 pub mod take_over;
 mod unreadable;
+mod waiting_orphans;
 
 pub(super) use self::runs::{Background, Counts};
 pub use self::settings::Settings;

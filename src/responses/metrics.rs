@@ -50,7 +50,7 @@ metric_table! {
             "Prompts that are being computed ahead of their next turn.",
         prewarms: counters "warmroute_prewarms_total" ["outcome"]
             "Prompts to be computed ahead of their next turn, by outcome: done, failed, or skipped because \
-             32 ran.",
+             32 ran or there was no memory.",
     }
 }
 
@@ -110,10 +110,14 @@ impl Metrics {
     /// None while `max` run.
     pub(super) fn begin_prewarm(&self, max: i64) -> Option<Counted> {
         if self.prewarms_in_flight.get() >= max {
-            self.prewarms.with_label_values(&["skipped"]).inc();
+            self.on_prewarm_skipped();
             return None;
         }
         Some(Counted::new(&self.prewarms_in_flight))
+    }
+
+    pub(super) fn on_prewarm_skipped(&self) {
+        self.prewarms.with_label_values(&["skipped"]).inc();
     }
 
     pub(super) fn on_prewarm(&self, is_done: bool) {

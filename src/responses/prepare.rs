@@ -142,7 +142,7 @@ impl Responses {
     ) -> Result<ExpandedInput, ApiError> {
         let history_bytes = history.bytes();
         if let Some(reserved) = &mut reserved {
-            reserved.grow_beyond_body(history_bytes as u64).await?;
+            reserved.grow_beyond_body(history_bytes as u64)?;
         }
         let referenced = self
             .referenced(create.input, &history, reader.tenant)
@@ -165,7 +165,7 @@ impl Responses {
             // Referenced items, and what the client's state tokens have.
             let more = new_input.bytes().saturating_sub(body_bytes);
             let total = history_bytes + more;
-            reserved.grow_beyond_body(total as u64).await?;
+            reserved.grow_beyond_body(total as u64)?;
         }
         let bytes = history_bytes + body_bytes;
         let mut input = EngineInput::new(bytes + bytes / 8 + 128);

@@ -3,6 +3,7 @@
 //! client goes on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Response;
@@ -18,20 +19,24 @@ use super::outcome::{Outcome, Usage};
 use super::request::CreateRequest;
 use super::service::Responses;
 use super::template::ResponseTemplate;
-use crate::http;
 use crate::ids::ResponseId;
 use crate::openai::body_budget::Reservation;
 use crate::openai::error::ApiError;
 use crate::relay::{RequestContext, RequestKind};
 use crate::store::Status;
+use crate::{http, observe};
 
 /// The answer has one token, and is not used.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
+/// For the wait for a worker and the prompt together. A client goes on sooner, or has left: a prompt that is computed
+/// later serves nobody, and meanwhile others wait for its memory.
+const TIME_MAX: Duration = Duration::from_secs(30);
+
 impl Responses {
-    /// Sends the prompt ahead, unless as many prompts are being sent as may. The client waits for none of it, and learns
-    /// nothing if it fails. The prompt keeps the memory of the turn. It counts in the limits of its tenant, as what it is:
-    /// a prompt and a token.
+    /// Sends the prompt ahead, unless as many prompts are being sent as may, or as many bodies of its client are kept.
+    /// The client waits for none of it, and learns nothing if it fails. The prompt keeps the memory of the turn, for
+    /// [`TIME_MAX`]. It counts in the limits of its tenant, as what it is: a prompt and a token.
     pub(super) fn prewarm(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -48,15 +53,19 @@ impl Responses {
         let Some(in_flight) = self.metrics.begin_prewarm(max) else {
             return;
         };
+        let Some(memory) = reserved.try_keep() else {
+            return self.metrics.on_prewarm_skipped();
+        };
         let body = engine_body::summary_body(create, input, &id.to_string(), salt, 1);
         let (headers, original) = (request.headers.clone(), request.body.clone());
         let context = RequestContext {
             response: Some(id),
             kind: RequestKind::Background,
+            deadline: Some(observe::now() + TIME_MAX),
             summary: None,
             ..request.context.clone()
         };
-        let (responses, memory) = (self.clone(), reserved.keep());
+        let responses = self.clone();
         self.tasks.spawn(async move {
             let call = EngineCall::new(context, &headers, &original);
             let answer = responses.send_ahead(&call, body).await;

@@ -1,7 +1,8 @@
 //! Who has how much of the memory of all clients' bodies, and which body that waits for memory is next. Pure.
 //!
 //! An owner (a tenant, or a client's address) gets no more than it leaves to all others. So there is always room for one that
-//! has little, and who has much waits for its own bodies to end.
+//! has little, and who has much waits for its own bodies to end. Bodies that are kept after their requests have ended
+//! get at most half of what their owner gets.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,8 @@ pub(super) enum Stage {
     Beginning,
     /// It is announced. Its bytes are not counted yet: they may never come.
     New,
+    /// It is kept, and no client waits for it: it takes what the bodies that wait leave.
+    Kept,
 }
 
 /// A body's place among those that wait: those that have memory come first, since they end and give it back; then those of a
@@ -79,8 +82,8 @@ pub(super) struct Shares<T> {
 #[derive(Debug)]
 struct Owner<T> {
     bytes: u64,
-    /// Its bodies that are kept after their requests have ended.
-    kept: usize,
+    /// Those of them that are kept after their requests have ended.
+    kept: u64,
     waiting: BTreeMap<Place, (Ask, T)>,
 }
 
@@ -114,9 +117,20 @@ impl<T> Shares<T> {
         }
     }
 
-    /// Gives a body what it needs, if nobody waits that could come first.
+    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more.
     pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
-        self.waiting == 0 && self.grant(ask)
+        let bytes = self.bytes_of(ask.owner);
+        let mut before = self.heads.range(..(ask.place, ask.owner));
+        before.all(|(_, owner)| bytes < self.bytes_of(*owner)) && self.grant(ask)
+    }
+
+    /// Gives memory to a body that is kept, if it would not have to wait and its owner may keep so much.
+    pub(super) fn try_keep(&mut self, ask: &Ask) -> bool {
+        let is_granted = self.may_keep(ask.owner, ask.more, 0) && self.try_now(ask);
+        if is_granted {
+            self.on_kept(ask.owner, ask.more);
+        }
+        is_granted
     }
 
     /// Adds a body to those that wait, and settles.
@@ -160,18 +174,43 @@ impl<T> Shares<T> {
         self.give(owner, bytes);
     }
 
-    /// A body whose bytes count for its owner is kept for long from now on. Those that wait do not wait for its end.
-    pub(super) fn keep(&mut self, owner: ClientKey) {
+    /// A body is kept for long from now on, if its owner may keep so much: then its bytes count for its owner.
+    /// `is_owned`: they did so before. Those that wait do not wait for its end.
+    pub(super) fn keep(&mut self, owner: ClientKey, bytes: u64, is_owned: bool) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let unowned = if is_owned { 0 } else { bytes };
+        if !self.may_keep(owner, bytes, unowned) {
+            return false;
+        }
+        if !is_owned {
+            self.owners.entry(owner).or_default().bytes += bytes;
+            self.holders += 1;
+        }
+        self.on_kept(owner, bytes);
+        true
+    }
+
+    /// Without this, what runs for long would leave its owner no memory for requests that a client waits for. One body
+    /// is kept whatever its size: it would never find more room.
+    fn may_keep(&self, owner: ClientKey, bytes: u64, unowned: u64) -> bool {
+        let kept = self.owners.get(&owner).map_or(0, |owner| owner.kept);
+        let share = (self.free() + self.bytes_of(owner) + unowned) / 2;
+        kept == 0 || kept + bytes <= share / 2
+    }
+
+    fn on_kept(&mut self, owner: ClientKey, bytes: u64) {
         self.holders -= 1;
         if let Some(owner) = self.owners.get_mut(&owner) {
-            owner.kept += 1;
+            owner.kept += bytes;
         }
     }
 
     /// A body has ended that was kept.
     pub(super) fn give_back_kept(&mut self, owner: ClientKey, bytes: u64) {
         if let Some(owner) = self.owners.get_mut(&owner) {
-            owner.kept -= 1;
+            owner.kept -= bytes;
         }
         self.give(owner, bytes);
     }
@@ -334,6 +373,17 @@ mod tests {
         }
     }
 
+    fn to_keep(owner: u64, bytes: u64) -> Ask {
+        Ask {
+            place: Place {
+                stage: Stage::Kept,
+                priority: Reverse(i32::MIN),
+                number: 0,
+            },
+            ..ask(0, owner, bytes, false)
+        }
+    }
+
     fn used(shares: &Shares<u64>) -> u64 {
         shares.used.load(SeqCst)
     }
@@ -376,7 +426,7 @@ mod tests {
         let mut shares = shares(16);
         // The first may be larger than a share.
         assert!(shares.try_now(&ask(1, 1, 10, false)));
-        shares.keep(ClientKey(1));
+        assert!(shares.keep(ClientKey(1), 10, true));
         assert!(!shares.try_now(&ask(2, 1, 1, false)));
         // For another owner it is as if it were alone.
         assert!(shares.try_now(&ask(3, 2, 5, false)));
@@ -386,6 +436,47 @@ mod tests {
         shares.give_back(ClientKey(1), 10);
         assert_eq!((used(&shares), shares.owners.len()), (0, 0));
         assert_eq!(shares.holders, 0);
+    }
+
+    #[test]
+    fn an_owner_keeps_half_of_what_it_gets() {
+        let mut shares = shares(16);
+        assert!(shares.try_keep(&to_keep(1, 2)));
+        assert!(shares.try_keep(&to_keep(1, 2)));
+        assert!(!shares.try_keep(&to_keep(1, 1)));
+        // The other half is for bodies whose clients wait.
+        assert!(shares.try_now(&ask(1, 1, 4, false)));
+        assert!(!shares.keep(ClientKey(1), 4, true));
+        // One body is kept whatever its size.
+        assert!(shares.try_keep(&to_keep(2, 4)));
+        assert!(!shares.try_keep(&to_keep(2, 1)));
+        // Bytes that came without an owner count for it from then on.
+        shares.used.fetch_add(1, SeqCst);
+        assert!(shares.keep(ClientKey(3), 1, false));
+        assert_eq!((used(&shares), shares.bytes_of(ClientKey(3))), (13, 1));
+        shares.give_back(ClientKey(1), 4);
+        for (owner, bytes) in [(1, 2), (1, 2), (2, 4), (3, 1)] {
+            shares.give_back_kept(ClientKey(owner), bytes);
+        }
+        assert_eq!((used(&shares), shares.owners.len()), (0, 0));
+        assert_eq!(shares.holders, 0);
+    }
+
+    #[test]
+    fn a_body_that_waits_keeps_no_memory_from_owners_that_have_less() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        assert!(shares.enter(ask(2, 1, 4, false), 2).is_empty());
+        assert!(!shares.try_now(&ask(3, 1, 1, false)));
+        assert!(!shares.try_keep(&to_keep(1, 1)));
+        assert!(shares.try_now(&ask(4, 2, 2, false)));
+        assert!(shares.try_keep(&to_keep(3, 1)));
+        // One that has nothing comes before all that have no less.
+        assert!(shares.enter(ask(5, 4, 6, false), 5).is_empty());
+        assert!(!shares.try_now(&ask(6, 5, 1, false)));
+        assert!(!shares.try_keep(&to_keep(3, 1)));
+        // A body that has memory ends and gives it back: it goes on before those that have none.
+        assert!(shares.try_now(&ask(4, 2, 1, true)));
     }
 
     #[test]
@@ -464,6 +555,52 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever is read, kept and given back: an owner keeps one body, or half of its share at most.
+        #[test]
+        fn kept_bodies_leave_their_owner_half(
+            steps in proptest::collection::vec((0_u8..4, 0_u64..3, 1_u64..8), 1..100),
+        ) {
+            let mut shares = shares(32);
+            // Owner, bytes, and whether it is kept.
+            let mut bodies: Vec<(u64, u64, bool)> = Vec::new();
+            for (step, owner, bytes) in steps {
+                let key = ClientKey(owner);
+                let read = bodies.iter().position(|body| body.0 == owner && !body.2);
+                let any = bodies.iter().position(|body| body.0 == owner);
+                let before = bodies.iter().filter(|body| body.2).count();
+                match (step, read, any) {
+                    (0, ..) if shares.try_now(&ask(0, owner, bytes, false)) => {
+                        bodies.push((owner, bytes, false));
+                    }
+                    (1, Some(index), _) => {
+                        bodies[index].2 = shares.keep(key, bodies[index].1, true);
+                    }
+                    (2, ..) if shares.try_keep(&to_keep(owner, bytes)) => {
+                        bodies.push((owner, bytes, true));
+                    }
+                    (3, _, Some(index)) => {
+                        let (_, bytes, is_kept) = bodies.remove(index);
+                        if is_kept {
+                            shares.give_back_kept(key, bytes);
+                        } else {
+                            shares.give_back(key, bytes);
+                        }
+                    }
+                    _ => {}
+                }
+                let total: u64 = bodies.iter().map(|body| body.1).sum();
+                prop_assert!(used(&shares) == total && total <= 32);
+                let own: u64 = bodies.iter().filter(|body| body.0 == owner).map(|body| body.1).sum();
+                let kept = bodies.iter().filter(|body| body.0 == owner && body.2);
+                let kept: Vec<u64> = kept.map(|body| body.1).collect();
+                let has_kept = bodies.iter().filter(|body| body.2).count() > before;
+                let half = (32 - total + own) / 4;
+                prop_assert!(!has_kept || kept.len() == 1 || kept.iter().sum::<u64>() <= half);
+            }
+            let read = bodies.iter().filter(|body| !body.2).count();
+            prop_assert_eq!(shares.holders, read);
+        }
+
         /// Whatever the order in which bodies go on: never more than the memory, and all of them end without a time-out.
         #[test]
         fn bodies_together_never_exceed_the_memory_or_wait_for_ever(

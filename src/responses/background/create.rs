@@ -12,7 +12,6 @@ use super::run_state::RunState;
 use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use crate::http;
-use crate::ids::Tenant;
 use crate::openai::body_budget::Reservation;
 use crate::openai::error::{Answer, ApiError};
 use crate::responses::client_request::ClientRequest;
@@ -49,12 +48,14 @@ impl Responses {
             .await?;
         let mut lock = history.take_lock();
         let is_in_conversation = history.conversation.is_some();
-        let prepared = self.prepare(create, history, &reader, true, create.store, reserved);
-        let ready = prepared.await.and_then(|prepared| {
+        let prepared = self
+            .prepare(create, history, &reader, true, create.store, reserved)
+            .await;
+        let ready = prepared.and_then(|prepared| {
             let has_state = prepared.client_state.is_some();
             let is_portable = !has_state && !is_in_conversation;
             let token = lock.as_ref().filter(|_| !has_state).map(|lock| lock.token);
-            self.admit_background(request, create, prepared, is_portable, token, tenant)
+            self.admit_background(request, create, prepared, is_portable, token, reserved)
         });
         let (record, mut job, guard) = match ready {
             Ok(ready) => ready,
@@ -66,7 +67,6 @@ impl Responses {
             }
         };
         job.conversation = lock.take();
-        job.memory = Some(reserved.keep());
         let key = guard.key;
         let response = record.content.response.clone();
         let run = guard.run.clone();
@@ -87,7 +87,7 @@ impl Responses {
         Ok(events_response(reader::body(reader)))
     }
 
-    /// The first record, the job, and the admission on this replica.
+    /// The first record, the job, and the admission on this replica. The memory of the request goes with the job.
     fn admit_background(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -95,7 +95,7 @@ impl Responses {
         mut prepared: PreparedResponse,
         is_portable: bool,
         lock: Option<IdempotencyToken>,
-        tenant: Tenant,
+        reserved: &mut Reservation<'_>,
     ) -> Result<(NewRecord, Job, RunGuard), ApiError> {
         let salt = request.salt(create)?;
         let input = std::mem::take(&mut prepared.input);
@@ -106,7 +106,7 @@ impl Responses {
         let response =
             ResponseTemplate::new(create, &meta, Ids::of(prepared.id)).running(Status::Queued);
         let key = ResponseKey {
-            tenant,
+            tenant: request.admitted.tenant,
             id: prepared.id,
         };
         let input = prepared.new_input.json();
@@ -123,6 +123,7 @@ impl Responses {
             .background
             .admit(key, fence, RunState::new(create.stream, 0))
             .map_err(|refused| self.background.refusal_error(refused))?;
+        let memory = reserved.keep()?;
         let record = NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
             parent: prepared.history.chain.take(),
@@ -153,7 +154,7 @@ impl Responses {
             new_items,
             conversation: None,
             client_state: prepared.client_state.take(),
-            memory: None,
+            memory,
         };
         Ok((record, job, guard))
     }

@@ -12,7 +12,7 @@ metric_table! {
             "Background responses that this replica runs, including those that wait for a worker.",
         pub(super) refused: counters "warmroute_background_refused_total" ["reason"]
             "Background responses that were not admitted, by reason; `no_memory`: one of a lost replica, or one that reads \
-             its conversation anew, which waits.",
+             its conversation anew, which waits and counts once.",
         pub(super) orphans: counters "warmroute_background_orphans_total" ["action"]
             "Responses taken over from lost or stopping replicas, by action: rerun, continued (after the events that were \
              stored), failed, or cancelled (its output was still to be stored).",

@@ -18,11 +18,12 @@ use super::take_over::{OrphanState, TakeOver, must_rescan};
 use super::unreadable;
 use crate::ids::ClientKey;
 use crate::observe;
+use crate::openai::body_budget::KeptBody;
 use crate::responses::service::Responses;
 use crate::responses::settings::Mode;
 use crate::store::cancel::NoticeKind;
 use crate::store::lease::Step;
-use crate::store::{FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Takeover};
+use crate::store::{FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, TakenOver, Takeover};
 
 /// Interval of reading notices.
 const NOTICES_INTERVAL: Duration = Duration::from_millis(50);
@@ -223,6 +224,10 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         let is_whole = orphans.len() < ORPHANS_MAX;
         let now = observe::now();
         background.table.lock().on_orphans(now, &orphans, is_whole);
+        // None at all: the store may be away.
+        if is_whole && !orphans.is_empty() {
+            background.waiting_orphans.lock().on_scan(&orphans);
+        }
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
             taken += usize::from(take_over(&responses.latest(), orphan).await);
@@ -240,6 +245,26 @@ async fn release(responses: &Responses, key: ResponseKey, fence: FencingToken) {
     responses.background.table.lock().on_released(key);
 }
 
+/// Lets any replica take over what this owner has now and does not run.
+async fn hand_back(responses: &Responses, key: ResponseKey, fence: FencingToken) {
+    responses.background.table.lock().hand_back(key, fence);
+    release(responses, key, fence).await;
+}
+
+/// The request of an orphan; empty for one that cannot be run. `None`: the store cannot be asked now.
+async fn read_request(responses: &Responses, key: ResponseKey) -> Option<Bytes> {
+    match responses.store.request(key).await {
+        // Ended meanwhile; its run learns that with its first write.
+        Ok(request) => Some(request.unwrap_or_default()),
+        Err(error) if error.retry_after().is_some() => {
+            debug!(response_id = %key.id, %error, "request of an orphaned response not read; trying at the next scan");
+            None
+        }
+        // It ends as failed.
+        Err(_) => Some(Bytes::new()),
+    }
+}
+
 /// True if this replica took the response over.
 async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let background = &responses.background;
@@ -250,83 +275,103 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         let may = table.may_take_over(observe::now(), &orphan);
         may.then(|| (table.owner(), table.is_unconfirmed(key)))
     };
-    if may_take_over().is_none() {
+    let Some((_, is_unconfirmed)) = may_take_over() else {
+        return false;
+    };
+    // Where there was none before, there must be memory before the request is read again.
+    let (known_bytes, may_look) = {
+        let waiting = background.waiting_orphans.lock();
+        (waiting.bytes(key), waiting.may_look(observe::now(), key))
+    };
+    let client = ClientKey::of_tenant(key.tenant);
+    let memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
+    let request = if memory.is_some() || may_look {
+        read_request(responses, key).await
+    } else {
+        None
+    };
+    // One that may be this owner's already is handed back, or no replica would take it over.
+    if request.is_none() && !is_unconfirmed {
         return false;
     }
-    // Read before the store is asked for the response: one for which there is no memory stays as it is, for another
-    // replica or the next scan.
-    let request = match responses.store.request(key).await {
-        // Ended meanwhile; its run learns that with its first write.
-        Ok(request) => request.unwrap_or_default(),
-        Err(error) if error.retry_after().is_some() => {
-            debug!(response_id = %key.id, %error, "request of an orphaned response not read; trying at the next scan");
-            return false;
-        }
-        // It ends as failed.
-        Err(_) => Bytes::new(),
-    };
     // The lease may have run out meanwhile.
-    let Some((by, is_unconfirmed)) = may_take_over() else {
+    let Some((by, _)) = may_take_over() else {
         return false;
     };
-    let tenant = ClientKey::of_tenant(key.tenant);
-    let memory = background.bodies.try_keep(tenant, request.len() as u64);
-    if memory.is_none() {
-        background.count_refusal(NO_MEMORY);
-        let bytes = request.len();
-        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
-        if !is_unconfirmed {
-            return false;
-        }
-    }
     let result = responses.store.take_over(orphan, by).await;
     background.table.lock().on_take_over(by, orphan, &result);
     let Ok(Takeover::Done(adopted)) = result else {
         return false;
     };
-    let Some(memory) = memory else {
-        // It was this owner's already: let any replica take it over.
-        background.table.lock().hand_back(key, adopted.fence);
-        release(responses, key, adopted.fence).await;
-        return false;
+    let fence = adopted.fence;
+    let is_running = match request {
+        Some(request) => run_orphan(responses, key, adopted, &request, memory),
+        None => false,
     };
-    let request = StoredRequest::read(&request);
+    if !is_running {
+        hand_back(responses, key, fence).await;
+    }
+    is_running
+}
+
+/// Runs or ends what was taken over. False if it must be handed back. `memory`: for its request, if there is some
+/// already.
+fn run_orphan(
+    responses: &Arc<Responses>,
+    key: ResponseKey,
+    adopted: TakenOver,
+    request: &Bytes,
+    memory: Option<KeptBody>,
+) -> bool {
+    let background = &responses.background;
+    let bytes = request.len() as u64;
+    let stored_request = StoredRequest::read(request);
     let streams = adopted.streams;
     let stored = adopted.last_event.map_or(0, |last| last + 1);
     let orphan_state = OrphanState {
         status: adopted.status,
-        is_portable: request.as_ref().is_some_and(StoredRequest::may_move),
+        is_portable: stored_request.as_ref().is_some_and(StoredRequest::may_move),
         streams,
         stored,
         attempts: adopted.attempts,
         lost_owners: adopted.lost_owners,
         may_continue: responses.relay.continues_streams(),
     };
-    let (action, state) = match orphan_state.decide(background.settings.max_attempts) {
+    let decision = orphan_state.decide(background.settings.max_attempts);
+    let client = ClientKey::of_tenant(key.tenant);
+    let kept = if stored_request.is_some() && decision.may_generate() {
+        memory.or_else(|| background.bodies.try_keep(client, bytes))
+    } else {
+        Some(background.bodies.keep_nothing(client))
+    };
+    let Some(kept) = kept else {
+        let mut waiting = background.waiting_orphans.lock();
+        if waiting.on_no_memory(observe::now(), key, bytes) {
+            background.count_refusal(NO_MEMORY);
+        }
+        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
+        return false;
+    };
+    let (action, state) = match decision {
         TakeOver::Rerun => ("rerun", RunState::new(streams, stored)),
         TakeOver::Continue => ("continue", RunState::continuing(streams, stored)),
         TakeOver::Fail(reason) => ("failed", RunState::failing(streams, stored, reason)),
         TakeOver::StoreCancelled => ("cancelled", RunState::cancelled(streams, stored)),
     };
-    let guard = match background.admit(orphan.key, adopted.fence, state) {
+    let guard = match background.admit(key, adopted.fence, state) {
         Ok(guard) => guard,
-        Err(RunRefusal::AlreadyRunning) => return false,
-        Err(_) => {
-            // No capacity after all: let any replica take it over.
-            background.table.lock().hand_back(key, adopted.fence);
-            release(responses, key, adopted.fence).await;
-            return false;
-        }
+        Err(refused) => return refused == RunRefusal::AlreadyRunning,
     };
-    background.table.lock().on_stored(orphan.key);
-    info!(response_id = %orphan.key.id, action, attempts = adopted.attempts, "took over an orphaned background response");
+    background.table.lock().on_stored(key);
+    background.waiting_orphans.lock().on_taken_over(key);
+    info!(response_id = %key.id, action, attempts = adopted.attempts, "took over an orphaned background response");
     // A run that may go on counts once it knows.
     if action != "continue" {
         background.metrics.on_orphan(action);
     }
-    match request {
+    match stored_request {
         Some(request) => {
-            let job = Job::taken_over(request, memory);
+            let job = Job::taken_over(request, kept);
             run::spawn_taken_over(responses.clone(), job, guard);
         }
         None if adopted.status.is_terminal() => {}

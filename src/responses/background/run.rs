@@ -62,7 +62,7 @@ pub(super) struct Job {
     pub(super) conversation: Option<ConversationLock>,
     pub(super) client_state: Option<ClientState>,
     /// The memory of the request, until the run has ended.
-    pub(super) memory: Option<KeptBody>,
+    pub(super) memory: KeptBody,
 }
 
 impl Job {
@@ -74,7 +74,7 @@ impl Job {
             new_items: Vec::new(),
             conversation: None,
             client_state: None,
-            memory: Some(memory),
+            memory,
         }
     }
 }
@@ -104,8 +104,8 @@ struct Runner<'a> {
     commit: Option<Commit>,
     /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
     progress: Option<Arc<Progress>>,
-    /// The memory of the request, until the run has ended.
-    memory: Option<KeptBody>,
+    /// The memory of the request, until the run has ended. A run that waits for that of a longer history has none.
+    memory: KeptBody,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {

@@ -14,6 +14,7 @@ use super::run_state::RunState;
 use super::run_step::StopReason;
 use super::run_table::{Bounds, RunRefusal, RunTable};
 use super::settings::Settings;
+use super::waiting_orphans::WaitingOrphans;
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::observe::log_once::LogOnce;
@@ -44,6 +45,7 @@ pub(in crate::responses) struct Background {
     /// Wakes the heartbeat task: a run was added, so the lease may have to be renewed.
     pub(super) wakes: Notify,
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
+    pub(super) waiting_orphans: Mutex<WaitingOrphans>,
     /// The ends that were written here in the last minute.
     pub(super) recent_ends: Mutex<RecentEnds>,
     /// Writes of runs that the store refused.
@@ -140,6 +142,7 @@ impl Background {
             registered: watch::Sender::new(false),
             wakes: Notify::new(),
             table: Mutex::new(table),
+            waiting_orphans: Mutex::default(),
             recent_ends: Mutex::default(),
             failures: Mutex::default(),
             metrics: Metrics::new(registry),

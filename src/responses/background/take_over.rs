@@ -16,6 +16,13 @@ pub enum TakeOver {
     StoreCancelled,
 }
 
+impl TakeOver {
+    /// Whether an engine may be sent the request, for which there must be memory. The others only have to be ended.
+    pub fn may_generate(self) -> bool {
+        matches!(self, Self::Rerun | Self::Continue)
+    }
+}
+
 /// A response that loses its owners this many times as often as it may be started fails, though no engine has started
 /// it: it may be what ends them.
 const LOST_OWNERS_FACTOR: u32 = 3;
@@ -109,5 +116,13 @@ mod tests {
             may_continue: true,
         };
         assert!(matches!(orphan_state.decide(3), TakeOver::Fail(_)));
+    }
+
+    #[test]
+    fn only_what_an_engine_may_be_sent_needs_memory() {
+        let needing = [TakeOver::Rerun, TakeOver::Continue];
+        assert!(needing.into_iter().all(TakeOver::may_generate));
+        let ending = [TakeOver::Fail(LOST), TakeOver::StoreCancelled];
+        assert!(!ending.into_iter().any(TakeOver::may_generate));
     }
 }

@@ -80,17 +80,26 @@ fn assert_overloaded(answer: &Answer) {
 #[tokio::test]
 async fn background_bodies_count_until_their_runs_have_ended() {
     let stub = endless().await;
-    let router = router(&stub, 2 << 20, |_| {}).await;
+    let router = router(&stub, 4 << 20, |_| {}).await;
     let body = asking(LONG, json!({"background": true}));
     let mut running = Vec::new();
     for _ in 0..4 {
         running.push(create(&router, &body).await);
     }
     assert_eq!(used(&router).await, 4.0 * STEP);
-    // One client has half of the memory.
+    // One client has half of the memory, and half of that for background responses.
     assert_overloaded(&post(&router, &body).await);
     let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
     assert_eq!(refused, 1.0);
+    // The other half is for those that it waits for.
+    let streamed = asking(LONG, json!({"stream": true})).to_string();
+    let mut live = client::open(router.api, "POST", PATH, &[], streamed).await;
+    live.until("output_text.delta").await;
+    drop(live);
+    eventually("its body is gone", async || {
+        used(&router).await == 4.0 * STEP
+    })
+    .await;
     let first = running.remove(0);
     assert_eq!(cancel(&router, &first).await.status, 200);
     eventually("its memory is free", async || {
@@ -115,17 +124,38 @@ async fn a_history_counts_with_the_request_that_continues_it() {
     let alone = post(&router, &asking(LONG, json!({}))).await;
     assert_eq!(alone.status, 200, "{}", alone.text());
     let chain = json!({"previous_response_id": alone.json()["id"]});
-    for (number, parent) in [conversation, chain].into_iter().enumerate() {
+    for parent in [conversation, chain] {
         let asked = stub.posts();
-        assert_overloaded(&post(&router, &asking(LONG, parent.clone())).await);
+        // Both together are larger than all memory.
+        let answer = post(&router, &asking(LONG, parent.clone())).await;
+        let refused = (answer.status, answer.code());
+        assert_eq!(refused, (413, "request_too_large".to_owned()));
         assert_eq!(stub.posts(), asked, "no worker was asked");
-        let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
-        assert_eq!(refused, (number + 1) as f64);
         // A refusal leaves the conversation unlocked.
         let short = post(&router, &asking(1, parent)).await;
         assert_eq!(short.status, 200, "{}", short.text());
     }
     eventually("all memory is free", async || used(&router).await == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_history_without_memory_is_refused_until_there_is_some() {
+    let stub = endless().await;
+    let router = router(&stub, 600 << 10, |_| {}).await;
+    let items = json!({"items": [{"role": "user", "content": "x".repeat(LONG)}]});
+    let conversation = client::post(router.api, "/v1/conversations", items.to_string()).await;
+    let more = json!({"conversation": conversation.json()["id"], "stream": true});
+    let short = asking(1, more);
+    let running = create(&router, &asking(LONG, json!({"background": true}))).await;
+    assert_overloaded(&post(&router, &short).await);
+    let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
+    let waited = metric(&router, "warmroute_request_bodies_waited_total").await;
+    assert_eq!((refused, waited), (1.0, 0.0));
+    assert_eq!(cancel(&router, &running).await.status, 200);
+    eventually("there is memory", async || used(&router).await == 0.0).await;
+    // The refusal has left the conversation unlocked.
+    let mut live = client::open(router.api, "POST", PATH, &[], short.to_string()).await;
+    live.until("output_text.delta").await;
 }
 
 #[tokio::test]
@@ -181,6 +211,22 @@ async fn an_orphan_without_memory_waits_for_it_and_runs() {
     store.create(key, record).await.unwrap();
     let waits = "warmroute_background_refused_total{reason=\"no_memory\"}";
     eventually("it waits", async || metric(&router, waits).await > 0.0).await;
+    // Its request is read once, and it counts once, however often it is found.
+    let count = async |operation: &str| {
+        let labels = format!("{{operation=\"{operation}\",outcome=\"ok\"}}");
+        metric(
+            &router,
+            &format!("warmroute_store_operations_total{labels}"),
+        )
+        .await
+    };
+    let before = count("orphans").await;
+    eventually("it is found again", async || {
+        count("orphans").await >= before + 3.0
+    })
+    .await;
+    assert_eq!(count("request").await, 1.0);
+    assert_eq!(metric(&router, waits).await, 1.0);
     assert_eq!(used(&router).await, STEP);
     let status = async || store.get(key).await.unwrap().unwrap().status;
     assert_eq!(status().await, Status::Queued);

@@ -14,8 +14,11 @@ use crate::responses::history::{Access, History};
 use crate::responses::prepare::input_after;
 use crate::store::CommitRefusal;
 
-/// Before a history is read again for which there was no memory: it may be long.
+/// Before memory is asked for again for a history that there was none for. What takes the memory may go on for an hour,
+/// so the pause doubles with each try.
 const MEMORY_PAUSE: Duration = Duration::from_secs(2);
+/// Once there is memory, the run is to go on soon.
+const MEMORY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The store cannot be asked now.
 const BUSY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
 
@@ -57,13 +60,12 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether there is memory for the request with this history.
-    fn finds_room(&mut self, request: &StoredRequest, history: &History) -> bool {
+    /// What the request takes with this history.
+    fn bytes_with(&self, request: &StoredRequest, history: &History) -> u64 {
         let new_items = self.finisher.new_items.iter();
         let new_bytes: usize = new_items.map(|item| item.json.len()).sum();
         let bytes = request.client().len() + history.bytes() + new_bytes;
-        let memory = self.memory.as_mut();
-        memory.is_none_or(|memory| memory.try_grow(bytes as u64))
+        bytes as u64
     }
 
     /// Waits until the conversation is free, and until there is memory for its history. The time limit of the run bounds
@@ -74,21 +76,34 @@ impl Runner<'_> {
     ) -> Result<Option<StoredRequest>, ApiError> {
         let (responses, tenant) = (self.responses, self.guard.key.tenant);
         let id = request.conversation_id().unwrap_or_default();
+        // What the request takes with the history, once that was read and there was no memory for it.
+        let mut lacking = None;
+        let mut pause = MEMORY_PAUSE;
         let mut history = loop {
-            match responses.conversation(id, tenant, Access::Exclusive).await {
+            if let Some(bytes) = lacking
+                && !self.memory.try_renew(bytes)
+            {
+                sleep(pause).await;
+                pause = longer(pause);
+                continue;
+            }
+            let mut history = match responses.conversation(id, tenant, Access::Exclusive).await {
                 Err(error) if error.is_locked_conversation() || error.status == BUSY => {
                     sleep(PAUSE).await;
+                    continue;
                 }
-                Ok(mut history) if !self.finds_room(request, &history) => {
-                    // Other responses of the conversation do not wait for the memory of this one.
-                    if let Some(lock) = history.take_lock() {
-                        lock.release().await;
-                    }
-                    drop(history);
-                    responses.background.count_refusal(NO_MEMORY);
-                    sleep(MEMORY_PAUSE).await;
-                }
-                read => break read?,
+                read => read?,
+            };
+            let bytes = self.bytes_with(request, &history);
+            if self.memory.try_renew(bytes) {
+                break history;
+            }
+            // Other responses of the conversation do not wait for the memory of this one.
+            if let Some(lock) = history.take_lock() {
+                lock.release().await;
+            }
+            if lacking.replace(bytes).is_none() {
+                responses.background.count_refusal(NO_MEMORY);
             }
         };
         // Its token differs from the one in the record, so a replica that takes over reads the history anew, too.
@@ -104,5 +119,21 @@ impl Runner<'_> {
             );
         }
         Ok(request.with_input(input))
+    }
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).min(MEMORY_PAUSE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_memory_asks_for_it_ever_more_rarely() {
+        let pauses = std::iter::successors(Some(MEMORY_PAUSE), |pause| Some(longer(*pause)));
+        let seconds: Vec<u64> = pauses.take(6).map(|pause| pause.as_secs()).collect();
+        assert_eq!(seconds, [2, 4, 8, 16, 30, 30]);
     }
 }
