@@ -149,6 +149,8 @@ struct SpeedRow {
     thousand_context_tokens_us: f64,
     /// The part of the time of computing prompts in which its answers go on all the same, 0 to 1.
     overlap: f64,
+    /// What first tokens take beside steps: network, and the engine's server.
+    overhead_ms: f64,
     /// From how many observations its own speed was learnt; with few it counts as workers of its model and hardware.
     samples: u64,
     /// Answers that its engine generates at the same time, as decisions count them.
@@ -168,6 +170,7 @@ impl SpeedRow {
             answer_us: rounded(speed.answer() * 1e6),
             thousand_context_tokens_us: rounded(speed.context() * 1e9),
             overlap: rounded(speed.overlap),
+            overhead_ms: rounded(worker.overhead.get() * 1e3),
             samples: worker.speed_samples(),
             slots: worker.slots(),
             learnt_slots: worker.load.learnt_slots(),

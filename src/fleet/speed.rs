@@ -11,6 +11,7 @@ mod bounds;
 mod fleet;
 mod learner;
 mod least_squares;
+mod overhead;
 mod own;
 mod seen;
 mod shared;

@@ -24,7 +24,7 @@ use super::load::pinned::PinnedLoads;
 use super::load::{DEFAULT_SLOTS, Load};
 use super::process_end::ProcessEnds;
 use super::responses_api::ResponsesApi;
-use super::speed::{LoadNow, Passed, Seen, SharedSpeed, Speed};
+use super::speed::{LoadNow, Passed, Seen, SharedF32, SharedSpeed, Speed};
 use crate::http::circuit_breaker::{self as breaker, SharedBreaker};
 use crate::http::client;
 use crate::http::tls::ClientSettings;
@@ -135,6 +135,8 @@ pub struct WorkerState {
     pub(super) seen: Seen,
     /// What decisions would count with, were no prefill rate configured.
     pub learnt_speed: SharedSpeed,
+    /// Seconds that its first tokens take beside its steps.
+    pub overhead: SharedF32,
     /// Rows that its own speed was learnt from.
     speed_samples: AtomicU64,
     /// What another replica has learnt of its speed, and from how many rows, until the learner takes it.
@@ -202,6 +204,7 @@ impl WorkerState {
             kv_transfer_breaker: breakers.build(),
             seen: Seen::default(),
             learnt_speed: SharedSpeed::default(),
+            overhead: SharedF32::default(),
             speed_samples: AtomicU64::new(0),
             peer_speed: Mutex::default(),
             adapters: AdapterSlots::default(),

@@ -277,7 +277,8 @@ impl Relay {
         let cached = view.cached(index);
         let request = view.request(&plan.request);
         let costs = Costs::new(&plan.model.routing, &request, view);
-        let (new_tokens, terms, expected) = counted(&costs, &state, &cached, leg);
+        let (new_tokens, terms, mut expected) = counted(&costs, &state, &cached, leg);
+        expected.first_token += view.overhead(index);
         let breaker = worker.breaker.state();
         let because = || match breaker {
             _ if !view.is_bootstrap_known(index) => "its bootstrap server has not answered yet",

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::learner::Learner;
+use super::overhead::Overhead;
 use super::own::OwnSpeed;
 use crate::fleet::{Snapshot, Status};
 use crate::ids::{Model, WorkerId};
@@ -33,6 +34,7 @@ struct Learnt {
     /// The engine process that it is about.
     incarnation: u64,
     own: OwnSpeed,
+    overhead: Overhead,
 }
 
 impl Speeds {
@@ -54,6 +56,10 @@ impl Speeds {
             if let Some((speed, samples)) = worker.take_peer_speed() {
                 learnt.own.on_peer(pool, &speed, samples);
             }
+            learnt
+                .overhead
+                .on_rows(&rows.firsts, &worker.load.speed.get());
+            worker.overhead.set(learnt.overhead.seconds());
             learnt.own.on_rows(pool, rows);
             self.workers.insert(worker.id, learnt);
         }

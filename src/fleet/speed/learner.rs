@@ -62,7 +62,7 @@ impl Learner {
     /// that reads slowly, or a pause of the network, changes nothing.
     pub fn on_median(&mut self, rows: &mut [Row]) {
         let speed = self.speed();
-        let excess = |row: &Row| row.seconds / expected(&speed, row);
+        let excess = |row: &Row| row.seconds / speed.seconds(row);
         rows.sort_unstable_by(|left, right| excess(left).total_cmp(&excess(right)));
         if let Some(row) = rows.get(rows.len().saturating_sub(1) / 2) {
             self.on_row(row);
@@ -82,14 +82,6 @@ impl Learner {
     pub fn samples(&self) -> u64 {
         self.samples
     }
-}
-
-/// The seconds that a row is expected to take.
-fn expected(speed: &Speed, row: &Row) -> f64 {
-    speed.step * row.steps
-        + speed.answer() * row.answer_tokens
-        + speed.context() * row.context_tokens
-        + speed.prompt_token * (row.prompt_tokens - speed.overlap * row.beside_tokens)
 }
 
 #[cfg(test)]
@@ -115,8 +107,9 @@ mod tests {
             prompt_tokens: prompts,
             // A row in three is from a first token.
             beside_tokens: if random.u32(0..3) == 0 { 0.0 } else { prompts },
+            is_from_sent: false,
         };
-        row.seconds = expected(truth, &row) * (1.0 + noise * (random.f64() * 2.0 - 1.0));
+        row.seconds = truth.seconds(&row) * (1.0 + noise * (random.f64() * 2.0 - 1.0));
         row
     }
 
@@ -205,7 +198,7 @@ mod tests {
         ) {
             let mut learner = Learner::default();
             for (seconds, steps, answer_tokens, context_tokens, prompt_tokens) in rows {
-                learner.on_row(&Row { seconds, steps, answer_tokens, context_tokens, prompt_tokens, beside_tokens: prompt_tokens / 2.0 });
+                learner.on_row(&Row { seconds, steps, answer_tokens, context_tokens, prompt_tokens, beside_tokens: prompt_tokens / 2.0, is_from_sent: false });
             }
             let (found, start) = (learner.speed(), Speed::default());
             prop_assert!((0.0..=1.0).contains(&found.overlap), "{found:?}");
@@ -224,7 +217,7 @@ mod tests {
             let mut random = fastrand::Rng::with_seed(seed);
             for _ in 0..50 {
                 let row = row(&truth, &mut random, 0.0);
-                let found_time = expected(&found, &row);
+                let found_time = found.seconds(&row);
                 prop_assert!(is_near(found_time, row.seconds, 1.25), "{row:?} {found:?} {truth:?}");
             }
         }

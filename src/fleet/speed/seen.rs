@@ -167,6 +167,7 @@ impl Seen {
             context_tokens: steps * (passed.context - from.context) / seconds,
             prompt_tokens: passed.prompt_tokens - from.prompt_tokens,
             beside_tokens: passed.prompt_tokens - from.prompt_tokens - f64::from(uncached_tokens),
+            is_from_sent: false,
         };
         push(&mut inner.ends, row);
     }
@@ -218,6 +219,7 @@ impl Inner {
             context_tokens: steps * part * load.context_tokens as f64,
             prompt_tokens: tokens,
             beside_tokens: 0.0,
+            is_from_sent: sent > self.last_first,
         }
     }
 }

@@ -61,6 +61,14 @@ impl Speed {
     pub fn step_time(&self, answers: f64, context_tokens: f64) -> f64 {
         self.step + self.answer() * answers + self.context() * context_tokens
     }
+
+    /// The seconds that what is in a row is expected to take.
+    pub fn seconds(&self, row: &Row) -> f64 {
+        self.step * row.steps
+            + self.answer() * row.answer_tokens
+            + self.context() * row.context_tokens
+            + self.prompt_token * (row.prompt_tokens - self.overlap * row.beside_tokens)
+    }
 }
 
 /// What a worker did in a time, as far as the router knows it. Rows of several times add up.
@@ -76,6 +84,8 @@ pub struct Row {
     pub prompt_tokens: f64,
     /// The part of them that was computed while the answer was generated that the row is from.
     pub beside_tokens: f64,
+    /// The time began when a request was sent that waited for nothing else, and ended with its first token.
+    pub is_from_sent: bool,
 }
 
 impl Row {

@@ -165,8 +165,19 @@ impl<'a> FleetView<'a> {
         }
     }
 
+    /// Seconds that the first token takes beside the steps of the worker, which is the same wherever a request goes in most
+    /// fleets: the choice does not count it. That of a pair comes from the decode worker.
+    pub(in crate::relay) fn overhead(&self, index: ViewIndex) -> f64 {
+        match self.task {
+            Task::Decode | Task::Whole => self.worker(index).overhead.get(),
+            Task::Prefill(..) => 0.0,
+        }
+    }
+
     /// A decision of this view with the worker's index and its rank.
     pub(in crate::relay) fn in_fleet(&self, decision: Decision<ViewIndex>) -> Decision {
+        let mut expected = decision.expected;
+        expected.first_token += self.overhead(decision.index);
         Decision {
             index: self.worker_index(decision.index),
             rank: self.rank(decision.index),
@@ -174,7 +185,7 @@ impl<'a> FleetView<'a> {
             cached_tokens: decision.cached_tokens,
             new_tokens: decision.new_tokens,
             cost: decision.cost,
-            expected: decision.expected,
+            expected,
         }
     }
 
