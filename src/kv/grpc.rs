@@ -156,7 +156,7 @@ impl Grpc {
 
     fn on_connected(&mut self, connection: Connection, call: Call) {
         self.metrics.connections.inc();
-        self.reconnects.on_connected();
+        self.reconnects.on_connected(tokio::time::Instant::now());
         self.service = Some(call.service);
         let session = Box::new(Session::new(connection, call));
         let incarnation = session.incarnation.clone();
@@ -169,7 +169,9 @@ impl Grpc {
     fn on_disconnected(&mut self, status: &Status) {
         let settings = &self.target.settings;
         let (backoff, max_backoff) = (settings.backoff, settings.max_backoff);
-        let doubled = self.reconnects.on_closed(backoff, max_backoff);
+        let doubled = self
+            .reconnects
+            .on_closed(tokio::time::Instant::now(), backoff, max_backoff);
         // The server would refuse the same number again.
         if is_history_gone(status) {
             self.last = None;
@@ -183,7 +185,10 @@ impl Grpc {
         self.pending_replay = None;
         self.is_replaying = false;
         self.metrics.disconnected(status);
-        self.state = State::Waiting(Box::pin(tokio::time::sleep(jittered(wait))));
+        self.state = State::Waiting(Box::pin(tokio::time::sleep(jittered(
+            wait,
+            fastrand::f64(),
+        ))));
         let reason = explain(status);
         if self.reconnects.is_new(&reason) {
             self.events.push_back(SourceEvent::Disconnected { reason });

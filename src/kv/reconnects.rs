@@ -1,4 +1,4 @@
-//! When a source connects again after its connection ended or could not be opened.
+//! When a source connects again after its connection ended or could not be opened. Pure.
 
 use std::time::Duration;
 
@@ -14,15 +14,20 @@ pub(super) struct Reconnects {
 }
 
 impl Reconnects {
-    pub(super) fn on_connected(&mut self) {
-        self.connected_at = Some(Instant::now());
+    pub(super) fn on_connected(&mut self, now: Instant) {
+        self.connected_at = Some(now);
         self.last_error = None;
     }
 
     /// Returns the wait before the next attempt: `backoff`, doubled with each further failure in a row up to `max_backoff`.
-    pub(super) fn on_closed(&mut self, backoff: Duration, max_backoff: Duration) -> Duration {
+    pub(super) fn on_closed(
+        &mut self,
+        now: Instant,
+        backoff: Duration,
+        max_backoff: Duration,
+    ) -> Duration {
         let connected_at = self.connected_at.take();
-        if connected_at.is_some_and(|at| at.elapsed() > max_backoff) {
+        if connected_at.is_some_and(|at| now.duration_since(at) > max_backoff) {
             self.failures = 0;
         }
         let doubled = backoff.saturating_mul(1 << self.failures.min(30));
@@ -40,7 +45,7 @@ impl Reconnects {
     }
 }
 
-/// The wait less a random part, so that the routers of a fleet do not reconnect at the same moment.
-pub(super) fn jittered(wait: Duration) -> Duration {
-    wait.mul_f64(0.5 + fastrand::f64() / 2.0)
+/// The wait less a part of it, so that the routers of a fleet do not reconnect at the same moment. `random`: 0 to 1.
+pub(super) fn jittered(wait: Duration, random: f64) -> Duration {
+    wait.mul_f64(0.5 + random / 2.0)
 }

@@ -117,7 +117,7 @@ impl Zmq {
 
     fn on_connected(&mut self, connection: Connection, early: Option<Parts>) -> SourceEvent {
         self.metrics.connections.inc();
-        self.reconnects.on_connected();
+        self.reconnects.on_connected(Instant::now());
         self.state = State::Connected(Box::new(Subscription { connection, early }));
         SourceEvent::Connected { incarnation: None }
     }
@@ -125,9 +125,10 @@ impl Zmq {
     /// Schedules the next attempt, and returns the reason as text.
     fn on_closed(&mut self, closed: &CloseReason) -> String {
         let (backoff, max_backoff) = (self.settings.backoff, self.settings.max_backoff);
-        let wait = jittered(self.reconnects.on_closed(backoff, max_backoff));
+        let now = Instant::now();
+        let wait = self.reconnects.on_closed(now, backoff, max_backoff);
         self.state = State::Waiting {
-            until: Instant::now() + wait,
+            until: now + jittered(wait, fastrand::f64()),
         };
         self.replay = None;
         self.metrics.disconnected(closed.label());

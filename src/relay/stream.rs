@@ -153,7 +153,8 @@ impl Relayed {
         }
     }
 
-    /// Takes whole events as the client gets them, or data of another answer. Metrics count what the client reads.
+    /// Takes whole events, or data of another answer, and returns what the client gets. Metrics count them before a usage is
+    /// left out that the client has not asked for.
     fn passed(&mut self, passed: Bytes) -> Bytes {
         if passed.is_empty() {
             return passed;

@@ -67,8 +67,8 @@ impl UploadInFlight {
 
 impl Drop for UploadInFlight {
     fn drop(&mut self) {
-        self.metrics.uploads_in_flight.dec();
         let uploads = &self.metrics.uploads;
         uploads.with_label_values(&[self.outcome]).inc();
+        self.metrics.uploads_in_flight.dec();
     }
 }

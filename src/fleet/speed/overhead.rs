@@ -12,11 +12,11 @@ const MAX: f64 = 2.0;
 /// It is no constant of a step: a cached prompt takes an engine milliseconds, and its server and the network take as long, so
 /// that one would be learnt as the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Overhead(f64);
+pub(super) struct Overhead(f64);
 
 impl Overhead {
     /// Takes what was seen in a second: of the first tokens that waited for nothing the one in the middle.
-    pub fn on_rows(&mut self, firsts: &[Row], speed: &Speed) {
+    pub(super) fn on_rows(&mut self, firsts: &[Row], speed: &Speed) {
         let alone = firsts.iter().filter(|row| row.is_from_sent);
         let mut beyond: Vec<f64> = alone.map(|row| row.seconds - speed.seconds(row)).collect();
         beyond.sort_unstable_by(f64::total_cmp);
@@ -26,7 +26,7 @@ impl Overhead {
     }
 
     /// Where steps are expected to take longer than first tokens took, there is none.
-    pub fn seconds(&self) -> f64 {
+    pub(super) fn seconds(&self) -> f64 {
         self.0.max(0.0)
     }
 }

@@ -152,7 +152,7 @@ impl RankTree {
                     Parent::Root(_) | Parent::Block(_) => copies,
                 };
                 // Stores of one group follow each other in a batch, so its first one shows that there is such a group.
-                self.groups.learn(group.unwrap_or(0), Some(&mut *tree));
+                self.groups.learn(group.unwrap_or(0), tree);
                 let mut target = TreeTarget {
                     tree,
                     kept: &mut self.kept_removals,

@@ -71,15 +71,15 @@ impl GroupCopies {
 
     /// A group stores blocks, maybe its first. What the tree has then is of the groups before it, and cannot be reused
     /// without the new one.
-    pub(super) fn learn(&mut self, group: u32, tree: Option<&mut Tree>) {
+    pub(super) fn learn(&mut self, group: u32, tree: &mut Tree) {
         if self.groups.contains(&group) {
             return;
         }
         self.groups.push(group);
         let before = self.groups.len() - 1;
-        let Some(tree) = tree.filter(|_| before > 0) else {
+        if before == 0 {
             return;
-        };
+        }
         for block in tree.list() {
             for (tier, copies) in Tier::ALL.into_iter().zip(block.copies) {
                 let copies = match copies {
@@ -289,7 +289,7 @@ mod tests {
         let blocks: Vec<NewBlock> = (0..100_000).map(new).collect();
         let root = Parent::Root(ChainRoot(1));
         let mut groups = GroupCopies::default();
-        groups.learn(0, Some(&mut tree));
+        groups.learn(0, &mut tree);
         let mut target = TreeTarget {
             tree: &mut tree,
             kept: &mut kept,
@@ -297,7 +297,7 @@ mod tests {
             report: CopyReport::OneMore,
         };
         assert_eq!(target.store(root, &blocks), 0);
-        groups.learn(1, Some(&mut *target.tree));
+        groups.learn(1, target.tree);
         assert!(target.tree.is_empty());
         assert!(groups.more.capacity() >= 100_000);
         groups.store(Some(1), root, &blocks, &mut target);
@@ -311,7 +311,7 @@ mod tests {
             groups.store(Some(group), root, step, &mut target);
             assert_eq!(groups.more.capacity(), capacity);
         }
-        groups.learn(2, Some(&mut *target.tree));
+        groups.learn(2, target.tree);
         groups.clear();
         assert!(groups.more.capacity() < 4 * KEPT_BLOCKS);
     }

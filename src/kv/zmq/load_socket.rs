@@ -48,7 +48,11 @@ impl LoadSocket {
             Err(closed) => {
                 self.connection = None;
                 let (backoff, max_backoff) = (self.settings.backoff, self.settings.max_backoff);
-                self.wait = Some(self.reconnects.on_closed(backoff, max_backoff));
+                self.wait = Some(self.reconnects.on_closed(
+                    tokio::time::Instant::now(),
+                    backoff,
+                    max_backoff,
+                ));
                 Err(closed.to_string())
             }
         }
@@ -59,12 +63,12 @@ impl LoadSocket {
             return connection.message().await;
         }
         if let Some(wait) = self.wait {
-            sleep(jittered(wait)).await;
+            sleep(jittered(wait, fastrand::f64())).await;
         }
         let topic = self.topic.clone();
         let role = Role::Subscriber { topic };
         let (connection, early) = Connection::open(&self.endpoint, role, &self.settings).await?;
-        self.reconnects.on_connected();
+        self.reconnects.on_connected(tokio::time::Instant::now());
         let connection = self.connection.insert(Box::new(connection));
         match early {
             Some(parts) => Ok(parts),

@@ -31,7 +31,9 @@ pub(super) struct Choice<'a> {
     pub(super) finish_reason: Option<Cow<'a, str>>,
 }
 
-#[derive(Deserialize)]
+/// A server that writes empty objects as `[]` has none of them.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Delta<'a> {
     #[serde(borrow)]
     pub(super) content: Option<&'a RawValue>,
@@ -59,7 +61,8 @@ pub(super) struct CallDelta<'a> {
     pub(super) function: Option<FunctionDelta<'a>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(super) struct FunctionDelta<'a> {
     #[serde(borrow)]
     pub(super) name: Option<Cow<'a, str>>,
