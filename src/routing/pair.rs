@@ -132,7 +132,8 @@ struct Chooser<'a, P, D, F> {
 struct Candidate {
     index: ViewIndex,
     requests: u32,
-    tie: u64,
+    /// Of the request.
+    seed: u64,
     cached_tokens: u32,
     /// If it computes the missing tokens itself.
     local: Share,
@@ -164,7 +165,8 @@ impl Candidate {
         SortKey {
             cost,
             requests: self.requests,
-            tie: self.tie,
+            seed: self.seed,
+            index: self.index,
         }
     }
 
@@ -301,7 +303,7 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
         Candidate {
             index,
             requests: state.requests,
-            tie: policy::tie(self.request, index),
+            seed: self.request.seed,
             cached_tokens: cached.tokens(),
             local,
             remote: (new_tokens >= self.min_remote_tokens).then(remote),

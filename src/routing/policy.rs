@@ -6,7 +6,7 @@ use std::iter;
 use smallvec::SmallVec;
 
 use super::cost::Costs;
-use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, View};
+use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
 use super::{Settings, affinity, prefix_hash};
 use crate::ids::ViewIndex;
 
@@ -46,21 +46,20 @@ pub fn decide(
         least_load(request, view, view.indices()).map(|index| (index, Reason::LeastLoad))
     })?;
     let costs = Costs::new(settings, request, view);
-    Some(decision(&costs, view, index, &view.cached(index), reason))
+    let (state, cached) = (view.state(index), view.cached(index));
+    Some(decision(&costs, index, &state, &cached, reason))
 }
 
-/// The choice of a worker, with what the request costs there. The worker's state is read again, so the cost may differ a little from
-/// the one that was compared, when other requests come meanwhile.
+/// The choice of a worker, with what the request costs there.
 fn decision(
     costs: &Costs<'_>,
-    view: &impl View,
     index: ViewIndex,
+    state: &State,
     cached: &Cached,
     reason: Reason,
 ) -> Decision<ViewIndex> {
     let new_tokens = costs.new_tokens(cached);
-    let state = view.state(index);
-    let terms = costs.terms(&state, new_tokens);
+    let terms = costs.terms(state, new_tokens);
     Decision {
         index,
         rank: None,
@@ -68,7 +67,7 @@ fn decision(
         cached_tokens: cached.tokens(),
         new_tokens,
         cost: terms.sum(),
-        expected: costs.expected(&state, &terms),
+        expected: costs.expected(state, &terms),
     }
 }
 
@@ -99,14 +98,19 @@ fn cache_aware(
     }
     let best = search.best.as_ref()?;
     let preferred = prefix_hash::preferred(&search.costs, view, best.key.cost);
-    let (index, cached, reason) = match preferred {
-        Some((index, cached)) if index != best.index => (index, cached, Reason::PrefixHash),
-        _ => {
-            let reason = cache_aware_reason(request, best.new_tokens, search.min_new_tokens);
-            (best.index, best.cached, reason)
-        }
-    };
-    Some(decision(&search.costs, view, index, &cached, reason))
+    let costs = &search.costs;
+    if let Some((index, cached)) = preferred.filter(|(index, _)| *index != best.key.index) {
+        let state = view.state(index);
+        return Some(decision(costs, index, &state, &cached, Reason::PrefixHash));
+    }
+    let reason = cache_aware_reason(request, best.new_tokens, search.min_new_tokens);
+    Some(decision(
+        costs,
+        best.key.index,
+        &best.state,
+        &best.cached,
+        reason,
+    ))
 }
 
 /// Why the cheapest worker was chosen, which would compute `new_tokens`; the worker with the longest cached
@@ -192,7 +196,8 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         let key = SortKey {
             cost: self.costs.cost(&state, new_tokens),
             requests: state.requests,
-            tie: tie(self.costs.request, index),
+            seed: self.costs.request.seed,
+            index,
         };
         let is_better = |best: &Candidate| key.cmp(&best.key).is_lt();
         if self.best.as_ref().is_none_or(is_better) {
@@ -204,8 +209,8 @@ impl<'a, V: View> CandidateSearch<'a, V> {
                 f64::INFINITY
             };
             self.best = Some(Candidate {
-                index,
                 key,
+                state,
                 cached,
                 new_tokens,
             });
@@ -214,8 +219,8 @@ impl<'a, V: View> CandidateSearch<'a, V> {
 }
 
 struct Candidate {
-    index: ViewIndex,
     key: SortKey,
+    state: State,
     cached: Cached,
     new_tokens: u32,
 }
@@ -225,15 +230,22 @@ struct Candidate {
 pub(super) struct SortKey {
     pub(super) cost: f64,
     pub(super) requests: u32,
-    pub(super) tie: u64,
+    /// Of the request.
+    pub(super) seed: u64,
+    pub(super) index: ViewIndex,
 }
 
 impl SortKey {
+    #[inline]
     pub(super) fn cmp(&self, other: &Self) -> Ordering {
         self.cost
             .total_cmp(&other.cost)
-            .then(self.requests.cmp(&other.requests))
-            .then(self.tie.cmp(&other.tie))
+            .then_with(|| self.requests.cmp(&other.requests))
+            .then_with(|| self.tie().cmp(&other.tie()))
+    }
+
+    fn tie(&self) -> u64 {
+        tie(self.seed, self.index)
     }
 }
 
@@ -281,13 +293,13 @@ fn least_load(
     indices
         .map(|index| (index, view.state(index)))
         .filter(|(_, state)| state.is_usable)
-        .min_by_key(|(index, state)| (state.requests, tie(request, *index)))
+        .min_by_key(|(index, state)| (state.requests, tie(request.seed, *index)))
         .map(|(index, _)| index)
 }
 
 /// Breaks ties by the request's seed; otherwise an idle fleet would use only its first worker.
-pub(super) fn tie(request: &Request, index: ViewIndex) -> u64 {
-    mix(request.seed ^ mix(index.get() as u64 + 1))
+fn tie(seed: u64, index: ViewIndex) -> u64 {
+    mix(seed ^ mix(index.get() as u64 + 1))
 }
 
 /// Random numbers from the request's seed.
