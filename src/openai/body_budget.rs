@@ -6,7 +6,7 @@
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
 //! it never waits: there is room for it, or the request is refused. A body that outlives its request, as that of a
-//! background response, keeps its memory ([`KeptBody`]), which may be an hour: bodies of one owner that are kept get
+//! background response, keeps its memory (`KeptBody`), which may be an hour: bodies of one owner that are kept get
 //! half of its share.
 
 mod shares;
