@@ -284,8 +284,11 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         (waiting.bytes(key), waiting.may_look(observe::now(), key))
     };
     let client = ClientKey::of_tenant(key.tenant);
-    let memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
-    let request = if memory.is_some() || may_look {
+    let mut memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
+    // Its owner may still run it, and the take-over would end that run. So there must be memory first, even for one
+    // that turns out to need none.
+    let is_lapsed = orphan.owner.is_some() && !is_unconfirmed;
+    let request = if memory.is_some() || (may_look && !(is_lapsed && known_bytes.is_some())) {
         read_request(responses, key).await
     } else {
         None
@@ -293,6 +296,14 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     // One that may be this owner's already is handed back, or no replica would take it over.
     if request.is_none() && !is_unconfirmed {
         return false;
+    }
+    if is_lapsed && memory.is_none() {
+        let bytes = request.as_ref().map_or(0, |request| request.len() as u64);
+        memory = background.bodies.try_keep(client, bytes);
+        if memory.is_none() {
+            on_no_memory(background, key, bytes);
+            return false;
+        }
     }
     // The lease may have run out meanwhile.
     let Some((by, _)) = may_take_over() else {
@@ -312,6 +323,18 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         hand_back(responses, key, fence).await;
     }
     is_running
+}
+
+/// There was no memory for the request of an orphan.
+fn on_no_memory(background: &Background, key: ResponseKey, bytes: u64) {
+    let is_first = {
+        let mut waiting = background.waiting_orphans.lock();
+        waiting.on_no_memory(observe::now(), key, bytes)
+    };
+    if is_first {
+        background.count_refusal(NO_MEMORY);
+    }
+    debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
 }
 
 /// Runs or ends what was taken over. False if it must be handed back. `memory`: for its request, if there is some
@@ -345,11 +368,7 @@ fn run_orphan(
         Some(background.bodies.keep_nothing(client))
     };
     let Some(kept) = kept else {
-        let mut waiting = background.waiting_orphans.lock();
-        if waiting.on_no_memory(observe::now(), key, bytes) {
-            background.count_refusal(NO_MEMORY);
-        }
-        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
+        on_no_memory(background, key, bytes);
         return false;
     };
     let (action, state) = match decision {
