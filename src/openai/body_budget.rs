@@ -7,7 +7,7 @@
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
 //! it never waits: there is room for it, or the request is refused. A body that outlives its request, as that of a
 //! background response, keeps its memory ([`KeptBody`]), which may be an hour: bodies of one owner that are kept get
-//! half of its share.
+//! half as much as its share, on top of it.
 
 mod shares;
 
@@ -656,7 +656,7 @@ mod tests {
             drop(kept);
             assert_eq!(rig.used(), 0);
         }
-        // One owner keeps half of its share, and the other half is for its other bodies.
+        // One owner keeps half as much as its share, which is for its other bodies.
         let mut kept = Vec::new();
         for _ in 0..2 {
             kept.push(rig.read(1, 200 << 10).await.unwrap().keep().unwrap());

@@ -87,11 +87,11 @@ async fn background_bodies_count_until_their_runs_have_ended() {
         running.push(create(&router, &body).await);
     }
     assert_eq!(used(&router).await, 4.0 * STEP);
-    // One client has half of the memory, and half of that for background responses.
+    // One client has half of the memory, and half as much for background responses.
     assert_overloaded(&post(&router, &body).await);
     let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
     assert_eq!(refused, 1.0);
-    // The other half is for those that it waits for.
+    // Its share is for those that it waits for.
     let streamed = asking(LONG, json!({"stream": true})).to_string();
     let mut live = client::open(router.api, "POST", PATH, &[], streamed).await;
     live.until("output_text.delta").await;
