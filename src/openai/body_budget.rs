@@ -5,9 +5,11 @@
 //! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it.
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
-//! it never waits: there is room for it, or the request is refused. A body that outlives its request, as that of a
-//! background response, keeps its memory ([`KeptBody`]), which may be an hour: bodies of one owner that are kept get
-//! half as much as its share, on top of it.
+//! it never waits: there is room for it, or the request drops it, waits for its size, and reads it again. A request
+//! that does not read it again, such as a line of a batch, is refused.
+//!
+//! A body that outlives its request, as that of a background response, keeps its memory ([`KeptBody`]), which may be an
+//! hour: bodies of one owner that are kept get half as much as its share, on top of it.
 
 mod shares;
 
@@ -226,6 +228,7 @@ impl BodyBudget {
             bytes: 0,
             is_owned: false,
             has_waited: false,
+            lacking: Lacking::Refused,
         };
         if announced > SMALL_BYTES {
             let ask = reservation.ask(Stage::New, announced, announced);
@@ -316,12 +319,27 @@ pub(crate) struct Reservation<'a> {
     is_owned: bool,
     /// It counts once, however often it waits for more.
     has_waited: bool,
+    lacking: Lacking,
+}
+
+/// What becomes of a request that has no memory for what its body refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    Refused,
+    /// It can read that again, so it waits once.
+    MayWait,
+    /// It waits for so many bytes in all next.
+    Bytes(u64),
 }
 
 impl Reservation<'_> {
     /// Makes it large enough for a body of this size. True if that had to be waited for.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
         self.body_bytes = bytes;
+        self.wait_for(bytes).await
+    }
+
+    async fn wait_for(&mut self, bytes: u64) -> Result<bool, ApiError> {
         let Some(ask) = self.needs(bytes) else {
             return Ok(false);
         };
@@ -335,7 +353,8 @@ impl Reservation<'_> {
     }
 
     /// Makes it large enough for the body and for so many bytes that the body refers to. It does not wait: those bytes
-    /// are in memory already, and their conversation may be locked.
+    /// are in memory already, and their conversation may be locked. A request that can read them again then calls
+    /// [`Reservation::wait_for_lacking`].
     pub(crate) fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
         let total = self.body_bytes.saturating_add(bytes);
         if total > self.budget.max {
@@ -345,10 +364,33 @@ impl Reservation<'_> {
             return Ok(());
         };
         if !self.budget.memory.shares.lock().try_now(&ask) {
+            if self.lacking == Lacking::MayWait {
+                self.lacking = Lacking::Bytes(total);
+                return Err(ApiError::bodies_full());
+            }
             return Err(self.budget.refuse());
         }
         self.on_granted(&ask);
         Ok(())
+    }
+
+    /// The caller can read again what the body refers to, and asks for what was lacking. A body that comes after all
+    /// others is still refused.
+    pub(crate) fn let_wait(&mut self) {
+        if self.claim.relay.is_some() {
+            self.lacking = Lacking::MayWait;
+        }
+    }
+
+    /// Waits for what the body and all that it refers to lacked, in the body's place. What it refers to must have been
+    /// dropped and unlocked. False if it lacked nothing.
+    pub(crate) async fn wait_for_lacking(&mut self) -> Result<bool, ApiError> {
+        let Lacking::Bytes(bytes) = self.lacking else {
+            return Ok(false);
+        };
+        self.lacking = Lacking::Refused;
+        self.wait_for(bytes).await?;
+        Ok(true)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -630,6 +672,37 @@ mod tests {
         body.grow_beyond_body(600 << 10).unwrap();
         assert_eq!(rig.used(), 768 << 10);
         drop(body);
+        assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_can_read_its_history_again_waits_for_memory_once() {
+        let rig = Rig::new(MIB, Duration::from_secs(60));
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        // Without a relay it comes after all others.
+        body.let_wait();
+        assert_eq!(body.lacking, Lacking::Refused);
+        body.lacking = Lacking::MayWait;
+        assert!(!body.wait_for_lacking().await.unwrap());
+        let other = rig.read(2, 600 << 10).await.unwrap();
+        assert!(body.grow_beyond_body(600 << 10).is_err());
+        assert_eq!(rig.counts(), (0, 0));
+        let waits = async { assert!(body.wait_for_lacking().await.unwrap()) };
+        let end_other = async {
+            while rig.counts().0 == 0 {
+                tokio::task::yield_now().await;
+            }
+            drop(other);
+        };
+        tokio::join!(waits, end_other);
+        assert_eq!(rig.used(), 768 << 10);
+        body.grow_beyond_body(600 << 10).unwrap();
+        // What it reads the second time is larger, and there is no memory for that.
+        let small = rig.read(2, 1_000).await.unwrap();
+        assert!(body.grow_beyond_body(900 << 10).is_err());
+        assert!(!body.wait_for_lacking().await.unwrap());
+        assert_eq!(rig.counts(), (1, 1));
+        drop((body, small));
         assert_eq!(rig.used(), 0);
     }
 
