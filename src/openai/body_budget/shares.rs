@@ -117,11 +117,18 @@ impl<T> Shares<T> {
         }
     }
 
-    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more.
+    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more. One that
+    /// is kept does not wait for bytes of another owner that may never come.
     pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
         let bytes = self.bytes_of(ask.owner);
+        let passes = |place: &Place, owner: ClientKey| {
+            let is_only_announced = place.stage == Stage::New && owner != ask.owner;
+            ask.place.stage == Stage::Kept && is_only_announced
+        };
         let mut before = self.heads.range(..(ask.place, ask.owner));
-        before.all(|(_, owner)| bytes < self.bytes_of(*owner)) && self.grant(ask)
+        let is_next =
+            before.all(|(place, owner)| passes(place, *owner) || bytes < self.bytes_of(*owner));
+        is_next && self.grant(ask)
     }
 
     /// Gives memory to a body that is kept, if it would not have to wait and its owner may keep so much.
@@ -487,6 +494,17 @@ mod tests {
         assert!(!shares.try_keep(&to_keep(3, 1)));
         // A body that has memory ends and gives it back: it goes on before those that have none.
         assert!(shares.try_now(&ask(4, 2, 1, true)));
+    }
+
+    #[test]
+    fn what_is_kept_passes_the_bodies_of_others_that_are_only_announced() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        let mut new = ask(2, 2, 6, false);
+        new.place.stage = Stage::New;
+        assert!(shares.enter(new, 2).is_empty());
+        assert!(!shares.try_keep(&to_keep(2, 1)));
+        assert!(shares.try_keep(&to_keep(4, 1)));
     }
 
     #[test]
