@@ -252,7 +252,8 @@ impl BodyBudget {
         has_waited: bool,
     ) -> Result<bool, ApiError> {
         if total > self.max {
-            return Err(self.refuse());
+            // There will never be room.
+            return Err(ApiError::too_large(self.max));
         }
         let memory = &*self.memory;
         // Mostly there is room, and no timer is needed.
@@ -642,8 +643,9 @@ mod tests {
         let rig = Rig::new(MIB, Duration::from_millis(20));
         let large = rig.read(1, MIB).await.unwrap();
         assert!(rig.read(2, MIB).await.is_err());
-        assert!(rig.read(2, 2 * MIB).await.is_err());
-        assert_eq!(rig.counts(), (1, 2));
+        let refused = rig.read(2, 2 * MIB).await.unwrap_err();
+        assert_eq!(refused.status, hyper::StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(rig.counts(), (1, 1));
         drop(large);
         assert!(rig.read(2, MIB).await.is_ok());
         assert_eq!(rig.used(), 0);
