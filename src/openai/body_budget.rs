@@ -398,12 +398,7 @@ impl Reservation<'_> {
         self.bytes
     }
 
-    /// Hands the memory over to what goes on after the request. An error if its owner keeps as much as it may.
-    pub(crate) fn keep(&mut self) -> Result<KeptBody, ApiError> {
-        self.try_keep().ok_or_else(|| self.budget.refuse())
-    }
-
-    /// As [`Reservation::keep`], for what may be left out.
+    /// Hands the memory over to what goes on after the request. `None` if its owner keeps as much as it may.
     pub(crate) fn try_keep(&mut self) -> Option<KeptBody> {
         let (memory, owner) = (&self.budget.memory, self.claim.owner);
         let mut shares = memory.shares.lock();
@@ -725,7 +720,7 @@ mod tests {
         for bytes in [2_000, 200 << 10] {
             let mut body = rig.read(1, bytes).await.unwrap();
             let used = rig.used();
-            let kept = body.keep().unwrap();
+            let kept = body.try_keep().unwrap();
             drop(body);
             assert_eq!(rig.used(), used);
             drop(kept);
@@ -734,17 +729,15 @@ mod tests {
         // One owner keeps half as much as its share, which is for its other bodies.
         let mut kept = Vec::new();
         for _ in 0..2 {
-            kept.push(rig.read(1, 200 << 10).await.unwrap().keep().unwrap());
+            kept.push(rig.read(1, 200 << 10).await.unwrap().try_keep().unwrap());
         }
         let mut third = rig.read(1, 200 << 10).await.unwrap();
         assert!(third.try_keep().is_none());
-        let refused = third.keep().unwrap_err();
-        assert_eq!(refused.code, ApiError::bodies_full().code);
-        assert_eq!((rig.used(), rig.counts()), (768 << 10, (0, 1)));
+        assert_eq!((rig.used(), rig.counts()), (768 << 10, (0, 0)));
         assert!(rig.read(1, 200 << 10).await.is_ok());
         assert!(rig.read(2, 200 << 10).await.is_ok());
         kept.pop();
-        assert!(third.keep().is_ok());
+        assert!(third.try_keep().is_some());
     }
 
     #[tokio::test]

@@ -88,9 +88,11 @@ async fn background_bodies_count_until_their_runs_have_ended() {
     }
     assert_eq!(used(&router).await, 4.0 * STEP);
     // One client has half of the memory, and half as much for background responses.
-    assert_overloaded(&post(&router, &body).await);
-    let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
-    assert_eq!(refused, 1.0);
+    let answer = post(&router, &body).await;
+    let refused = (answer.status, answer.code(), answer.header("retry-after"));
+    assert_eq!(refused, (503, "router_overloaded".to_owned(), "10"));
+    let refusals = "warmroute_background_refused_total{reason=\"no_memory\"}";
+    assert_eq!(metric(&router, refusals).await, 1.0);
     // Its share is for those that it waits for.
     let streamed = asking(LONG, json!({"stream": true})).to_string();
     let mut live = client::open(router.api, "POST", PATH, &[], streamed).await;
