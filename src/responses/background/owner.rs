@@ -224,10 +224,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         let is_whole = orphans.len() < ORPHANS_MAX;
         let now = observe::now();
         background.table.lock().on_orphans(now, &orphans, is_whole);
-        // None at all: the store may be away.
-        if is_whole && !orphans.is_empty() {
-            background.waiting_orphans.lock().on_scan(&orphans);
-        }
+        background.waiting_orphans.lock().on_scan(now, &orphans);
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
             taken += usize::from(take_over(&responses.latest(), orphan).await);
@@ -312,6 +309,8 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let result = responses.store.take_over(orphan, by).await;
     background.table.lock().on_take_over(by, orphan, &result);
     let Ok(Takeover::Done(adopted)) = result else {
+        let mut waiting = background.waiting_orphans.lock();
+        waiting.on_not_taken_over(observe::now(), key);
         return false;
     };
     let fence = adopted.fence;
