@@ -5,9 +5,11 @@
 //! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it.
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
-//! it never waits: there is room for it, or the request is refused. A body that outlives its request, as that of a
-//! background response, keeps its memory (`KeptBody`), which may be an hour: bodies of one owner that are kept get
-//! half of its share.
+//! it never waits: there is room for it, or the request drops it, waits for its size, and reads it again. A request
+//! that does not read it again, such as a line of a batch, is refused.
+//!
+//! A body that outlives its request, as that of a background response, keeps its memory (`KeptBody`), which may be an
+//! hour: bodies of one owner that are kept get half as much as its share, on top of it.
 
 mod shares;
 
@@ -226,6 +228,7 @@ impl BodyBudget {
             bytes: 0,
             is_owned: false,
             has_waited: false,
+            lacking: Lacking::Refused,
         };
         if announced > SMALL_BYTES {
             let ask = reservation.ask(Stage::New, announced, announced);
@@ -249,7 +252,8 @@ impl BodyBudget {
         has_waited: bool,
     ) -> Result<bool, ApiError> {
         if total > self.max {
-            return Err(self.refuse());
+            // There will never be room.
+            return Err(ApiError::too_large(self.max));
         }
         let memory = &*self.memory;
         // Mostly there is room, and no timer is needed.
@@ -316,12 +320,27 @@ pub(crate) struct Reservation<'a> {
     is_owned: bool,
     /// It counts once, however often it waits for more.
     has_waited: bool,
+    lacking: Lacking,
+}
+
+/// What becomes of a request that has no memory for what its body refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    Refused,
+    /// It can read that again, so it waits once.
+    MayWait,
+    /// It waits for so many bytes in all next.
+    Bytes(u64),
 }
 
 impl Reservation<'_> {
     /// Makes it large enough for a body of this size. True if that had to be waited for.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
         self.body_bytes = bytes;
+        self.wait_for(bytes).await
+    }
+
+    async fn wait_for(&mut self, bytes: u64) -> Result<bool, ApiError> {
         let Some(ask) = self.needs(bytes) else {
             return Ok(false);
         };
@@ -335,7 +354,8 @@ impl Reservation<'_> {
     }
 
     /// Makes it large enough for the body and for so many bytes that the body refers to. It does not wait: those bytes
-    /// are in memory already, and their conversation may be locked.
+    /// are in memory already, and their conversation may be locked. A request that can read them again then calls
+    /// [`Reservation::wait_for_lacking`].
     pub(crate) fn grow_beyond_body(&mut self, bytes: u64) -> Result<(), ApiError> {
         let total = self.body_bytes.saturating_add(bytes);
         if total > self.budget.max {
@@ -345,22 +365,40 @@ impl Reservation<'_> {
             return Ok(());
         };
         if !self.budget.memory.shares.lock().try_now(&ask) {
+            if self.lacking == Lacking::MayWait {
+                self.lacking = Lacking::Bytes(total);
+                return Err(ApiError::bodies_full());
+            }
             return Err(self.budget.refuse());
         }
         self.on_granted(&ask);
         Ok(())
     }
 
+    /// The caller can read again what the body refers to, and asks for what was lacking. A body that comes after all
+    /// others is still refused.
+    pub(crate) fn let_wait(&mut self) {
+        if self.claim.relay.is_some() {
+            self.lacking = Lacking::MayWait;
+        }
+    }
+
+    /// Waits for what the body and all that it refers to lacked, in the body's place. What it refers to must have been
+    /// dropped and unlocked. False if it lacked nothing.
+    pub(crate) async fn wait_for_lacking(&mut self) -> Result<bool, ApiError> {
+        let Lacking::Bytes(bytes) = self.lacking else {
+            return Ok(false);
+        };
+        self.lacking = Lacking::Refused;
+        self.wait_for(bytes).await?;
+        Ok(true)
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Hands the memory over to what goes on after the request. An error if its owner keeps as much as it may.
-    pub(crate) fn keep(&mut self) -> Result<KeptBody, ApiError> {
-        self.try_keep().ok_or_else(|| self.budget.refuse())
-    }
-
-    /// As [`Reservation::keep`], for what may be left out.
+    /// Hands the memory over to what goes on after the request. `None` if its owner keeps as much as it may.
     pub(crate) fn try_keep(&mut self) -> Option<KeptBody> {
         let (memory, owner) = (&self.budget.memory, self.claim.owner);
         let mut shares = memory.shares.lock();
@@ -600,8 +638,9 @@ mod tests {
         let rig = Rig::new(MIB, Duration::from_millis(20));
         let large = rig.read(1, MIB).await.unwrap();
         assert!(rig.read(2, MIB).await.is_err());
-        assert!(rig.read(2, 2 * MIB).await.is_err());
-        assert_eq!(rig.counts(), (1, 2));
+        let refused = rig.read(2, 2 * MIB).await.unwrap_err();
+        assert_eq!(refused.status, hyper::StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(rig.counts(), (1, 1));
         drop(large);
         assert!(rig.read(2, MIB).await.is_ok());
         assert_eq!(rig.used(), 0);
@@ -634,6 +673,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_request_that_can_read_its_history_again_waits_for_memory_once() {
+        let rig = Rig::new(MIB, Duration::from_secs(60));
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        // Without a relay it comes after all others.
+        body.let_wait();
+        assert_eq!(body.lacking, Lacking::Refused);
+        body.lacking = Lacking::MayWait;
+        assert!(!body.wait_for_lacking().await.unwrap());
+        let other = rig.read(2, 600 << 10).await.unwrap();
+        assert!(body.grow_beyond_body(600 << 10).is_err());
+        assert_eq!(rig.counts(), (0, 0));
+        let waits = async { assert!(body.wait_for_lacking().await.unwrap()) };
+        let end_other = async {
+            while rig.counts().0 == 0 {
+                tokio::task::yield_now().await;
+            }
+            drop(other);
+        };
+        tokio::join!(waits, end_other);
+        assert_eq!(rig.used(), 768 << 10);
+        body.grow_beyond_body(600 << 10).unwrap();
+        // What it reads the second time is larger, and there is no memory for that.
+        let small = rig.read(2, 1_000).await.unwrap();
+        assert!(body.grow_beyond_body(900 << 10).is_err());
+        assert!(!body.wait_for_lacking().await.unwrap());
+        assert_eq!(rig.counts(), (1, 1));
+        drop((body, small));
+        assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
     async fn what_fits_is_not_refused_because_of_the_last_step() {
         let rig = Rig::new(300 << 10, Duration::ZERO);
         let mut body = rig.read(1, 2_000).await.unwrap();
@@ -650,26 +720,24 @@ mod tests {
         for bytes in [2_000, 200 << 10] {
             let mut body = rig.read(1, bytes).await.unwrap();
             let used = rig.used();
-            let kept = body.keep().unwrap();
+            let kept = body.try_keep().unwrap();
             drop(body);
             assert_eq!(rig.used(), used);
             drop(kept);
             assert_eq!(rig.used(), 0);
         }
-        // One owner keeps half of its share, and the other half is for its other bodies.
+        // One owner keeps half as much as its share, which is for its other bodies.
         let mut kept = Vec::new();
         for _ in 0..2 {
-            kept.push(rig.read(1, 200 << 10).await.unwrap().keep().unwrap());
+            kept.push(rig.read(1, 200 << 10).await.unwrap().try_keep().unwrap());
         }
         let mut third = rig.read(1, 200 << 10).await.unwrap();
         assert!(third.try_keep().is_none());
-        let refused = third.keep().unwrap_err();
-        assert_eq!(refused.code, ApiError::bodies_full().code);
-        assert_eq!((rig.used(), rig.counts()), (768 << 10, (0, 1)));
+        assert_eq!((rig.used(), rig.counts()), (768 << 10, (0, 0)));
         assert!(rig.read(1, 200 << 10).await.is_ok());
         assert!(rig.read(2, 200 << 10).await.is_ok());
         kept.pop();
-        assert!(third.keep().is_ok());
+        assert!(third.try_keep().is_some());
     }
 
     #[tokio::test]

@@ -60,6 +60,7 @@ impl Responses {
         let is_stored = self.will_store(&create, needs_store).await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let mut old_histories = 0;
+        reserved.let_wait();
         loop {
             let mut history = match remembered {
                 Some(response) => self.remembered(response, reader.tenant, is_stored).await?,
@@ -76,6 +77,10 @@ impl Responses {
                 .await;
             if let Some(lock) = lock.filter(|_| answer.is_err()) {
                 lock.release().await;
+            }
+            // The history is dropped meanwhile, and other responses of its conversation go on.
+            if reserved.wait_for_lacking().await? {
+                continue;
             }
             match answer {
                 // The client has nothing of it yet.

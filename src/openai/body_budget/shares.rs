@@ -2,7 +2,7 @@
 //!
 //! An owner (a tenant, or a client's address) gets no more than it leaves to all others. So there is always room for one that
 //! has little, and who has much waits for its own bodies to end. Bodies that are kept after their requests have ended
-//! get at most half of what their owner gets.
+//! get at most half as much on top, and leave their owner its share.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,11 +117,18 @@ impl<T> Shares<T> {
         }
     }
 
-    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more.
+    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more. One that
+    /// is kept does not wait for bytes of another owner that may never come.
     pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
         let bytes = self.bytes_of(ask.owner);
+        let passes = |place: &Place, owner: ClientKey| {
+            let is_only_announced = place.stage == Stage::New && owner != ask.owner;
+            ask.place.stage == Stage::Kept && is_only_announced
+        };
         let mut before = self.heads.range(..(ask.place, ask.owner));
-        before.all(|(_, owner)| bytes < self.bytes_of(*owner)) && self.grant(ask)
+        let is_next =
+            before.all(|(place, owner)| passes(place, *owner) || bytes < self.bytes_of(*owner));
+        is_next && self.grant(ask)
     }
 
     /// Gives memory to a body that is kept, if it would not have to wait and its owner may keep so much.
@@ -192,8 +199,8 @@ impl<T> Shares<T> {
         true
     }
 
-    /// Without this, what runs for long would leave its owner no memory for requests that a client waits for. One body
-    /// is kept whatever its size: it would never find more room.
+    /// Without this, one after the other, what runs for long could take all memory: its owner's share does not count
+    /// what is kept. One body is kept whatever its size: it would never find more room.
     fn may_keep(&self, owner: ClientKey, bytes: u64, unowned: u64) -> bool {
         let kept = self.owners.get(&owner).map_or(0, |owner| owner.kept);
         let share = (self.free() + self.bytes_of(owner) + unowned) / 2;
@@ -226,7 +233,7 @@ impl<T> Shares<T> {
 
     /// Bytes that have to come back before a body that waits can have what it needs, beyond those that are expected.
     pub(super) fn lacks(&self, ask: &Ask) -> u64 {
-        let own = self.bytes_of(ask.owner) + ask.unowned + ask.more;
+        let own = self.live_bytes_of(ask.owner) + ask.unowned + ask.more;
         let needs = ask.more + if ask.is_small { own.div_ceil(2) } else { own };
         let needs = needs.min(self.max);
         needs.saturating_sub(self.free() + self.expected)
@@ -305,7 +312,7 @@ impl<T> Shares<T> {
             return false;
         }
         let left = free - ask.more;
-        let own = self.bytes_of(ask.owner) + ask.unowned + ask.more;
+        let own = self.live_bytes_of(ask.owner) + ask.unowned + ask.more;
         let share = if ask.is_small { 2 * left } else { left };
         // Alone it may have all there is, unless its owner keeps some: one after the other, those could take all of it.
         let is_alone = self.holders == usize::from(ask.is_holder());
@@ -322,6 +329,13 @@ impl<T> Shares<T> {
 
     fn bytes_of(&self, owner: ClientKey) -> u64 {
         self.owners.get(&owner).map_or(0, |owner| owner.bytes)
+    }
+
+    /// Bytes that come back once clients have their answers: without those that are kept, which may take an hour.
+    fn live_bytes_of(&self, owner: ClientKey) -> u64 {
+        self.owners
+            .get(&owner)
+            .map_or(0, |owner| owner.bytes - owner.kept)
     }
 
     fn remove(&mut self, place: Place, key: ClientKey) -> Option<(Ask, T)> {
@@ -427,7 +441,10 @@ mod tests {
         // The first may be larger than a share.
         assert!(shares.try_now(&ask(1, 1, 10, false)));
         assert!(shares.keep(ClientKey(1), 10, true));
-        assert!(!shares.try_now(&ask(2, 1, 1, false)));
+        assert!(!shares.try_now(&ask(2, 1, 4, false)));
+        // What is kept takes nothing of its owner's share.
+        assert!(shares.try_now(&ask(2, 1, 3, false)));
+        shares.give_back(ClientKey(1), 3);
         // For another owner it is as if it were alone.
         assert!(shares.try_now(&ask(3, 2, 5, false)));
         shares.give_back(ClientKey(2), 5);
@@ -439,12 +456,12 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_keeps_half_of_what_it_gets() {
+    fn an_owner_keeps_half_as_much_as_it_gets() {
         let mut shares = shares(16);
         assert!(shares.try_keep(&to_keep(1, 2)));
         assert!(shares.try_keep(&to_keep(1, 2)));
         assert!(!shares.try_keep(&to_keep(1, 1)));
-        // The other half is for bodies whose clients wait.
+        // Its share is for bodies whose clients wait.
         assert!(shares.try_now(&ask(1, 1, 4, false)));
         assert!(!shares.keep(ClientKey(1), 4, true));
         // One body is kept whatever its size.
@@ -477,6 +494,17 @@ mod tests {
         assert!(!shares.try_keep(&to_keep(3, 1)));
         // A body that has memory ends and gives it back: it goes on before those that have none.
         assert!(shares.try_now(&ask(4, 2, 1, true)));
+    }
+
+    #[test]
+    fn what_is_kept_passes_the_bodies_of_others_that_are_only_announced() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        let mut new = ask(2, 2, 6, false);
+        new.place.stage = Stage::New;
+        assert!(shares.enter(new, 2).is_empty());
+        assert!(!shares.try_keep(&to_keep(2, 1)));
+        assert!(shares.try_keep(&to_keep(4, 1)));
     }
 
     #[test]
@@ -555,9 +583,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read, kept and given back: an owner keeps one body, or half of its share at most.
+        /// Whatever is read, kept and given back: an owner keeps one body, or half as much as its share at most.
         #[test]
-        fn kept_bodies_leave_their_owner_half(
+        fn an_owner_keeps_no_more_than_half_of_a_share(
             steps in proptest::collection::vec((0_u8..4, 0_u64..3, 1_u64..8), 1..100),
         ) {
             let mut shares = shares(32);

@@ -226,6 +226,13 @@ impl ApiError {
         Self::unavailable("background_full", message).retry_after(pause)
     }
 
+    /// The client's background responses have as much of the memory of bodies as they may.
+    pub fn background_bodies_full(pause: Duration) -> Self {
+        let message = "The requests of this client's background responses take as much memory as they may. Run fewer at a \
+                       time, or raise api.max_total_body.";
+        Self::unavailable("router_overloaded", message).retry_after(pause)
+    }
+
     /// The tenant is at its limit of background runs.
     pub fn too_many_background(max: u64, pause: Duration) -> Self {
         let message = format!(

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::reader::{self, Reader};
 use super::run::{self, Job};
 use super::run_state::RunState;
-use super::runs::RunGuard;
+use super::runs::{NO_MEMORY, RunGuard};
 use super::stored_request::StoredRequest;
 use crate::http;
 use crate::openai::body_budget::Reservation;
@@ -28,6 +28,10 @@ use crate::store::record::{Content, InitialState, Retention};
 use crate::store::{
     self, FencingToken, IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status,
 };
+
+/// After which a client may ask again that keeps as much memory as it may. Its background responses have to end first,
+/// which takes longer than an answer that a client waits for.
+const MEMORY_PAUSE: Duration = Duration::from_secs(10);
 
 impl Responses {
     pub(in crate::responses) async fn create_in_background(
@@ -123,7 +127,10 @@ impl Responses {
             .background
             .admit(key, fence, RunState::new(create.stream, 0))
             .map_err(|refused| self.background.refusal_error(refused))?;
-        let memory = reserved.keep()?;
+        let memory = reserved.try_keep().ok_or_else(|| {
+            self.background.count_refusal(NO_MEMORY);
+            ApiError::background_bodies_full(MEMORY_PAUSE)
+        })?;
         let record = NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
             parent: prepared.history.chain.take(),

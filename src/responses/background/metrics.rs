@@ -11,7 +11,8 @@ metric_table! {
         pub(super) running: gauge "warmroute_background_running"
             "Background responses that this replica runs, including those that wait for a worker.",
         pub(super) refused: counters "warmroute_background_refused_total" ["reason"]
-            "Background responses that were not admitted, by reason; `no_memory`: one of a lost replica, or one that reads \
+            "Background responses that were not admitted, by reason; `no_memory`: a new one whose client's background \
+             responses have as much of `api.max_total_body` as they may, or one of a lost replica or one that reads \
              its conversation anew, which waits and counts once.",
         pub(super) orphans: counters "warmroute_background_orphans_total" ["action"]
             "Responses taken over from lost or stopping replicas, by action: rerun, continued (after the events that were \

@@ -224,10 +224,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         let is_whole = orphans.len() < ORPHANS_MAX;
         let now = observe::now();
         background.table.lock().on_orphans(now, &orphans, is_whole);
-        // None at all: the store may be away.
-        if is_whole && !orphans.is_empty() {
-            background.waiting_orphans.lock().on_scan(&orphans);
-        }
+        background.waiting_orphans.lock().on_scan(now, &orphans);
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
             taken += usize::from(take_over(&responses.latest(), orphan).await);
@@ -284,8 +281,11 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         (waiting.bytes(key), waiting.may_look(observe::now(), key))
     };
     let client = ClientKey::of_tenant(key.tenant);
-    let memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
-    let request = if memory.is_some() || may_look {
+    let mut memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
+    // Its owner may still run it, and the take-over would end that run. So there must be memory first, even for one
+    // that turns out to need none.
+    let is_lapsed = orphan.owner.is_some() && !is_unconfirmed;
+    let request = if memory.is_some() || (may_look && !(is_lapsed && known_bytes.is_some())) {
         read_request(responses, key).await
     } else {
         None
@@ -294,6 +294,14 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     if request.is_none() && !is_unconfirmed {
         return false;
     }
+    if is_lapsed && memory.is_none() {
+        let bytes = request.as_ref().map_or(0, |request| request.len() as u64);
+        memory = background.bodies.try_keep(client, bytes);
+        if memory.is_none() {
+            on_no_memory(background, key, bytes);
+            return false;
+        }
+    }
     // The lease may have run out meanwhile.
     let Some((by, _)) = may_take_over() else {
         return false;
@@ -301,6 +309,8 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let result = responses.store.take_over(orphan, by).await;
     background.table.lock().on_take_over(by, orphan, &result);
     let Ok(Takeover::Done(adopted)) = result else {
+        let mut waiting = background.waiting_orphans.lock();
+        waiting.on_not_taken_over(observe::now(), key);
         return false;
     };
     let fence = adopted.fence;
@@ -312,6 +322,18 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         hand_back(responses, key, fence).await;
     }
     is_running
+}
+
+/// There was no memory for the request of an orphan.
+fn on_no_memory(background: &Background, key: ResponseKey, bytes: u64) {
+    let is_first = {
+        let mut waiting = background.waiting_orphans.lock();
+        waiting.on_no_memory(observe::now(), key, bytes)
+    };
+    if is_first {
+        background.count_refusal(NO_MEMORY);
+    }
+    debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
 }
 
 /// Runs or ends what was taken over. False if it must be handed back. `memory`: for its request, if there is some
@@ -345,11 +367,7 @@ fn run_orphan(
         Some(background.bodies.keep_nothing(client))
     };
     let Some(kept) = kept else {
-        let mut waiting = background.waiting_orphans.lock();
-        if waiting.on_no_memory(observe::now(), key, bytes) {
-            background.count_refusal(NO_MEMORY);
-        }
-        debug!(response_id = %key.id, bytes, "no memory for an orphaned response; trying at the next scan");
+        on_no_memory(background, key, bytes);
         return false;
     };
     let (action, state) = match decision {

@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Orphan, ResponseKey};
 
+/// A scan finds a part of the orphans if there are many, or none while the store is away. What no scan has found for so
+/// long runs elsewhere or has ended.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+
 /// Several times what one scan takes over. Beyond it one is forgotten: its request is read once more, and it counts
 /// again.
 const ORPHANS_MAX: usize = 1_024;
@@ -22,8 +26,10 @@ pub(super) struct WaitingOrphans {
 struct WaitingOrphan {
     /// The size of its request.
     bytes: u64,
-    /// When it was last taken over, and handed back.
+    /// When it was last handed back, or could not be taken over.
     handed_back: Instant,
+    /// When a scan last found it.
+    found: Instant,
 }
 
 impl WaitingOrphans {
@@ -35,6 +41,7 @@ impl WaitingOrphans {
         let orphan = WaitingOrphan {
             bytes,
             handed_back: now,
+            found: now,
         };
         self.orphans.insert(key, orphan).is_none()
     }
@@ -51,15 +58,27 @@ impl WaitingOrphans {
             .is_none_or(|orphan| now.saturating_duration_since(orphan.handed_back) >= LOOK_AGAIN)
     }
 
+    /// The store did not let it be taken over, or did not answer.
+    pub(super) fn on_not_taken_over(&mut self, now: Instant, key: ResponseKey) {
+        if let Some(orphan) = self.orphans.get_mut(&key) {
+            orphan.handed_back = now;
+        }
+    }
+
     /// It runs here now.
     pub(super) fn on_taken_over(&mut self, key: ResponseKey) {
         self.orphans.remove(&key);
     }
 
-    /// A scan found these orphans, and there are no others.
-    pub(super) fn on_scan(&mut self, found: &[Orphan]) {
+    /// A scan found these orphans. There may be others.
+    pub(super) fn on_scan(&mut self, now: Instant, found: &[Orphan]) {
+        for Orphan { key, .. } in found {
+            if let Some(orphan) = self.orphans.get_mut(key) {
+                orphan.found = now;
+            }
+        }
         self.orphans
-            .retain(|key, _| found.iter().any(|orphan| orphan.key == *key));
+            .retain(|_, orphan| now.saturating_duration_since(orphan.found) < FORGET_AFTER);
     }
 }
 
@@ -88,12 +107,16 @@ mod tests {
         assert!(!waiting.may_look(now, key(1)) && waiting.may_look(later, key(1)));
         assert!(!waiting.on_no_memory(later, key(1), 7));
         assert!(!waiting.may_look(later, key(1)));
+        let later = later + LOOK_AGAIN;
+        assert!(waiting.may_look(later, key(1)));
+        waiting.on_not_taken_over(later, key(1));
+        assert!(!waiting.may_look(later, key(1)));
         waiting.on_taken_over(key(1));
         assert_eq!(waiting.bytes(key(1)), None);
     }
 
     #[test]
-    fn what_is_no_orphan_any_more_is_forgotten() {
+    fn what_no_scan_finds_any_more_is_forgotten_in_the_end() {
         let now = observe::now();
         let mut waiting = WaitingOrphans::default();
         for own in 0..ORPHANS_MAX as u128 + 5 {
@@ -105,8 +128,13 @@ mod tests {
             owner: None,
             fencing_number: 1,
         });
-        waiting.on_scan(&found);
+        let later = now + FORGET_AFTER / 2;
+        waiting.on_scan(later, &found);
+        assert_eq!(waiting.orphans.len(), ORPHANS_MAX);
+        waiting.on_scan(now + FORGET_AFTER, &[]);
         assert_eq!(waiting.bytes(key(9)), Some(7));
         assert_eq!(waiting.orphans.len(), 1);
+        waiting.on_scan(later + FORGET_AFTER, &[]);
+        assert!(waiting.orphans.is_empty());
     }
 }

@@ -87,11 +87,13 @@ async fn background_bodies_count_until_their_runs_have_ended() {
         running.push(create(&router, &body).await);
     }
     assert_eq!(used(&router).await, 4.0 * STEP);
-    // One client has half of the memory, and half of that for background responses.
-    assert_overloaded(&post(&router, &body).await);
-    let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
-    assert_eq!(refused, 1.0);
-    // The other half is for those that it waits for.
+    // One client has half of the memory, and half as much for background responses.
+    let answer = post(&router, &body).await;
+    let refused = (answer.status, answer.code(), answer.header("retry-after"));
+    assert_eq!(refused, (503, "router_overloaded".to_owned(), "10"));
+    let refusals = "warmroute_background_refused_total{reason=\"no_memory\"}";
+    assert_eq!(metric(&router, refusals).await, 1.0);
+    // Its share is for those that it waits for.
     let streamed = asking(LONG, json!({"stream": true})).to_string();
     let mut live = client::open(router.api, "POST", PATH, &[], streamed).await;
     live.until("output_text.delta").await;
@@ -150,7 +152,7 @@ async fn a_history_without_memory_is_refused_until_there_is_some() {
     assert_overloaded(&post(&router, &short).await);
     let refused = metric(&router, "warmroute_request_bodies_refused_total").await;
     let waited = metric(&router, "warmroute_request_bodies_waited_total").await;
-    assert_eq!((refused, waited), (1.0, 0.0));
+    assert_eq!((refused, waited), (1.0, 1.0));
     assert_eq!(cancel(&router, &running).await.status, 200);
     eventually("there is memory", async || used(&router).await == 0.0).await;
     // The refusal has left the conversation unlocked.
@@ -160,6 +162,16 @@ async fn a_history_without_memory_is_refused_until_there_is_some() {
 
 #[tokio::test]
 async fn an_orphan_without_memory_waits_for_it_and_runs() {
+    wait_and_run(None).await;
+}
+
+#[tokio::test]
+async fn an_orphan_without_memory_stays_with_its_owner_until_there_is_some() {
+    wait_and_run(Some(Owner(7))).await;
+}
+
+/// `lost`: the owner without a lease that has it. `None`: the replica itself, which does not know of it.
+async fn wait_and_run(lost: Option<Owner>) {
     let stub = endless().await;
     let redis = Server::start().await;
     let settings = redis::Settings {
@@ -175,14 +187,14 @@ async fn an_orphan_without_memory_waits_for_it_and_runs() {
     let running = create(&router, &asking(LONG, json!({"background": true}))).await;
     let own = client::get(router.admin, "/responses").await.json();
     let owner = own["responses"]["background"]["owner"].as_str().unwrap();
-    let owner = Owner(u64::from_str_radix(owner, 16).unwrap());
+    let owner = lost.unwrap_or(Owner(u64::from_str_radix(owner, 16).unwrap()));
     let registry = Registry::default();
     let store = Redis::open(&settings, &RetentionSettings::default(), 1, &registry).unwrap();
     let key = ResponseKey {
         tenant: Tenant::default(),
         id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
     };
-    // The replica does not know that it has this one. It is handed back, and taken over.
+    // What the replica does not know that it has is handed back, and taken over.
     let text = json!({"type": "input_text", "text": "x".repeat(2 * LONG)});
     let message = json!({"type": "message", "role": "user", "content": [text]});
     let request = json!({
@@ -227,6 +239,9 @@ async fn an_orphan_without_memory_waits_for_it_and_runs() {
     .await;
     assert_eq!(count("request").await, 1.0);
     assert_eq!(metric(&router, waits).await, 1.0);
+    if lost.is_some() {
+        assert_eq!(count("take_over").await, 0.0, "its owner may run it still");
+    }
     assert_eq!(used(&router).await, STEP);
     let status = async || store.get(key).await.unwrap().unwrap().status;
     assert_eq!(status().await, Status::Queued);
