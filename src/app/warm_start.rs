@@ -1,6 +1,7 @@
 //! The start of a replica that has others: what they know is taken over before this one says that it is ready, for as
 //! long as `peers.warm_start_timeout` allows.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::fleet::Snapshot;
+use crate::fleet::health::Health;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
@@ -147,10 +149,15 @@ impl Start {
         progress.had_ready_peer |= has_ready;
         let fleet = self.fleet.snapshot();
         progress.is_fleet_known = is_known(&fleet);
+        // An engine that is down may be gone for good, so nothing of it is waited for.
+        let down = fleet.workers.iter();
+        let down = down.filter(|status| status.health == Health::Down);
+        let down: BTreeSet<_> = down.map(|status| status.worker.id).collect();
         let followed = fleet.workers.iter();
-        let followed = followed.filter(|status| status.facts.base.is_some());
+        let followed =
+            followed.filter(|status| status.health != Health::Down && status.facts.base.is_some());
         let expected: usize = followed.map(|status| status.event_endpoints().len()).sum();
-        let (ranks, settled) = self.board.settled();
+        let (ranks, settled) = self.board.settled(|worker| !down.contains(&worker));
         // A rank that was just found has no subscriber yet.
         progress.ranks = ranks.max(expected);
         progress.settled_ranks = settled;

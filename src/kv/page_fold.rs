@@ -193,7 +193,12 @@ impl PageFold {
     /// Begins to give the memory of removed pages back, if most of it is unused, for the ranks that share it. No page
     /// may come or go before [`Self::shrink_next`] has returned false.
     pub fn begin_shrink(&self) -> Option<PageMove> {
-        self.pages.begin_move()
+        let page_move = self.pages.begin_move()?;
+        if let Some(memory) = &self.memory {
+            // Other ranks store while pages move, and both copies take memory.
+            memory.charge(self.pages.bytes() + page_move.bytes());
+        }
+        Some(page_move)
     }
 
     /// Gives memory back in slices of `pages` pages. Returns false when it is given back.

@@ -338,6 +338,7 @@ impl<T> EventStream<T> {
     pub fn on_live(&mut self, now: Instant, frame: SourceBatch<T>) -> Steps<T> {
         let mut steps = Steps::new();
         self.last_input_at = now;
+        let was_live = matches!(self.phase, Phase::Live);
         // A snapshot is of this connection's process and needs nothing before it.
         let begins_snapshot = frame.snapshot.is_some_and(|chunk| chunk.index == 0);
         match self.phase {
@@ -355,6 +356,10 @@ impl<T> EventStream<T> {
                 self.buffer_batch(frame)
             }
             Phase::Live | Phase::Verifying { .. } => self.apply_live(now, frame, &mut steps),
+        }
+        if !was_live && matches!(self.phase, Phase::Live) {
+            // The replay that was waited for may fail yet. A tree is not taken without another verification.
+            self.want_interrupted_peer_tree(&mut steps);
         }
         steps
     }

@@ -74,7 +74,7 @@ impl TreeGiver {
                 return;
             };
             let wait_for_turn = async {
-                // Others have their turns meanwhile.
+                // Other replicas have their turns meanwhile. What this one would ask for next waits, too.
                 self.wait_while_stale(&request).await;
                 self.turn.acquire().await
             };

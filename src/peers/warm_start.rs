@@ -15,7 +15,8 @@ pub struct Progress {
     pub had_ready_peer: bool,
     /// The workers and what they serve are known.
     pub is_fleet_known: bool,
-    /// Ranks whose KV events are followed, and those of which all is known that is to be known soon.
+    /// Ranks whose KV events are followed, and those of which all is known that is to be known soon. Neither has ranks
+    /// of workers that are down.
     pub ranks: usize,
     pub settled_ranks: usize,
     /// Predicted blocks were taken over, or no replica has any.

@@ -414,8 +414,8 @@ impl Relay {
 }
 
 /// Requests that wait for room at a worker and are no lines, as far as is known. `entering`: lines, some of which may
-/// wait. At a decode worker lines are rather among those that wait for a prefill worker: a line is sent only where
-/// there is room for it, so it does not wait where lines have to give way.
+/// wait. At a decode worker they are taken to be among those that wait for a prefill worker. A line that waits for the
+/// decode worker itself counts as another request: rather one line too many gives way.
 fn people_in_line(promise: Promise, entering: u32) -> u32 {
     let people = promise.waiting.requests.saturating_sub(entering);
     people.min(promise.in_line)

@@ -434,6 +434,34 @@ fn pages_that_are_removed_give_their_memory_back_and_those_that_stay_go_on_as_be
     assert_eq!(fold.memory_bytes(), 0);
 }
 
+#[test]
+fn both_copies_of_pages_that_move_are_charged_until_they_have_moved() {
+    let registry = Registry::default();
+    let max_index_memory = 64 << 20;
+    let indexes = PrefixIndexes::new(Settings { max_index_memory }, &registry);
+    let fold = PageFold::for_pages(1).unwrap();
+    let mut fold = fold.with_memory(indexes.page_memory());
+    let are_charged = |bytes: usize| {
+        let line = format!("warmroute_kv_index_bytes {bytes}\n");
+        registry.text().contains(&line)
+    };
+    fold.store(&chain(0, 0..20_000), Tier::Gpu).unwrap();
+    let removed = Removed {
+        hashes: chain(0, 100..20_000).hashes,
+        ..Removed::default()
+    };
+    fold.remove(&removed, Tier::Gpu).unwrap();
+    assert!(are_charged(fold.memory_bytes()));
+    let mut page_move = fold.begin_shrink().unwrap();
+    assert!(page_move.bytes() >= 20_000 * size_of::<PageNumber>());
+    let both = fold.memory_bytes() + page_move.bytes();
+    while fold.shrink_next(&mut page_move, 1_000) {
+        assert!(are_charged(both));
+    }
+    assert!(fold.memory_bytes() < both);
+    assert!(are_charged(fold.memory_bytes()));
+}
+
 /// Pages that are stored nowhere stay for those after them, in another tier.
 #[test]
 fn pages_that_were_only_kept_for_a_forgotten_one_go_with_it() {

@@ -91,7 +91,7 @@ impl<T> EventStream<T> {
                 }
             }
             Phase::Live => self.want_interrupted_peer_tree(&mut steps),
-            // The end of the replay asks again, also if a live batch comes before it and ends the verification.
+            // The end of the replay asks again, or a live batch that ends the verification before it.
             Phase::Disconnected { .. } | Phase::InitialReplay { .. } | Phase::Verifying { .. } => {}
         }
         steps

@@ -113,9 +113,7 @@ impl<T> EventStream<T> {
         let response = std::mem::take(&mut self.response);
         let has_more = response.is_same_process && self.last != response.last_at_request;
         match self.phase {
-            Phase::Disconnected { .. } | Phase::AwaitingPeerTree { .. } => {}
-            // A live batch has ended the verification after a silence.
-            Phase::Live => self.want_interrupted_peer_tree(&mut steps),
+            Phase::Disconnected { .. } | Phase::AwaitingPeerTree { .. } | Phase::Live => {}
             // An earlier replay broke off, and this one does not connect to it.
             Phase::InitialReplay { .. } if self.last.is_some() && !response.is_same_process => {
                 self.resync(now, ResyncReason::Unverified, MAX_ATTEMPTS, &mut steps);

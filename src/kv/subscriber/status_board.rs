@@ -224,11 +224,18 @@ impl StatusBoard {
         (report.status.state == State::Stale { since }.as_str()).then_some(since)
     }
 
-    /// How many ranks have a subscriber, and of how many all is known that is to be known soon.
-    pub fn settled(&self) -> (usize, usize) {
-        let ranks = self.all();
-        let is_settled = |rank: &&Arc<RankEntry>| rank.is_settled.load(Relaxed);
-        (ranks.len(), ranks.iter().filter(is_settled).count())
+    /// How many ranks of the `wanted` workers have a subscriber, and of how many all is known that is to be known
+    /// soon.
+    pub fn settled(&self, wanted: impl Fn(WorkerId) -> bool) -> (usize, usize) {
+        let (mut ranks, mut settled) = (0, 0);
+        for shard in &self.shards {
+            for (_, entries) in shard.load().iter().filter(|(worker, _)| wanted(**worker)) {
+                ranks += entries.len();
+                let is_settled = |rank: &&Arc<RankEntry>| rank.is_settled.load(Relaxed);
+                settled += entries.iter().filter(is_settled).count();
+            }
+        }
+        (ranks, settled)
     }
 
     /// Whether the tree of some rank is partial: used by routing, but not known to be complete.

@@ -685,6 +685,19 @@ fn a_block_after_an_unknown_one_is_left_out_and_the_rest_is_partial() {
 }
 
 #[test]
+fn a_rank_whose_first_replay_broke_off_is_not_settled_and_does_not_count_where_it_is_not_wanted() {
+    on_stage(true, async |stage| {
+        let settled = |is_wanted: bool| stage.board.settled(|worker| is_wanted && worker == WORKER);
+        stage.say([connected()]).await;
+        assert_eq!((settled(true), settled(false)), ((1, 0), (0, 0)));
+        stage.say([lost()]).await;
+        assert_eq!((settled(true), settled(false)), ((1, 0), (0, 0)));
+        stage.join_late().await;
+        assert_eq!((settled(true), settled(false)), ((1, 1), (0, 0)));
+    });
+}
+
+#[test]
 fn nothing_is_left_of_a_subscriber_that_ended() {
     let mut left = None;
     let passed = &mut left;

@@ -175,13 +175,17 @@ async fn a_tree_that_this_replica_verifies_soon_is_given_then() {
 
 #[tokio::test]
 async fn a_tree_that_is_not_verified_in_time_is_refused_as_cold() {
-    let giver = giver(Duration::ZERO);
+    let max_stale = Duration::from_millis(50);
+    let giver = giver(max_stale);
     let (say, events) = mpsc::unbounded_channel();
     let test = async {
-        lose_engine(&giver, &say).await;
+        // Connected first, so that the request comes before the time is over.
         let (_giving, _asking, mut link) = served(&giver).await;
+        lose_engine(&giver, &say).await;
+        let since = giver.board.stale_since(worker(&giver).id, 0).unwrap();
         ask(&giver, &link).await;
         assert_eq!(answer(&mut link).await.refusal, "cold");
+        assert!(observe::now() >= since + max_stale, "it was waited for");
     };
     tokio::select! {
         () = follow(&giver, events) => unreachable!("it never ends"),

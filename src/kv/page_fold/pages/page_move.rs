@@ -16,6 +16,13 @@ pub struct PageMove {
     linked: usize,
 }
 
+impl PageMove {
+    /// What it takes beside the pages as they were.
+    pub(in crate::kv::page_fold) fn bytes(&self) -> usize {
+        self.moved.bytes() + self.numbers.capacity() * size_of::<PageNumber>()
+    }
+}
+
 impl Pages {
     /// Begins to give memory back, if most of it is unused. At least three times as many pages were removed before as
     /// move, so the slices together take no longer than the removals did.

@@ -173,27 +173,53 @@ fn after_a_lost_connection_a_tree_that_no_replica_has_is_asked_for_no_third_time
 }
 
 #[test]
-fn a_tree_is_asked_for_again_though_a_live_batch_comes_before_the_end_of_the_replay() {
+fn a_live_batch_that_ends_the_verification_asks_for_a_tree_again_whatever_the_replay_does() {
+    for does_fail in [false, true] {
+        let mut play = Play::with_peers();
+        play.connect(None);
+        play.response(0, 5..=9);
+        play.lose();
+        play.connect(None);
+        play.response(0, 9..=9);
+        assert_eq!(play.tree_requests, 1, "it may still come");
+        // The engine is silent, and asked for its last batch, when it is known that no replica has a tree.
+        play.wait();
+        play.no_tree();
+        assert_eq!(play.tree_requests, 1);
+        play.say(0, [10]);
+        assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+        assert!(!play.stream.is_settled());
+        if does_fail {
+            play.fail();
+        } else {
+            play.response(0, 9..=10);
+        }
+        assert_eq!((play.state(), play.tree_requests), ("partial", 2));
+        play.no_tree();
+        assert!(play.stream.is_settled());
+        play.wait();
+        play.say(0, [11]);
+        play.response(0, 10..=11);
+        assert_eq!(play.tree_requests, 2, "not a third time");
+    }
+}
+
+#[test]
+fn a_tree_that_comes_after_a_live_batch_has_ended_the_verification_is_verified_by_itself() {
     let mut play = Play::with_peers();
     play.connect(None);
     play.response(0, 5..=9);
     play.lose();
     play.connect(None);
     play.response(0, 9..=9);
-    assert_eq!(play.tree_requests, 1, "it may still come");
-    // The engine is silent, and asked for its last batch, when it is known that no replica has a tree.
     play.wait();
     play.no_tree();
     play.say(0, [10]);
-    assert_eq!((play.state(), play.tree_requests), ("partial", 1));
-    play.response(0, 9..=10);
-    assert_eq!((play.state(), play.tree_requests), ("partial", 2));
-    play.no_tree();
-    assert!(play.stream.is_settled());
-    play.wait();
-    play.say(0, [11]);
-    play.response(0, 10..=11);
-    assert_eq!(play.tree_requests, 2, "not a third time");
+    assert_eq!(play.tree(&tree(0, 8)), Ok(()));
+    assert_eq!((play.state(), play.asked.last()), ("stale", Some(&8)));
+    play.response(0, 8..=10);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![9, 10]));
+    assert!(play.resets.is_empty() && play.stream.is_settled());
 }
 
 #[test]
