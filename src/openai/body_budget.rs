@@ -228,7 +228,8 @@ impl BodyBudget {
             bytes: 0,
             is_owned: false,
             has_waited: false,
-            lacking: Lacking::Refused,
+            waits: 0,
+            lacking: None,
         };
         if announced > SMALL_BYTES {
             let ask = reservation.ask(Stage::New, announced, announced);
@@ -320,18 +321,14 @@ pub(crate) struct Reservation<'a> {
     is_owned: bool,
     /// It counts once, however often it waits for more.
     has_waited: bool,
-    lacking: Lacking,
+    /// How often it may still wait for what its body refers to, since it can read that again.
+    waits: u32,
+    /// It waits for so many bytes in all next.
+    lacking: Option<u64>,
 }
 
-/// What becomes of a request that has no memory for what its body refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lacking {
-    Refused,
-    /// It can read that again, so it waits once.
-    MayWait,
-    /// It waits for so many bytes in all next.
-    Bytes(u64),
-}
+/// A body refers to a history, and to items beside it.
+const WAITS_MAX: u32 = 2;
 
 impl Reservation<'_> {
     /// Makes it large enough for a body of this size. True if that had to be waited for.
@@ -365,8 +362,9 @@ impl Reservation<'_> {
             return Ok(());
         };
         if !self.budget.memory.shares.lock().try_now(&ask) {
-            if self.lacking == Lacking::MayWait {
-                self.lacking = Lacking::Bytes(total);
+            if self.waits > 0 {
+                self.waits -= 1;
+                self.lacking = Some(total);
                 return Err(ApiError::bodies_full());
             }
             return Err(self.budget.refuse());
@@ -379,17 +377,16 @@ impl Reservation<'_> {
     /// others is still refused.
     pub(crate) fn let_wait(&mut self) {
         if self.claim.relay.is_some() {
-            self.lacking = Lacking::MayWait;
+            self.waits = WAITS_MAX;
         }
     }
 
     /// Waits for what the body and all that it refers to lacked, in the body's place. What it refers to must have been
     /// dropped and unlocked. False if it lacked nothing.
     pub(crate) async fn wait_for_lacking(&mut self) -> Result<bool, ApiError> {
-        let Lacking::Bytes(bytes) = self.lacking else {
+        let Some(bytes) = self.lacking.take() else {
             return Ok(false);
         };
-        self.lacking = Lacking::Refused;
         self.wait_for(bytes).await?;
         Ok(true)
     }
@@ -673,13 +670,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_can_read_its_history_again_waits_for_memory_once() {
+    async fn a_request_that_can_read_its_history_again_waits_for_memory_a_few_times() {
         let rig = Rig::new(MIB, Duration::from_secs(60));
         let mut body = rig.read(1, 2_000).await.unwrap();
         // Without a relay it comes after all others.
         body.let_wait();
-        assert_eq!(body.lacking, Lacking::Refused);
-        body.lacking = Lacking::MayWait;
+        assert_eq!(body.waits, 0);
+        body.waits = 1;
         assert!(!body.wait_for_lacking().await.unwrap());
         let other = rig.read(2, 600 << 10).await.unwrap();
         assert!(body.grow_beyond_body(600 << 10).is_err());

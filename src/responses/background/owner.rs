@@ -276,15 +276,16 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         return false;
     };
     // Where there was none before, there must be memory before the request is read again.
-    let (known_bytes, may_look) = {
-        let waiting = background.waiting_orphans.lock();
-        (waiting.bytes(key), waiting.may_look(observe::now(), key))
+    let (known_bytes, may_look, is_lost) = {
+        let (now, waiting) = (observe::now(), background.waiting_orphans.lock());
+        let (may_look, is_lost) = (waiting.may_look(now, key), waiting.is_lost(now, key));
+        (waiting.bytes(key), may_look, is_lost)
     };
     let client = ClientKey::of_tenant(key.tenant);
     let mut memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
     // Its owner may still run it, and the take-over would end that run. So there must be memory first, even for one
-    // that turns out to need none.
-    let is_lapsed = orphan.owner.is_some() && !is_unconfirmed;
+    // that turns out to need none, as one that only has to end as failed: that waits until it is surely lost.
+    let is_lapsed = orphan.owner.is_some() && !is_unconfirmed && !is_lost;
     let request = if memory.is_some() || (may_look && !(is_lapsed && known_bytes.is_some())) {
         read_request(responses, key).await
     } else {

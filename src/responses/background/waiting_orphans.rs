@@ -26,6 +26,8 @@ pub(super) struct WaitingOrphans {
 struct WaitingOrphan {
     /// The size of its request.
     bytes: u64,
+    /// When there was no memory for it the first time.
+    since: Instant,
     /// When it was last handed back, or could not be taken over.
     handed_back: Instant,
     /// When a scan last found it.
@@ -38,8 +40,10 @@ impl WaitingOrphans {
         if self.orphans.len() >= ORPHANS_MAX && !self.orphans.contains_key(&key) {
             self.orphans.pop_first();
         }
+        let before = self.orphans.get(&key);
         let orphan = WaitingOrphan {
             bytes,
+            since: before.map_or(now, |before| before.since),
             handed_back: now,
             found: now,
         };
@@ -56,6 +60,12 @@ impl WaitingOrphans {
         self.orphans
             .get(&key)
             .is_none_or(|orphan| now.saturating_duration_since(orphan.handed_back) >= LOOK_AGAIN)
+    }
+
+    /// Whether there has been no memory for it for so long that its owner would have renewed its lease if it still ran it.
+    pub(super) fn is_lost(&self, now: Instant, key: ResponseKey) -> bool {
+        let orphan = self.orphans.get(&key);
+        orphan.is_some_and(|orphan| now.saturating_duration_since(orphan.since) >= LOOK_AGAIN)
     }
 
     /// The store did not let it be taken over, or did not answer.
@@ -105,8 +115,10 @@ mod tests {
         assert_eq!(waiting.bytes(key(1)), Some(7));
         let later = now + LOOK_AGAIN;
         assert!(!waiting.may_look(now, key(1)) && waiting.may_look(later, key(1)));
+        assert!(!waiting.is_lost(now, key(1)) && waiting.is_lost(later, key(1)));
         assert!(!waiting.on_no_memory(later, key(1), 7));
         assert!(!waiting.may_look(later, key(1)));
+        assert!(waiting.is_lost(later, key(1)));
         let later = later + LOOK_AGAIN;
         assert!(waiting.may_look(later, key(1)));
         waiting.on_not_taken_over(later, key(1));
