@@ -36,6 +36,28 @@ pub struct Request {
     pub has_lost_target: bool,
 }
 
+#[cfg(test)]
+impl Request {
+    /// That enters now, without a target, with so many tokens to compute.
+    pub fn for_tests(now: Instant, tokens: u64) -> Self {
+        Self {
+            priority: 0,
+            client: ClientKey(1),
+            tokens,
+            compute: Duration::ZERO,
+            bytes: 10,
+            client_bytes: 10,
+            received: now,
+            entered: now,
+            ttft_target: None,
+            is_background: false,
+            deadline: now + Duration::from_secs(600),
+            has_room: false,
+            has_lost_target: false,
+        }
+    }
+}
+
 /// A request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub u64);

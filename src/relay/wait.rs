@@ -416,7 +416,7 @@ mod tests {
     use crate::fleet::load::LoadShare;
     use crate::fleet::registry::tests::{bring_up, facts, member, registry};
     use crate::fleet::{Member, Role};
-    use crate::ids::{ClientKey, WorkerId};
+    use crate::ids::WorkerId;
 
     /// The queue of a model as it was found before a worker came up that serves another model, too, in whose queue the
     /// requests for both wait from then on.
@@ -437,21 +437,7 @@ mod tests {
             workers: 1,
             ..Room::default()
         };
-        let request = Request {
-            priority: 0,
-            client: ClientKey(1),
-            tokens: 10,
-            compute: Duration::ZERO,
-            bytes: 10,
-            client_bytes: 10,
-            received: now,
-            entered: now,
-            ttft_target: None,
-            is_background: false,
-            deadline: now + Duration::from_secs(600),
-            has_room: false,
-            has_lost_target: false,
-        };
+        let request = Request::for_tests(now, 10);
         let entered = queues.enter(queue, now, room, request, model, &mut None);
         entered.map(Result::unwrap)
     }

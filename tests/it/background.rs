@@ -398,6 +398,35 @@ async fn a_stream_whose_record_is_unreadable_ends() {
     assert!(is_whole && rest.contains("event: error\n"), "{rest}");
 }
 
+/// Stores a background response with this request that its owner does not know of.
+async fn store_running(store: &Redis, owner: Owner, request: String, streams: bool) -> ResponseKey {
+    let key = ResponseKey {
+        tenant: Tenant::default(),
+        id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+    };
+    let record = NewRecord {
+        token: IdempotencyToken(fastrand::u64(..)),
+        parent: None,
+        hint: RoutingHint {
+            model: "sim".into(),
+            worker: None,
+        },
+        input: "[]".into(),
+        content: Content {
+            response: "{\"object\":\"response\"}".into(),
+            output: "[]".into(),
+        },
+        initial: InitialState::Background {
+            fence: FencingToken::first(owner),
+            retention: Retention::Stored,
+            streams,
+            request: request.into(),
+        },
+    };
+    store.create(key, record).await.unwrap();
+    key
+}
+
 #[tokio::test]
 async fn a_stored_run_that_no_router_runs_is_ended() {
     let pair = Pair::with(fast(), short_lease).await;
@@ -421,30 +450,7 @@ async fn a_stored_run_that_no_router_runs_is_ended() {
         "is_portable": true, "client": {"model": 7}, "input": [],
     });
     for request in ["{}".to_owned(), odd.to_string()] {
-        let key = ResponseKey {
-            tenant: Tenant::default(),
-            id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
-        };
-        let record = NewRecord {
-            token: IdempotencyToken(fastrand::u64(..)),
-            parent: None,
-            hint: RoutingHint {
-                model: "sim".into(),
-                worker: None,
-            },
-            input: "[]".into(),
-            content: Content {
-                response: "{\"object\":\"response\"}".into(),
-                output: "[]".into(),
-            },
-            initial: InitialState::Background {
-                fence: FencingToken::first(owner),
-                retention: Retention::Stored,
-                streams: true,
-                request: request.into(),
-            },
-        };
-        store.create(key, record).await.unwrap();
+        let key = store_running(&store, owner, request, true).await;
         eventually("it has failed", async || {
             let found = store.get(key).await.unwrap();
             found.unwrap().status == Status::Failed

@@ -41,21 +41,7 @@ impl Rig {
     }
 
     fn request(&self) -> Request {
-        Request {
-            priority: 0,
-            client: ClientKey(1),
-            tokens: 1_000,
-            compute: Duration::ZERO,
-            bytes: 10,
-            client_bytes: 10,
-            received: self.now,
-            entered: self.now,
-            ttft_target: None,
-            is_background: false,
-            deadline: self.now + Duration::from_secs(600),
-            has_room: false,
-            has_lost_target: false,
-        }
+        Request::for_tests(self.now, 1_000)
     }
 
     fn enter(&mut self, change: impl FnOnce(&mut Request)) -> Result<u64, &'static str> {

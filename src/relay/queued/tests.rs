@@ -16,7 +16,6 @@ use crate::fleet::registry::Registry;
 use crate::fleet::registry::tests::{bring_up, member, registry};
 use crate::fleet::{Member, Role, Worker};
 use crate::http::drain::Tasks;
-use crate::ids::ClientKey;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::StatusBoard;
@@ -307,21 +306,7 @@ fn wait_in_line(
     let settings = relay.queue.clone().unwrap();
     let failed = FailedWorkers::default();
     let now = observe::now();
-    let request = Request {
-        priority: 0,
-        client: ClientKey(1),
-        tokens: 10,
-        compute: Duration::ZERO,
-        bytes: 10,
-        client_bytes: 10,
-        received: now,
-        entered: now,
-        ttft_target: None,
-        is_background: false,
-        deadline: now + Duration::from_secs(600),
-        has_room: false,
-        has_lost_target: false,
-    };
+    let request = Request::for_tests(now, 10);
     let mut waiting: Vec<Pin<Box<dyn Future<Output = bool>>>> = Vec::new();
     for _ in 0..requests {
         let chosen = relay.choose_behind(&plan, &failed, None).unwrap();

@@ -301,7 +301,7 @@ mod tests {
     use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::ids::{ClientKey, Model, WorkerIndex};
+    use crate::ids::{Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
@@ -324,24 +324,6 @@ mod tests {
             group: group.clone(),
             chosen,
             promises: chosen::promises(10, group, &chosen),
-        }
-    }
-
-    fn request(now: Instant, tokens: u64) -> Request {
-        Request {
-            priority: 0,
-            client: ClientKey(1),
-            tokens,
-            compute: Duration::ZERO,
-            bytes: 10,
-            client_bytes: 10,
-            received: now,
-            entered: now,
-            ttft_target: None,
-            is_background: false,
-            deadline: now + Duration::from_secs(600),
-            has_room: false,
-            has_lost_target: false,
         }
     }
 
@@ -401,7 +383,7 @@ mod tests {
                 ..Room::default()
             };
             // Its tokens are its number.
-            let request = request(self.now, self.waiting.len() as u64);
+            let request = Request::for_tests(self.now, self.waiting.len() as u64);
             let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
             let entered = self
                 .queue
@@ -453,7 +435,7 @@ mod tests {
         // The target is over before the worker comes.
         let request = Request {
             ttft_target: Some(Duration::from_nanos(1)),
-            ..request(now, 10)
+            ..Request::for_tests(now, 10)
         };
         let mut waiting = pin!(queues.wait(&settings, &model, request, None));
         let mut poll = || {
@@ -480,7 +462,7 @@ mod tests {
         let (now, model) = (observe::now(), Model::from("m"));
         let request = Request {
             ttft_target: Some(Duration::from_secs(30)),
-            ..request(now, 10)
+            ..Request::for_tests(now, 10)
         };
         let mut waiting = pin!(queues.wait(&settings, &model, request, None));
         let mut poll = || {
@@ -506,7 +488,7 @@ mod tests {
     fn a_request_that_moves_while_the_router_drains_is_sent_at_once() {
         let (queues, settings) = without_workers();
         let (now, model) = (observe::now(), Model::from("m"));
-        let mut waiting = pin!(queues.wait(&settings, &model, request(now, 10), None));
+        let mut waiting = pin!(queues.wait(&settings, &model, Request::for_tests(now, 10), None));
         let mut poll = || {
             let mut context = Context::from_waker(Waker::noop());
             waiting.as_mut().poll(&mut context)

@@ -545,7 +545,6 @@ impl Gone {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::ClientKey;
     use crate::observe;
 
     #[test]
@@ -560,19 +559,8 @@ mod tests {
             ..Room::default()
         };
         let request = Request {
-            priority: 0,
-            client: ClientKey(1),
-            tokens: 10,
-            compute: Duration::ZERO,
-            bytes: 10,
-            client_bytes: 10,
-            received: now,
-            entered: now,
-            ttft_target: None,
-            is_background: false,
             deadline: now + Duration::from_secs(60),
-            has_room: false,
-            has_lost_target: false,
+            ..Request::for_tests(now, 10)
         };
         let enter = |model: &str| {
             let model = Model::from(model);

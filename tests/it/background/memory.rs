@@ -5,16 +5,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::ResponsesApi;
-use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
-use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
-use warmroute::store::{
-    FencingToken, IdempotencyToken, NewRecord, Owner, ResponseKey, Responses, RetentionSettings,
-    RoutingHint, Status,
-};
+use warmroute::store::{Owner, Responses, RetentionSettings, Status};
 
-use super::{PATH, cancel, create, short_lease};
+use super::{PATH, cancel, create, short_lease, store_running};
 use crate::client::{self, Answer};
 use crate::cluster::{Router, eventually};
 use crate::redis_server::Server;
@@ -190,10 +185,6 @@ async fn wait_and_run(lost: Option<Owner>) {
     let owner = lost.unwrap_or(Owner(u64::from_str_radix(owner, 16).unwrap()));
     let registry = Registry::default();
     let store = Redis::open(&settings, &RetentionSettings::default(), 1, &registry).unwrap();
-    let key = ResponseKey {
-        tenant: Tenant::default(),
-        id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
-    };
     // What the replica does not know that it has is handed back, and taken over.
     let text = json!({"type": "input_text", "text": "x".repeat(2 * LONG)});
     let message = json!({"type": "message", "role": "user", "content": [text]});
@@ -201,26 +192,7 @@ async fn wait_and_run(lost: Option<Owner>) {
         "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
         "is_portable": true, "client": {"model": "sim", "background": true}, "input": [message],
     });
-    let record = NewRecord {
-        token: IdempotencyToken(fastrand::u64(..)),
-        parent: None,
-        hint: RoutingHint {
-            model: "sim".into(),
-            worker: None,
-        },
-        input: "[]".into(),
-        content: Content {
-            response: "{\"object\":\"response\"}".into(),
-            output: "[]".into(),
-        },
-        initial: InitialState::Background {
-            fence: FencingToken::first(owner),
-            retention: Retention::Stored,
-            streams: false,
-            request: request.to_string().into(),
-        },
-    };
-    store.create(key, record).await.unwrap();
+    let key = store_running(&store, owner, request.to_string(), false).await;
     let waits = "warmroute_background_refused_total{reason=\"no_memory\"}";
     eventually("it waits", async || metric(&router, waits).await > 0.0).await;
     // Its request is read once, and it counts once, however often it is found.
