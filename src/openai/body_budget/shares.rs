@@ -120,14 +120,15 @@ impl<T> Shares<T> {
     /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more. One that
     /// is kept does not wait for bytes of another owner that may never come.
     pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
-        let bytes = self.bytes_of(ask.owner);
+        let bytes = self.bytes_before_others(&ask.place, ask.owner);
         let passes = |place: &Place, owner: ClientKey| {
             let is_only_announced = place.stage == Stage::New && owner != ask.owner;
             ask.place.stage == Stage::Kept && is_only_announced
         };
         let mut before = self.heads.range(..(ask.place, ask.owner));
-        let is_next =
-            before.all(|(place, owner)| passes(place, *owner) || bytes < self.bytes_of(*owner));
+        let is_next = before.all(|(place, owner)| {
+            passes(place, *owner) || bytes < self.bytes_before_others(place, *owner)
+        });
         is_next && self.grant(ask)
     }
 
@@ -255,7 +256,7 @@ impl<T> Shares<T> {
             else {
                 break;
             };
-            let bytes = self.bytes_of(owner);
+            let bytes = self.bytes_before_others(&place, owner);
             let waiting = &self.owners[&owner].waiting;
             let ask = waiting.get(&place).map(|(ask, _)| *ask);
             if bytes < least
@@ -336,6 +337,15 @@ impl<T> Shares<T> {
         self.owners
             .get(&owner)
             .map_or(0, |owner| owner.bytes - owner.kept)
+    }
+
+    /// Bytes for which a waiting body of this owner stands behind owners that have less. What an owner keeps does not
+    /// count against those of its bodies whose clients wait.
+    fn bytes_before_others(&self, place: &Place, owner: ClientKey) -> u64 {
+        match place.stage {
+            Stage::Kept => self.bytes_of(owner),
+            Stage::Growing | Stage::Beginning | Stage::New => self.live_bytes_of(owner),
+        }
     }
 
     fn remove(&mut self, place: Place, key: ClientKey) -> Option<(Ask, T)> {
@@ -505,6 +515,22 @@ mod tests {
         assert!(shares.enter(new, 2).is_empty());
         assert!(!shares.try_keep(&to_keep(2, 1)));
         assert!(shares.try_keep(&to_keep(4, 1)));
+    }
+
+    #[test]
+    fn what_an_owner_keeps_costs_its_other_bodies_no_turn() {
+        let mut shares = shares(32);
+        assert!(shares.try_keep(&to_keep(1, 8)));
+        assert!(shares.try_now(&ask(1, 2, 4, false)));
+        assert!(shares.try_now(&ask(2, 3, 8, false)));
+        assert!(shares.try_now(&ask(6, 3, 2, false)));
+        // The second owner has 4 bytes of clients that wait, the first none.
+        assert!(shares.enter(ask(3, 2, 5, false), 3).is_empty());
+        assert!(shares.try_now(&ask(4, 1, 1, false)));
+        shares.give_back(ClientKey(1), 1);
+        assert!(shares.enter(ask(5, 1, 6, false), 5).is_empty());
+        shares.give_back(ClientKey(3), 2);
+        assert_eq!(shares.settle(), [(5, true)]);
     }
 
     #[test]
