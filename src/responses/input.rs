@@ -84,13 +84,15 @@ impl NewInput {
             });
             return Ok(new_input);
         }
-        let items = known_json::objects(input).ok_or_else(|| wrong_items(input, param))?;
+        let wrong = || ApiError::wrong_type(param, "a string or a list of items");
+        let items = known_json::objects(input).ok_or_else(wrong)?;
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
         // The place of the last summary of a compacted conversation.
         let mut compaction = None;
-        for (index, members) in items.into_iter().enumerate() {
+        for (index, members) in items.enumerate() {
             let path = || format!("{param}[{index}]");
+            let members = members.ok_or_else(|| ApiError::wrong_type(&path(), "an object"))?;
             let mut item = Item::of(members, &path)?;
             if let Some(id) = item.id().filter(|id| owner(id).is_some()) {
                 new_input.earlier.insert(id.into_owned());
@@ -174,13 +176,7 @@ pub(super) fn first_of(lists: &[Bytes], ids: &HashSet<String>) -> Option<String>
 
 /// The ids in the `item_reference`s of an input.
 pub(super) fn references(input: Option<&str>) -> HashSet<String> {
-    // A string has none.
-    let Some(input) = input.filter(|raw| raw.starts_with('[')) else {
-        return HashSet::new();
-    };
-    let items = members::list(input).unwrap_or_default();
-    let found = items.into_iter().filter_map(|raw| {
-        let item = Members::parse(raw).ok()?;
+    let found = known_json::each_object(input).filter_map(|item| {
         let is_reference = match item.text("type") {
             Some(name) => name == "item_reference",
             None => item.get("role").is_none(),
@@ -202,16 +198,6 @@ pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referen
         if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
             found.insert(id.into_owned(), raw.to_owned());
         }
-    }
-}
-
-/// The error for an input that is not a list of objects.
-fn wrong_items(input: &str, param: &str) -> ApiError {
-    let items = members::list(input);
-    let wrong = items.and_then(|items| items.iter().position(|item| !item.starts_with('{')));
-    match wrong {
-        Some(index) => ApiError::wrong_type(&format!("{param}[{index}]"), "an object"),
-        None => ApiError::wrong_type(param, "a string or a list of items"),
     }
 }
 

@@ -208,6 +208,7 @@ pub(super) fn joined_text<'a>(content: &'a str, separator: &str) -> Option<Cow<'
     }
     let mut joined: Option<Cow<'a, str>> = None;
     for part in known_json::objects(content)? {
+        let part = part?;
         let text = part.get("text").or_else(|| part.get("refusal"));
         let Some(text) = text.and_then(members::escaped) else {
             continue;

@@ -12,6 +12,7 @@ use super::settings::{ChatSettings, InvalidArguments};
 use crate::relay::NotConvertible;
 use crate::responses::allowed_tools::qualified;
 use crate::responses::item::joined_text;
+use crate::responses::known_json;
 use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Between system texts, and between texts of the assistant that were separate messages.
@@ -40,12 +41,9 @@ pub(super) fn write(
     if input.starts_with('"') {
         messages.message("user", input, "input")?;
     } else {
-        let items = members::objects(input);
-        let items = items.ok_or_else(|| NotConvertible::new("input", "is no list of items"))?;
-        continues = items.last().is_some_and(is_unfinished);
-        messages.pair_outputs(&items);
-        for (index, item) in items.iter().enumerate() {
-            messages.item(index, item)?;
+        continues = messages.pair_outputs(input)?;
+        for (index, item) in known_json::each_object(Some(input)).enumerate() {
+            messages.item(index, &item)?;
         }
     }
     let replaced_arguments = messages.replaced_arguments;
@@ -104,10 +102,15 @@ impl<'a> Messages<'a> {
     }
 
     /// An output belongs to the first call before it with its id that has none yet: engines may give the same id in
-    /// every turn.
-    fn pair_outputs(&mut self, items: &[Members<'a>]) {
+    /// every turn. Returns whether the last item is to be continued.
+    fn pair_outputs(&mut self, input: &'a str) -> Result<bool, NotConvertible> {
+        let no_items = || NotConvertible::new("input", "is no list of items");
         let mut open: FxHashMap<String, VecDeque<usize>> = FxHashMap::default();
-        for (index, item) in items.iter().enumerate() {
+        let mut continues = false;
+        let items = known_json::objects(input).ok_or_else(no_items)?;
+        for (index, item) in items.enumerate() {
+            let item = item.ok_or_else(no_items)?;
+            continues = is_unfinished(&item);
             let id = || item.text("call_id").unwrap_or_default();
             match item.text("type").as_deref() {
                 Some("function_call" | "custom_tool_call") => {
@@ -124,6 +127,7 @@ impl<'a> Messages<'a> {
                 _ => {}
             }
         }
+        Ok(continues)
     }
 
     fn item(&mut self, index: usize, item: &Members<'a>) -> Result<(), NotConvertible> {

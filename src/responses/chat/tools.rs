@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::allowed_tools::{AllowedTools, qualified};
+use crate::responses::known_json;
 use crate::responses::member_table::ALLOWED_TOOLS;
 use crate::responses::members::{self, Members, put, put_comma, put_string, put_text, quoted};
 
@@ -23,9 +24,8 @@ pub(super) fn chat_tools(
     unsupported: UnsupportedTools,
     loss: ToolLoss,
 ) -> Result<Option<String>, NotConvertible> {
-    let tools = tools.and_then(members::objects).unwrap_or_default();
     let mut out = vec![b'['];
-    for (index, tool) in tools.iter().enumerate() {
+    for (index, tool) in known_json::each_object(tools).enumerate() {
         let kind = tool.text("type").unwrap_or_default();
         let refused = |why: &str| {
             let why = format!(
@@ -34,17 +34,16 @@ pub(super) fn chat_tools(
             NotConvertible::new(&format!("tools[{index}]"), &why)
         };
         match &*kind {
-            "function" => function(&mut out, "", tool),
+            "function" => function(&mut out, "", &tool),
             "custom" => {
-                if loss == ToolLoss::Refused && grammar(tool).is_some() {
+                if loss == ToolLoss::Refused && grammar(&tool).is_some() {
                     return Err(refused("the grammar of a custom tool"));
                 }
-                custom(&mut out, tool);
+                custom(&mut out, &tool);
             }
             "namespace" => {
                 let namespace = tool.text("name").unwrap_or_default();
-                let inner = tool.get("tools").and_then(members::objects);
-                for inner in inner.unwrap_or_default() {
+                for inner in known_json::each_object(tool.get("tools")) {
                     if inner.get("type") == Some("\"function\"") {
                         function(&mut out, &namespace, &inner);
                     }
@@ -176,8 +175,7 @@ impl AnsweredTools {
         let native = Members::of_bytes(native).unwrap_or_default();
         let mut tools = FxHashMap::default();
         let mut left_out: Vec<String> = Vec::new();
-        let list = native.get("tools").and_then(members::objects);
-        for tool in list.unwrap_or_default() {
+        for tool in known_json::each_object(native.get("tools")) {
             let name = tool.text("name").unwrap_or_default();
             match tool.text("type").as_deref() {
                 Some("function") => {
@@ -187,8 +185,7 @@ impl AnsweredTools {
                     tools.insert(name.into_owned(), Tool::Custom);
                 }
                 Some("namespace") => {
-                    let inner = tool.get("tools").and_then(members::objects);
-                    for inner in inner.unwrap_or_default() {
+                    for inner in known_json::each_object(tool.get("tools")) {
                         let inner = inner.text("name").unwrap_or_default();
                         let qualified = qualified(&name, &inner).into_owned();
                         tools.insert(qualified, in_namespace(&name, &inner));
