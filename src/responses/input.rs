@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::client_state::{StateReader, is_state_token};
 use super::content;
-use super::item::{Ids, Item, Kind, joined_text, owner};
+use super::item::{Ids, Item, Kind, has_text, owner};
 use super::known_json;
 use super::members::{self, Members, array, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
@@ -260,8 +260,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                 Some(raw) => {
                     list = content::complete(raw, &|| at("content"))?;
                     // Output parts are joined for the engine, so they must be readable.
-                    let is_readable =
-                        kind == "input_text" || list == "[]" || joined_text(&list, "").is_some();
+                    let is_readable = kind == "input_text" || list == "[]" || has_text(&list);
                     if !is_readable {
                         let expected = "a string or a list of parts";
                         return Err(ApiError::wrong_type(&at("content"), expected));
