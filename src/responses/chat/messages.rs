@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::parts::put_content;
+use super::parts::{put_content, put_other_parts};
 use super::settings::{ChatSettings, InvalidArguments};
 use crate::relay::NotConvertible;
 use crate::responses::allowed_tools::qualified;
@@ -69,10 +69,17 @@ struct Messages<'a> {
     json: Vec<u8>,
     assistant: Assistant,
     /// The output of each call, by the place of the call among the items.
-    outputs: FxHashMap<usize, &'a str>,
+    outputs: FxHashMap<usize, Output<'a>>,
     /// The places of those outputs.
     paired: FxHashSet<usize>,
     replaced_arguments: u64,
+}
+
+/// The output of a call.
+struct Output<'a> {
+    /// Its place among the items.
+    index: usize,
+    json: &'a str,
 }
 
 /// The assistant message that is being collected. Texts are JSON strings without quotes.
@@ -119,8 +126,7 @@ impl<'a> Messages<'a> {
                 Some("function_call_output" | "custom_tool_call_output") => {
                     let call = open.get_mut(&*id()).and_then(VecDeque::pop_front);
                     if let Some(call) = call {
-                        self.outputs
-                            .insert(call, item.get("output").unwrap_or("\"\""));
+                        self.outputs.insert(call, Output::of(&item, index));
                         self.paired.insert(index);
                     }
                 }
@@ -169,8 +175,7 @@ impl<'a> Messages<'a> {
                 }
                 // Of a call that stands nowhere, or a second output: it stays here.
                 let id = item.text("call_id").unwrap_or_default();
-                let output = item.get("output").unwrap_or("\"\"");
-                self.tool_messages(&[(id.into_owned(), output)])
+                self.tool_messages(&[(id.into_owned(), Output::of(item, index))])
             }
             kind => Err(NotConvertible::new(
                 &format!("input[{index}]"),
@@ -287,25 +292,23 @@ impl<'a> Messages<'a> {
     }
 
     /// Writes tool messages. They have text only: what else the outputs have follows as a user message.
-    fn tool_messages(&mut self, outputs: &[(String, &str)]) -> Result<(), NotConvertible> {
-        let mut others: Vec<&str> = Vec::new();
+    fn tool_messages(&mut self, outputs: &[(String, Output<'_>)]) -> Result<(), NotConvertible> {
+        // A list without its brackets.
+        let mut others = Vec::new();
         for (id, output) in outputs {
             self.begin("tool");
             put_string(&mut self.json, "tool_call_id", id);
-            let text = joined_text(output, r"\n").unwrap_or_default();
+            let text = joined_text(output.json, r"\n").unwrap_or_default();
             put(&mut self.json, "content", &format!("\"{text}\""));
             self.json.push(b'}');
-            let parts = members::list(output).unwrap_or_default();
-            others.extend(parts.into_iter().filter(|part| {
-                let kind = Members::parse(part).ok().and_then(|part| part.text("type"));
-                !matches!(kind.as_deref(), Some("input_text" | "output_text" | "text"))
-            }));
+            let param = format!("input[{}].output", output.index);
+            put_other_parts(&mut others, output.json, &param)?;
         }
         if !others.is_empty() {
             self.begin("user");
-            put(&mut self.json, "content", "");
-            put_content(&mut self.json, &format!("[{}]", others.join(",")), "input")?;
-            self.json.push(b'}');
+            put(&mut self.json, "content", "[");
+            self.json.extend_from_slice(&others);
+            self.json.extend_from_slice(b"]}");
         }
         Ok(())
     }
@@ -324,6 +327,16 @@ impl<'a> Messages<'a> {
         out.extend_from_slice(&self.json);
         out.push(b']');
         Ok(())
+    }
+}
+
+impl<'a> Output<'a> {
+    /// The output in the item at `index`.
+    fn of(item: &Members<'a>, index: usize) -> Self {
+        Self {
+            index,
+            json: item.get("output").unwrap_or("\"\""),
+        }
     }
 }
 

@@ -26,9 +26,19 @@ pub(super) fn put_content(
         return Ok(());
     }
     out.push(b'[');
-    put_parts(out, first.into_iter().chain(parts), param)?;
+    put_parts(out, first.into_iter().chain(parts), param, |_| true)?;
     out.push(b']');
     Ok(())
+}
+
+/// Writes the parts of a tool's output that a tool message cannot have: a list without its brackets.
+pub(super) fn put_other_parts(
+    out: &mut Vec<u8>,
+    output: &str,
+    param: &str,
+) -> Result<(), NotConvertible> {
+    let parts = known_json::objects(output).into_iter().flatten();
+    put_parts(out, parts, param, |part| !is_text(part))
 }
 
 fn is_text(part: &Members<'_>) -> bool {
@@ -36,17 +46,20 @@ fn is_text(part: &Members<'_>) -> bool {
     matches!(kind.as_deref(), Some("input_text" | "output_text" | "text"))
 }
 
-/// Writes parts with commas between them. `param`: the name of the list in errors.
+/// Writes the parts that are wanted, with commas between them. `param`: the name of the list in errors.
 fn put_parts<'a>(
     out: &mut Vec<u8>,
     parts: impl Iterator<Item = Option<Members<'a>>>,
     param: &str,
+    is_wanted: impl Fn(&Members<'_>) -> bool,
 ) -> Result<(), NotConvertible> {
     for (index, part) in parts.enumerate() {
         let refused = |why: &str| NotConvertible::new(&format!("{param}[{index}]"), why);
         let part = part.ok_or_else(|| refused("is no object"))?;
-        put_comma(out);
-        put_part(out, &part).map_err(|why| refused(&why))?;
+        if is_wanted(&part) {
+            put_comma(out);
+            put_part(out, &part).map_err(|why| refused(&why))?;
+        }
     }
     Ok(())
 }

@@ -217,6 +217,20 @@ fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
         "tools[0]",
         "(responses.chat.unsupported_tools)",
     );
+    // In the output of a call, whether it follows the call or stands alone.
+    let file = json!([{"type": "input_text", "text": "a"}, {"type": "input_file", "file_id": "f"}]);
+    let image = json!([{"type": "input_image", "image_url": "data:x"}]);
+    let items = [
+        message("user", "q"),
+        call("1", "f", "{}"),
+        call("2", "g", "{}"),
+        output("1", image),
+        message("user", "r"),
+        output("2", file.clone()),
+    ];
+    check_refused(json!({"input": items}), "input[5].output[1]", "file_data");
+    let alone = [message("user", "q"), output("3", file)];
+    check_refused(json!({"input": alone}), "input[1].output[1]", "file_data");
     let choice = json!({"type": "web_search"});
     let function = json!({"type": "function", "name": "f"});
     check_refused(
@@ -361,6 +375,23 @@ fn the_images_of_outputs_follow_all_tool_messages() {
             tool("1", "a\nb"),
             tool("2", "c"),
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}}]},
+        ]),
+    );
+    // Those of several outputs are one message.
+    let image = |url: &str| json!([{"type": "input_image", "image_url": url, "detail": "low"}]);
+    let sent = |url: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
+    check(
+        json!([
+            call("1", "f", "{}"),
+            call("2", "g", "{}"),
+            output("1", image("data:x")),
+            output("2", image("data:y"))
+        ]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]},
+            tool("1", ""),
+            tool("2", ""),
+            {"role": "user", "content": [sent("data:x"), sent("data:y")]},
         ]),
     );
 }
