@@ -51,7 +51,7 @@ pub(super) fn object(text: &str) -> Option<Members<'_>> {
     Members::scan(&mut scan).filter(|_| scan.is_over())
 }
 
-/// As [`super::members::list`].
+/// The elements of a list as written; `None` if the text is no list.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     Scan::<false>::new(text).whole_list(Scan::value)
 }

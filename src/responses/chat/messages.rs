@@ -17,6 +17,8 @@ use crate::responses::members::{self, Members, put, put_comma, put_string, put_t
 
 /// Between system texts, and between texts of the assistant that were separate messages.
 const PARAGRAPH: &str = r"\n\n";
+/// The arguments of a function that is called without any, as JSON.
+const NO_ARGUMENTS: &str = "\"{}\"";
 
 /// What was written.
 pub(super) struct Written {
@@ -233,7 +235,10 @@ impl<'a> Messages<'a> {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
         let arguments = if replaces && !is_object(arguments) {
             self.replaced_arguments += 1;
-            "\"{}\""
+            NO_ARGUMENTS
+        } else if arguments == "\"\"" {
+            // An engine sent none, and templates read them as JSON.
+            NO_ARGUMENTS
         } else {
             arguments
         };

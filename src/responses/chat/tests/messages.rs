@@ -377,7 +377,7 @@ fn the_images_of_outputs_follow_all_tool_messages() {
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}}]},
         ]),
     );
-    // Those of several outputs are one message.
+    // The images of several outputs are one message.
     let image = |url: &str| json!([{"type": "input_image", "image_url": url, "detail": "low"}]);
     let sent = |url: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
     check(
@@ -453,6 +453,26 @@ fn invalid_arguments_pass_unless_the_setting_replaces_them() {
         json!([call("1", "f", "{\"a\":1}")]),
         expected("{\"a\":1}"),
     );
+}
+
+#[test]
+fn a_call_without_arguments_has_an_empty_object_whatever_the_setting_is() {
+    let expected = |arguments: &str| json!([{"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", arguments)]}]);
+    let replacing = ChatSettings {
+        invalid_arguments: InvalidArguments::EmptyObject,
+        ..DEFAULT
+    };
+    let missing = json!({"type": "function_call", "call_id": "1", "name": "f"});
+    let custom = json!({"type": "custom_tool_call", "call_id": "1", "name": "f", "input": ""});
+    for settings in [DEFAULT, replacing] {
+        for (item, arguments) in [
+            (call("1", "f", ""), "{}"),
+            (missing.clone(), "{}"),
+            (custom.clone(), "{\"input\":\"\"}"),
+        ] {
+            check_with(&settings, Value::Null, json!([item]), expected(arguments));
+        }
+    }
 }
 
 #[test]
