@@ -18,6 +18,10 @@ const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
+/// Types of left-out tools that an answer names. Its header has room for fewer, and each type of a request is compared with
+/// all that are named.
+const LEFT_OUT_MAX: usize = 64;
+
 /// The list of functions, in the order of the tools; `None` if there is none.
 pub(super) fn chat_tools(
     tools: Option<&str>,
@@ -157,7 +161,7 @@ pub(in crate::responses) struct AnsweredTools {
     tools: FxHashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
-    /// Types of tools that were left out.
+    /// Types of tools that were left out: of many, the first ones.
     pub(in crate::responses) left_out: Vec<String>,
     /// The functions that `allowed_tools` lists, if the request has it.
     pub(super) allowed: Option<AllowedTools>,
@@ -193,7 +197,8 @@ impl AnsweredTools {
                 }
                 kind => {
                     let kind = kind.unwrap_or_default();
-                    if !left_out.iter().any(|known| known == kind) {
+                    let is_named = left_out.iter().any(|known| known == kind);
+                    if !is_named && left_out.len() < LEFT_OUT_MAX {
                         left_out.push(kind.to_owned());
                     }
                 }
