@@ -10,9 +10,9 @@ use std::iter;
 use super::members::Members;
 use crate::json_scan::Scan;
 
-/// The elements of a list, each read by `read`, one at a time: all those of a long list together would take many times the
-/// bytes of their text, and a client's list may be refused for its first one. `None` if the text is no list. An element
-/// that `read` does not take is `None`, and none follows it.
+/// The elements of a list, each read by `read`, one at a time: all those of a long list together would take many times
+/// the bytes of their text, and a client's list may be refused for its first one. `None` if the text is no list. An
+/// element that `read` does not take is `None`, and none follows it.
 fn elements<'a, T>(
     text: &'a str,
     read: impl Fn(&mut Scan<'a, false>) -> Option<T>,

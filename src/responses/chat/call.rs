@@ -119,8 +119,8 @@ impl Call {
         }
     }
 
-    /// Ends its item, and returns it. `None` if it never had a name. `is_complete`: whether the answer ended by itself, and
-    /// not at a limit.
+    /// Ends its item, and returns it. `None` if it never had a name. `is_complete`: whether the answer ended by itself,
+    /// and not at a limit.
     pub(super) fn close(mut self, is_complete: bool, out: &mut Vec<u8>) -> Option<Vec<u8>> {
         let is_function = self.opened.as_ref().is_some_and(Opened::is_function);
         if is_complete && is_function && !self.has_arguments() {

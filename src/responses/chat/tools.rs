@@ -18,8 +18,8 @@ const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
-/// Types of left-out tools that an answer names. Its header has room for fewer, and each type of a request is compared with
-/// all that are named.
+/// Types of left-out tools that an answer names. Its header has room for fewer, and each type of a request is compared
+/// with all that are named.
 const LEFT_OUT_MAX: usize = 64;
 
 /// The list of functions, in the order of the tools; `None` if there is none.
