@@ -152,7 +152,7 @@ mod tests {
             prop_assert_eq!(all(objects(&text)), parsed.clone());
             prop_assert_eq!(all(checked_objects(&text)), parsed);
             prop_assert_eq!(list(&text), parsed_list(&text));
-            prop_assert_eq!(values(&text).map(Iterator::collect::<Vec<_>>), parsed_list(&text));
+            prop_assert_eq!(super::values(&text).map(Iterator::collect::<Vec<_>>), parsed_list(&text));
             prop_assert_eq!(members::list(&text), parsed_list(&text));
             for value in list(&text).unwrap() {
                 let one = |object: Option<_>| all(object.map(|members| vec![members]));
