@@ -50,6 +50,10 @@ const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size. A larger head is refused (431).
 const MAX_BUFFER_BYTES: usize = 64 << 10;
+/// What one HTTP/2 stream may have sent that nobody has read: a small part of the connection's window, so that a body
+/// that is not read yet does not stop all others of its connection. An upload gets one window in each round trip, which
+/// is still a megabyte a second over 250 ms.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -168,7 +172,10 @@ impl<H> Listener<H> {
             reset: self.metrics.reset.clone(),
         };
         let mut builder = http2::Builder::new(executor);
-        builder.max_concurrent_streams(self.settings.max_http2_streams);
+        builder
+            .max_concurrent_streams(self.settings.max_http2_streams)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(self.settings.http2_connection_window);
         let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
         let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
         let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);
