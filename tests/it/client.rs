@@ -226,6 +226,15 @@ impl Http2 {
         }
     }
 
+    /// The answer to a GET, of which the head has come.
+    pub(crate) async fn get(&self, path: &str) -> hyper::Response<Incoming> {
+        let uri = format!("http://{}{path}", self.address);
+        let request = Request::get(uri).body(Full::default()).unwrap();
+        let mut sender = self.sender.clone();
+        let answer = tokio::time::timeout(too_long(), sender.send_request(request)).await;
+        answer.expect("an answer").unwrap()
+    }
+
     /// A request beside those that run: the status and the text of its answer.
     pub(crate) fn post(
         &self,

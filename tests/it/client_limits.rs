@@ -7,6 +7,7 @@ mod memory;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -383,6 +384,24 @@ async fn an_answer_that_its_client_reads_slowly_arrives_whole() {
     let length = header(&head.to_lowercase(), "content-length").to_owned();
     assert_eq!(length, body.len().to_string());
     assert!(body.len() > 10_000_000);
+}
+
+#[tokio::test]
+async fn an_answer_that_its_client_reads_slowly_over_http2_arrives_whole() {
+    let (cluster, path) = with_a_long_page().await;
+    let connection = client::Http2::connect(cluster.router.api).await;
+    let answer = connection.get(&path).await;
+    let length = answer.headers()["content-length"].clone();
+    let mut body = answer.into_body();
+    let mut read = 0;
+    while let Some(frame) = tokio::time::timeout(too_long(), body.frame())
+        .await
+        .unwrap()
+    {
+        read += frame.unwrap().into_data().unwrap().len();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(length, read.to_string());
 }
 
 #[tokio::test]

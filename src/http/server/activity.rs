@@ -344,10 +344,14 @@ impl Activity {
 }
 
 impl Busy {
+    pub(super) fn is_http2(&self) -> bool {
+        self.stream.is_some()
+    }
+
     /// True while the socket of an HTTP/1 connection takes nothing. hyper would keep 16 frames in memory, each with the
     /// buffer that it was read into; they can wait in the engine's socket. The task is woken when bytes go out again.
     pub(super) fn must_wait(&self, cx: &Context<'_>) -> bool {
-        let must_wait = self.stream.is_none() && self.activity.blocked_ms.load(Relaxed) != 0;
+        let must_wait = !self.is_http2() && self.activity.blocked_ms.load(Relaxed) != 0;
         if must_wait {
             *self.activity.waiting_body.lock() = Some(cx.waker().clone());
         }

@@ -139,7 +139,7 @@ where
                         let close = HeaderValue::from_static("close");
                         response.headers_mut().insert(CONNECTION, close);
                     }
-                    Ok::<_, Infallible>(response.map(|body| BusyBody { body, busy }))
+                    Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy)))
                 }
             }
         });
