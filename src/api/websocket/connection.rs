@@ -34,8 +34,8 @@ use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
 /// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
 const READS_WHILE_BLOCKED: u32 = 64;
-/// Parts of messages up to this size are not counted: every connection has a buffer for the next one. Nor does less of a
-/// message show that its client is still there.
+/// Parts of messages up to this size are not counted: every connection has a buffer for the next one. Nor does less of
+/// a message show that its client is still there.
 const UNCOUNTED_BYTES: u64 = 8 << 10;
 /// Parts of messages up to this size are read on when there is no room: most messages are shorter.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -268,8 +268,8 @@ impl Live<'_> {
         Ok(true)
     }
 
-    /// A client can answer no ping while it sends a frame, which may take it minutes: it is there as long as a part comes now
-    /// and then. A byte now and then is not enough: whoever sends so would keep the memory of what came before.
+    /// A client can answer no ping while it sends a frame, which may take minutes: it is there as long as parts of it
+    /// come. A byte now and then is not enough: whoever sends so would keep the memory of what came before.
     fn on_upload(&mut self) {
         if self.socket.get_ref().bytes_read - self.read_when_alive >= UNCOUNTED_BYTES {
             self.on_alive();

@@ -74,8 +74,8 @@ pub(super) struct Activity {
     has_unread_body: AtomicBool,
     /// The body that was dropped, if what is left of it may be read.
     unread_body: Mutex<Option<Incoming>>,
-    /// When the connection became idle, which it is not before its last answer has gone out, or when the first byte of the
-    /// head came.
+    /// When the connection became idle, which it is not before its last answer has gone out, or when the first byte of
+    /// the head came.
     since_ms: AtomicU64,
     /// When a write first found the socket's buffer full; 0 while writes succeed.
     blocked_ms: AtomicU64,
@@ -225,7 +225,7 @@ impl Activity {
         let now_ms = self.ms(now);
         let blocked_ms = self.blocked_ms.load(Relaxed);
         if blocked_ms != 0 {
-            // Also without a request: hyper drops a body when it takes its last frame, of which nothing may have gone out.
+            // Also without a request: hyper drops a body when it takes its last frame, and may have sent nothing of it.
             let is_late = now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64;
             return if is_late {
                 Verdict::NotReading

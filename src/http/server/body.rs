@@ -117,8 +117,8 @@ impl Body for RequestBody {
     }
 }
 
-/// Over HTTP/2 a longer frame goes to hyper in pieces of this size, each of which waits until the client's window has taken
-/// those before it: only so does it show whether the client reads, and the request runs for as long as it does.
+/// Over HTTP/2 a longer frame goes to hyper in pieces of this size, each of which waits until the client's window has
+/// taken those before it: only so does it show whether the client reads, and the request runs for as long as it does.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// A response body that keeps its connection busy until it has been sent or dropped.

@@ -33,8 +33,8 @@ pub struct Settings {
     /// Requests at a time on one HTTP/2 connection.
     #[serde(skip)]
     pub max_http2_streams: u32,
-    /// Bytes that all streams of one HTTP/2 connection together may have sent and nobody has read. They count in no memory
-    /// budget.
+    /// Bytes that all streams of one HTTP/2 connection together may have sent and nobody has read. They count in no
+    /// memory budget.
     #[serde(skip)]
     pub http2_connection_window: u32,
     /// Each connection must begin with a PROXY protocol header (version 1 or 2), which names the client; others

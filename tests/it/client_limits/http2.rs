@@ -1,4 +1,5 @@
-//! Heads over HTTP/2, and how its connections end: with frames written by hand, so that a test decides when bytes are read.
+//! Heads over HTTP/2, and how its connections end, with frames written by hand, so that a test decides when bytes are
+//! read.
 
 use std::time::Duration;
 
