@@ -191,14 +191,17 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
     references.iter().filter_map(|id| owner(id)).collect()
 }
 
-/// Adds the wanted items of a stored list to `found`.
-pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) {
+/// Adds the wanted items of a stored list to `found`. Returns their bytes.
+pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) -> usize {
+    let mut bytes = 0;
     for raw in members::list_of(list).unwrap_or_default() {
         let id = Members::parse(raw).ok().and_then(|item| item.text("id"));
         if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
+            bytes += raw.len();
             found.insert(id.into_owned(), raw.to_owned());
         }
     }
+    bytes
 }
 
 /// Writes a message item. `content`: pieces of its JSON; `rest`: other members to copy.

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
+use warmroute::store::redis::Mode;
 
 use super::fleet::{Fleet, end, ends_once, replayed, retrieved};
-use super::{PATH, ask, cancel, create, events, get, part, path, said};
+use super::{PATH, ask, cancel, create, events, get, over, part, path, said};
 use crate::client::{self, Open};
-use crate::cluster::{self, Engine, Router, eventually, unhurried};
-use crate::redis_server::Server;
+use crate::cluster::{self, Engine, Router, eventually, fast, unhurried};
+use crate::redis_server::{self, Server};
 
 /// A stream that the first router runs: its text up to some event, and the response.
 async fn started(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
@@ -359,6 +360,33 @@ async fn a_background_response_has_its_own_time_and_waits_for_an_engine_from_whe
     fleet.engine.restart(unhurried()).await;
     let last = fleet.end(&long).await;
     assert_eq!(tokens(&last), &json!(500), "{last}");
+}
+
+#[tokio::test]
+async fn nothing_is_generated_while_no_node_of_the_stores_cluster_replies() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let engine = Engine::here("w0", fast()).await;
+    let mut config = over(&engine, &nodes[0]);
+    let redis = config.responses.store.redis.as_mut().unwrap();
+    redis.mode = Mode::Cluster;
+    redis.urls = nodes.iter().map(Server::url).collect();
+    let router = Router::here(&config).await;
+    router.worker_is_up().await;
+    let body = json!({"model": "sim", "input": "hello", "max_output_tokens": 1}).to_string();
+    let post = async || client::post(router.api, PATH, body.clone()).await;
+    eventually("one is stored", async || post().await.status == 200).await;
+    for node in &nodes {
+        node.pause();
+    }
+    // A reply counts for a second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = engine.generated().await;
+    for _ in 0..4 {
+        let refused = post().await;
+        let code = refused.code();
+        assert_eq!((refused.status, &*code), (503, "store_unavailable"));
+    }
+    assert_eq!(engine.generated().await, before);
 }
 
 /// Keeps copies of all keys of responses and owners; `restore` puts them back, as a failover to a copy does that has
