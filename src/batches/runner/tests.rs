@@ -1,3 +1,4 @@
+mod hanging_store;
 mod outbox;
 mod storage;
 mod world;

@@ -117,6 +117,8 @@ pub(super) struct Shared {
     pub(super) host_ms: Option<fn() -> u64>,
     /// The next replicas do not look for work.
     pub(super) is_idle: bool,
+    /// How long the storage may take to answer the next replicas, if it is not as usual.
+    pub(super) trial_timeout: Option<Duration>,
 }
 
 /// One replica.
@@ -144,6 +146,7 @@ impl Shared {
             max_batches: None,
             host_ms: None,
             is_idle: false,
+            trial_timeout: None,
         }
     }
 
@@ -175,6 +178,9 @@ impl Shared {
         let mut batches = batches.with_lease(self.lease);
         if let Some(max_batches) = self.max_batches {
             batches.max_batches = max_batches;
+        }
+        if let Some(trial_timeout) = self.trial_timeout {
+            batches.trial_timeout = trial_timeout;
         }
         if let Some(host_ms) = self.host_ms {
             batches = batches.with_clock(host_ms);
