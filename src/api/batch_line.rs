@@ -138,7 +138,10 @@ impl ApiServer {
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
             .await;
-        let response = answer.unwrap_or_else(|error| {
+        let response = answer.unwrap_or_else(|mut error| {
+            if error.is_locked_conversation() {
+                error = ApiError::locked_conversation_of_line();
+            }
             self.on_error(id, &error, api.as_str(), access.as_deref_mut());
             error.shaped(shape)
         });

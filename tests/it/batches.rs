@@ -276,6 +276,41 @@ async fn a_line_is_tried_again_when_its_engine_fails() {
 }
 
 #[tokio::test]
+async fn lines_of_one_conversation_wait_for_each_other() {
+    let (cluster, _folder) = fast_cluster().await;
+    let client = Client::of(&cluster.router);
+    let conversation = client
+        .send("POST", "/v1/conversations", String::new())
+        .await
+        .json();
+    let id = conversation["id"].as_str().unwrap();
+    let line = |number: u32| {
+        json!({
+            "custom_id": number.to_string(),
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {
+                "model": "sim", "input": format!("Turn {number}"), "max_output_tokens": 200, "conversation": id,
+            },
+        })
+        .to_string()
+    };
+    let lines: Vec<String> = (0..3).map(line).collect();
+    let file = client.upload(&lines).await;
+    let responses = json!({"endpoint": "/v1/responses"});
+    let created = client.create(&file, responses).await;
+    let batch = client.ended(&created).await;
+    let counts = json!({"total": 3, "completed": 3, "failed": 0});
+    assert_eq!(batch["request_counts"], counts, "{batch}");
+    let items = client
+        .get(&format!("/v1/conversations/{id}/items"))
+        .await
+        .json();
+    // Each turn has a question and an answer.
+    assert_eq!(items["data"].as_array().unwrap().len(), 6, "{items}");
+}
+
+#[tokio::test]
 async fn no_tenant_sees_the_batches_of_another() {
     let log = Folder::new();
     let (cluster, _folder) = start(fast(), |config| {
