@@ -16,7 +16,7 @@ use tracing::debug;
 use super::access_log::{AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
-use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
+use crate::batches::{HeldAnswer, LineAnswer, LineRequest, LookUpFuture, SendFuture, SendLine};
 use crate::ids::{ClientKey, RequestId, WorkerId};
 use crate::limits::ChargeId;
 use crate::openai::body_budget::Claim;
@@ -104,7 +104,21 @@ impl SendLine for BatchSender {
             "The provided model '{}' is not available.",
             observe::shortened(model)
         );
-        refused("model_not_found", message)
+        Some(("model_not_found".to_owned(), message))
+    }
+
+    fn look_up<'a>(&'a self, tenant: &'a str, model: &'a str) -> LookUpFuture<'a> {
+        let server = self.server();
+        Box::pin(async move {
+            let Some(server) = server else {
+                return false;
+            };
+            let known = server.tenants.of_name(tenant);
+            let Some(owner) = known.map(|admitted| admitted.tenant) else {
+                return false;
+            };
+            server.relay.check_model(owner, model).await.is_ok()
+        })
     }
 
     fn tokens_queued_max(&self, tenant: &str) -> Option<u64> {
