@@ -83,6 +83,11 @@ impl SendLine for BatchSender {
         })
     }
 
+    fn knows_tenant(&self, tenant: &str) -> bool {
+        let server = self.server();
+        server.is_some_and(|server| server.tenants.of_name(tenant).is_some())
+    }
+
     fn refusal(
         &self,
         tenant: &str,
@@ -90,11 +95,7 @@ impl SendLine for BatchSender {
         _endpoint: LineEndpoint,
     ) -> Option<(String, String)> {
         let server = self.server()?;
-        let refused = |code: &str, message: String| Some((code.to_owned(), message));
-        let Some(admitted) = server.tenants.of_name(tenant) else {
-            let error = ApiError::no_tenant_of_batch();
-            return refused(error.code, error.message);
-        };
+        let admitted = server.tenants.of_name(tenant)?;
         // A model that the tenant may not use does not exist for it.
         let exists = server.relay.may_use(admitted.tenant, model) && server.relay.may_know(model);
         if exists {
@@ -209,6 +210,10 @@ impl ApiServer {
             %id, tenant = %admitted.tenant, batch = &*line.batch, endpoint = line.endpoint.path(),
             bytes = line.body.len(), "line of a batch"
         );
+        // The line was checked when its batch was validated, or before it was sent, perhaps with a newer configuration.
+        if !self.relay.may_use(admitted.tenant, &line.model) {
+            return Err(ApiError::no_model_of_batch(&line.model));
+        }
         let batch_line = BatchLine::new(line.batch, line.entering).with_room(line.held);
         let client = ClientKey::of_tenant(admitted.tenant);
         let context = RequestContext {

@@ -31,7 +31,12 @@ pub trait SendLine: Send + Sync + Debug {
     /// `entering`: lines that were let in and do not count at a worker yet.
     fn to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)>;
 
-    /// Why a tenant cannot use a model on an endpoint: a code and a message.
+    /// Whether the configuration of this replica has the tenant. That of another replica may be newer.
+    fn knows_tenant(&self, _tenant: &str) -> bool {
+        true
+    }
+
+    /// Why a tenant that is known cannot use a model on an endpoint: a code and a message.
     fn refusal(
         &self,
         tenant: &str,
@@ -57,6 +62,8 @@ pub struct LineRequest {
     /// The name of the tenant whose batch it is.
     pub tenant: Arc<str>,
     pub endpoint: LineEndpoint,
+    /// As the body has it.
+    pub model: Arc<str>,
     pub body: Bytes,
     /// The id of the batch.
     pub batch: Arc<str>,

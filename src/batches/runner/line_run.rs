@@ -104,6 +104,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let request = LineRequest {
             tenant: context.tenant.clone(),
             endpoint: context.endpoint,
+            model: line.model.clone(),
             body: line.body.clone(),
             batch: context.batch.clone(),
             entering,

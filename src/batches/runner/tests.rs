@@ -227,6 +227,38 @@ async fn requests_of_a_batch_of_messages_share_the_look_up_of_their_model() {
 }
 
 #[tokio::test]
+async fn a_replica_that_does_not_know_a_tenant_leaves_its_batch_to_others() {
+    let shared = Shared::new();
+    let other = shared.replica_with(Engines {
+        lacks_tenant: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&other, &lines("m")).await;
+    let created = other.create(&file).await;
+    let replica = shared.replica();
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
+    assert_eq!(other.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_batch_whose_tenant_nobody_knows_expires() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        lacks_tenant: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create_within(&file, "2s").await.unwrap();
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "expired", "{batch}");
+    assert_eq!(replica.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
 async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     let shared = Shared::new();
     let first = shared.replica();

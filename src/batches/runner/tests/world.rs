@@ -56,6 +56,8 @@ pub(super) struct Engines {
     pub(super) is_open: AtomicBool,
     /// As [`SendLine::tokens_queued_max`] has it.
     pub(super) tokens_max: Option<u64>,
+    /// The replica's configuration does not have the tenant.
+    pub(super) lacks_tenant: bool,
     /// [`NEW_MODEL`] is found when it is looked up.
     pub(super) has_new_model: bool,
     /// Models that were looked up.
@@ -100,6 +102,10 @@ impl SendLine for Engines {
 
     fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
         Vec::new()
+    }
+
+    fn knows_tenant(&self, _: &str) -> bool {
+        !self.lacks_tenant
     }
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
