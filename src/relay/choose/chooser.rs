@@ -272,13 +272,10 @@ impl<'c> Chooser<'c> {
         reason.is_some_and(|reason| self.lacks_prefill(choice.worker.role, reason))
     }
 
-    /// True if a worker of this role must not run a request that has no prefill leg for this reason.
+    /// As [`lacks_prefill`]; false if requests are not disaggregated.
     fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
-        match self.disaggregation {
-            Some(settings) if !settings.connector.decodes_alone() => role == Role::Decode,
-            Some(settings) => !may_compute_locally(settings, reason),
-            None => false,
-        }
+        let settings = self.disaggregation;
+        settings.is_some_and(|settings| lacks_prefill(settings, role, reason))
     }
 
     /// Why no worker of the model takes a request that cannot be split: its decode workers compute no prompts.
@@ -322,12 +319,16 @@ fn choose_pair(
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
     let group = decode.prefixes.places.group();
+    let role = |index: WorkerIndex| group.worker(index).role;
     let may_pair = |from: ViewIndex, to: ViewIndex| {
         let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
-        let role = |index: WorkerIndex| group.worker(index).role;
         let has_roles = settings.connector.decodes_alone()
             || role(from) == Role::Prefill && role(to) == Role::Decode;
         from != to && has_roles && group.is_pair(from, to)
+    };
+    let computes_alone = |worker: ViewIndex| {
+        let no_pair = NotDisaggregated::Local(LocalReason::NoPair);
+        !lacks_prefill(settings, role(decode.worker_index(worker)), no_pair)
     };
     let pair = pair::decide(
         &settings.pair,
@@ -336,12 +337,22 @@ fn choose_pair(
         prefill,
         decode,
         may_pair,
+        computes_alone,
     )?;
     let split = match pair.prefill {
         Ok(decision) => Split::Pair(prefill.in_fleet(decision)),
         Err(reason) => Split::Whole(NotDisaggregated::Local(reason)),
     };
     Some((decode.in_fleet(pair.decode), split))
+}
+
+/// True if a worker of this role must not run a request that has no prefill leg for this reason.
+fn lacks_prefill(settings: &Disaggregation, role: Role, reason: NotDisaggregated) -> bool {
+    if settings.connector.decodes_alone() {
+        !may_compute_locally(settings, reason)
+    } else {
+        role == Role::Decode
+    }
 }
 
 /// True if a decode worker may compute the prompt of a request that has no prefill leg for this reason.

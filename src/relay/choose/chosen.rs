@@ -112,11 +112,9 @@ impl NotDisaggregated {
     /// True if the request would have a prefill leg if a prefill worker were there for it.
     pub(in crate::relay) fn is_lack_of_prefill(self) -> bool {
         match self {
-            NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
-            | NotDisaggregated::Failed => true,
-            NotDisaggregated::Local(LocalReason::PrefixCached) | NotDisaggregated::Request(_) => {
-                false
-            }
+            NotDisaggregated::Local(reason) => reason.is_lack_of_prefill(),
+            NotDisaggregated::Failed => true,
+            NotDisaggregated::Request(_) => false,
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
+use warmroute::routing::Policy;
 use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
@@ -329,31 +330,46 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     eventually("the lease ends", async || pinned().await == 0.0).await;
 }
 
+/// The second and the third worker are in one zone.
+pub(super) fn one_pair_in_a_zone(config: &mut Config) {
+    config.prefill_decode.topology = "zone".to_owned();
+    for (worker, zone) in config.workers.iter_mut().zip(["a", "b", "b", "c"]) {
+        worker.labels.insert("zone".to_owned(), zone.to_owned());
+    }
+}
+
 #[tokio::test]
 async fn workers_of_different_places_are_no_pair() {
-    let cluster = pairs(2, NIXL, fast(), |config| {
-        config.prefill_decode.topology = "zone".to_owned();
-        for (worker, zone) in config.workers.iter_mut().zip(["a", "b", "b", "c"]) {
-            worker.labels.insert("zone".to_owned(), zone.to_owned());
-        }
-    })
-    .await;
-    for number in 0..12 {
-        let body = json!({"model": "sim", "max_tokens": 2,
-            "prompt": format!("{number} is the number. ").repeat(40)});
-        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let (worker, split) = (
-            decision(&answer, "worker"),
-            decision(&answer, "disaggregated"),
-        );
-        match worker {
-            "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
-            "w3" => assert_eq!(split, "no_pair"),
-            other => panic!("{other}"),
+    for on_failure in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
+        for policy in [Policy::CacheAware, Policy::RoundRobin] {
+            let context = format!("{on_failure:?} {policy:?}");
+            let cluster = pairs(2, NIXL, fast(), |config| {
+                one_pair_in_a_zone(config);
+                config.prefill_decode.on_prefill_failure = on_failure;
+                config.routing.policy = policy;
+            })
+            .await;
+            for number in 0..12 {
+                let body = json!({"model": "sim", "max_tokens": 2,
+                    "prompt": format!("{number} is the number. ").repeat(40)});
+                let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+                assert_eq!(answer.status, 200, "{context}: {}", answer.text());
+                let (worker, split) = (
+                    decision(&answer, "worker"),
+                    decision(&answer, "disaggregated"),
+                );
+                match worker {
+                    "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
+                    "w3" if on_failure == OnPrefillFailure::Local => {
+                        assert_eq!(split, "no_pair", "{context}");
+                    }
+                    other => panic!("{context}: {other}"),
+                }
+            }
+            let legs = cluster.engines[0].kv_transfers().await.prefill_legs;
+            assert_eq!(legs, 0, "{context}");
         }
     }
-    assert_eq!(cluster.engines[0].kv_transfers().await.prefill_legs, 0);
 }
 
 #[tokio::test]

@@ -11,9 +11,10 @@ use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::kv_transfer::Connector;
+use warmroute::routing::Policy;
 
 use super::failures::said;
-use super::paths::decision;
+use super::paths::{decision, one_pair_in_a_zone};
 use crate::client::{self, Answer};
 use crate::cluster::{self, Router, eventually};
 use crate::patience::too_long;
@@ -327,6 +328,24 @@ async fn without_a_registered_prefill_worker_nothing_is_sent_and_the_error_says_
     pairs.prefills[0].set_registered(true);
     let pairs = pairs.up().await;
     assert!(pairs.prefills[0].asked("/route?prefill_dp_rank=-1") > 0);
+}
+
+#[tokio::test]
+async fn a_decode_worker_without_a_prefill_worker_in_its_zone_gets_nothing() {
+    for policy in [Policy::CacheAware, Policy::RoundRobin] {
+        let pairs = Pairs::with(2, 2, &[], |config| {
+            one_pair_in_a_zone(config);
+            config.routing.policy = policy;
+        });
+        let pairs = pairs.await.up().await;
+        for round in 0..12 {
+            let body = chat(&format!("round {round}"), round % 2 == 0);
+            let answer = pairs.ask(&body).await;
+            assert_eq!(answer.status, 200, "{policy:?}: {}", answer.text());
+        }
+        assert_eq!(pairs.prefills[0].bodies().len(), 0, "{policy:?}");
+        assert_eq!(pairs.decodes[1].bodies().len(), 0, "{policy:?}");
+    }
 }
 
 #[tokio::test]
