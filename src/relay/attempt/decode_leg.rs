@@ -82,10 +82,6 @@ impl LegContext<'_> {
     ) -> Result<exchange::Answer, DecodeFailure> {
         let Self { plan, settings, .. } = *self;
         let mut answer = pin!(self.decode_leg(&body, now, span));
-        if !settings.connector.needs_bootstrap() {
-            // The decode engine itself reports a failed transfer.
-            return answer.await;
-        }
         let patience = if plan.is_stream {
             settings.transfer_timeout
         } else {
@@ -93,6 +89,13 @@ impl LegContext<'_> {
             2 * settings.transfer_timeout
         };
         let watched_until = now + patience;
+        if !plan.is_stream {
+            self.prefill.set_done(watched_until);
+        }
+        if !settings.connector.needs_bootstrap() {
+            // The decode engine itself reports a failed transfer.
+            return answer.await;
+        }
         loop {
             if self.is_prefill_gone() {
                 return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));

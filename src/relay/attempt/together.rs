@@ -199,6 +199,7 @@ impl LegContext<'_> {
                                 span.end(now);
                             }
                             end_prefill(computing, now);
+                            self.prefill.set_done(now);
                             // An answer that is not streamed comes at its end.
                             if self.plan.is_stream {
                                 silent_at = Some(now + self.settings.transfer_timeout);

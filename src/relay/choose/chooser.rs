@@ -1,7 +1,7 @@
 //! From a plan to a worker, or to a prefill and a decode worker: one cache lookup, and a view of the fleet for each
 //! role.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
@@ -110,6 +110,7 @@ impl<'c> Chooser<'c> {
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
+                    done_at: OnceLock::new(),
                 }
             });
             if plan.group.is_adapter {

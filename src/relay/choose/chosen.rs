@@ -1,6 +1,7 @@
 //! What was chosen for a request, and what that promises its workers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
@@ -137,6 +138,8 @@ pub(in crate::relay) struct Prefill {
     pub(super) _trial: Option<Trial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
+    /// See [`Prefill::is_needed`].
+    pub(super) done_at: OnceLock<Instant>,
 }
 
 /// The prefill leg of a disaggregated request.
@@ -150,6 +153,16 @@ pub(in crate::relay) struct PrefillLeg {
 }
 
 impl Prefill {
+    /// The decode worker has the prompt's blocks by then.
+    pub(in crate::relay) fn set_done(&self, at: Instant) {
+        let _ = self.done_at.set(at);
+    }
+
+    /// False once the answer goes on whatever becomes of this worker.
+    pub(in crate::relay) fn is_needed(&self, now: Instant) -> bool {
+        self.done_at.get().is_none_or(|at| now < *at)
+    }
+
     /// `tokens`: the prompt's, and those that the worker had cached.
     pub(in crate::relay) fn leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
