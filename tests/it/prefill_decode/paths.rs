@@ -15,6 +15,7 @@ use crate::client::{self, Answer};
 use crate::cluster::{
     Cluster, Engine, eventually, fast, generating, router_connector, unhurried, with_role,
 };
+use crate::failures::several_clients;
 
 const NIXL: worker::Connector = worker::Connector::Nixl;
 
@@ -462,7 +463,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
 
 #[tokio::test]
 async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
-    let cluster = pairs(2, NIXL, fast(), |_| {}).await;
+    let cluster = pairs(2, NIXL, fast(), several_clients).await;
     let fails = transfer_faults(TransferFaults {
         no_params: true,
         ..TransferFaults::default()
@@ -471,7 +472,13 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     let split_by = async |number: usize| {
         let body = json!({"model": "sim", "max_tokens": 2,
             "prompt": format!("{number} is the number. ").repeat(40)});
-        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+        let address = format!("198.51.100.{number}");
+        let headers = [
+            ("x-warmroute-decision", "1"),
+            ("x-forwarded-for", &*address),
+        ];
+        let (api, body) = (cluster.router.api, body.to_string());
+        let answer = client::send(api, "POST", "/v1/completions", &headers, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(decision(&answer, "disaggregated"), "yes");
         assert_eq!(decision(&answer, "prefill"), "w1");
@@ -479,7 +486,7 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     for number in 0..24 {
         split_by(number).await;
     }
-    // After three in a row it is not asked, but it is not down either.
+    // After the failures of three clients in a row it is not asked, but it is not down either.
     let row = cluster.worker("w0").await;
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "open");
     assert_eq!(row["circuit_breaker"], "closed");
