@@ -333,7 +333,7 @@ impl ModelState {
         }
     }
 
-    /// Reports to a prefill worker's KV transfer circuit breaker that a decode worker has the blocks of a client's prompt.
+    /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
     pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey) {
         self.transfer_evidence.on_success(prefill.id, client);
         if prefill.kv_transfer_breaker.on_success(observe::now()) {
@@ -341,8 +341,8 @@ impl ModelState {
         }
     }
 
-    /// Reports to a prefill worker's KV transfer circuit breaker that a client's request has no blocks of its prompt: the engines'
-    /// errors do not say whether that is due to the request.
+    /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not say
+    /// whether that is due to the client's request.
     pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
         let now = observe::now();
         let breaker = &prefill.kv_transfer_breaker;
