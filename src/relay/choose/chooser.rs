@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, Trial};
+use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, TransferTrial, Trial};
 use super::failed_workers::FailedWorkers;
 use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
@@ -83,15 +83,15 @@ impl<'c> Chooser<'c> {
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
-            let mut prefill_trial = None;
+            let (mut prefill_trial, mut transfer_trial) = (None, None);
             if let Split::Pair(decision) = split {
                 let prefill = plan.group.worker(decision.index);
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
                 let mut is_admitted = || {
-                    let admitted = self.admit(plan, prefill, now)?;
-                    prefill_trial = admitted;
-                    prefill.kv_transfer_breaker.admit(now).then_some(())
+                    prefill_trial = self.admit(plan, prefill, now)?;
+                    transfer_trial = admit_transfer(prefill, now)?;
+                    Some(())
                 };
                 if !may_both || (may_admit && is_admitted().is_none()) {
                     failed.prefill.push(prefill.id);
@@ -110,6 +110,7 @@ impl<'c> Chooser<'c> {
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
+                    _transfer_trial: transfer_trial,
                     done_at: OnceLock::new(),
                 }
             });
@@ -297,6 +298,17 @@ impl<'c> Chooser<'c> {
         let settings = self.disaggregation;
         settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
+}
+
+/// Has the circuit breaker of a prefill worker's KV transfers admit the request, which may be its trial then. `None` if it does
+/// not.
+fn admit_transfer(prefill: &Arc<Worker>, now: Instant) -> Option<Option<TransferTrial>> {
+    let breaker = &prefill.kv_transfer_breaker;
+    if !breaker.admit(now) {
+        return None;
+    }
+    let is_trial = breaker.state() == State::HalfOpen;
+    Some(is_trial.then(|| TransferTrial(prefill.clone())))
 }
 
 /// A worker for the whole request where decode workers take none.

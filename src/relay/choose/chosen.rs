@@ -136,6 +136,7 @@ pub(in crate::relay) struct Prefill {
     pub(in crate::relay) decision: Decision,
     pub(in crate::relay) worker: Arc<Worker>,
     pub(super) _trial: Option<Trial>,
+    pub(super) _transfer_trial: Option<TransferTrial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
     /// See [`Prefill::is_needed`].
@@ -182,5 +183,36 @@ pub(in crate::relay) struct Trial(pub(super) Arc<Worker>);
 impl Drop for Trial {
     fn drop(&mut self) {
         self.0.breaker.release_trial(observe::now());
+    }
+}
+
+/// As [`Trial`], of the circuit breaker of a prefill worker's KV transfers.
+#[derive(Debug)]
+pub(in crate::relay) struct TransferTrial(pub(super) Arc<Worker>);
+
+impl Drop for TransferTrial {
+    fn drop(&mut self) {
+        self.0.kv_transfer_breaker.release_trial(observe::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::registry::tests::worker;
+
+    #[test]
+    fn a_trial_of_kv_transfers_that_shows_nothing_leaves_it_to_the_next_request() {
+        let (prefill, now) = (worker("p"), observe::now());
+        let breaker = &prefill.kv_transfer_breaker;
+        while !breaker.on_failure(now) {}
+        let later = now + Duration::from_secs(3_600);
+        assert!(breaker.admit(later));
+        let trial = TransferTrial(prefill.clone());
+        assert!(!breaker.may_admit(later));
+        drop(trial);
+        assert!(breaker.may_admit(later));
     }
 }
