@@ -19,8 +19,8 @@ use crate::prompt::Api;
 const PATH: &str = "/abort_request";
 const TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
-/// Requests to abort that are sent at the same time: an engine that does not answer keeps back no others' aborts before health
-/// checks have found it.
+/// Requests to abort that are sent at the same time, so that an engine that does not answer keeps back no others' aborts
+/// before health checks have found it.
 const MAX_AT_ONCE: usize = 16;
 /// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
 const MAX_QUEUED: usize = 1_024;
@@ -139,5 +139,43 @@ impl Drop for AbortOnDrop {
         {
             self.aborts.count("dropped");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::fleet::Member;
+    use crate::fleet::health::Health;
+    use crate::fleet::registry::tests::{member, registry};
+
+    #[tokio::test]
+    async fn a_worker_that_is_down_is_not_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let engine = Member {
+            address: listener.local_addr().unwrap().to_string(),
+            ..member("a")
+        };
+        let fleet = registry(&[]);
+        fleet.set_members("static", vec![engine]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        fleet.set_health(worker.id, Health::Down);
+        let aborts = Aborts::new(&Registry::default());
+        let body = Bytes::from_static(br#"{"model":"m"}"#);
+        drop(aborts.guard(Api::Chat, &body, &worker, "id".to_owned()));
+        let failed = aborts.requests.with_label_values(&["failed"]);
+        let counted = async {
+            while failed.get() == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = aborts.clone().run() => panic!("it runs until it is dropped"),
+            () = counted => {}
+        }
+        assert!(listener.accept().is_err(), "it was asked");
     }
 }

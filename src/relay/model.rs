@@ -341,8 +341,8 @@ impl ModelState {
         }
     }
 
-    /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not say
-    /// whether that is due to the client's request.
+    /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
+    /// say whether that is due to the client's request.
     pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
         let now = observe::now();
         let breaker = &prefill.kv_transfer_breaker;

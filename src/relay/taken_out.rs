@@ -1,6 +1,6 @@
 //! A worker that health checks or its circuit breaker take out releases the requests that wait for its answer: they are tried
 //! at another worker at once. Only those of which the client has nothing yet, and never those for which the engine itself may have
-//! run tools: what a tool does would be done twice. A prefill worker counts until the decode worker has the prompt's blocks.
+//! run tools: what a tool does would be done twice. A prefill worker counts until the decode worker has the blocks.
 //!
 //! Requests stay where they are as long as no other worker could take them, and while the retry budget is used up.
 

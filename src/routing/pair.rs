@@ -71,9 +71,9 @@ pub struct Pair {
 }
 
 /// Chooses a decode worker and, if that lacks enough of the prompt, a prefill worker. `may_pair(prefill, decode)`
-/// is true if KV can be transferred between the two. `computes_alone(decode)` is true if the worker may compute the prompt
-/// where no prefill worker can; one that may not comes after all that can be sent the request. `None` if no decode worker is
-/// usable. Policies other than `cache_aware` choose the decode worker first and on its own.
+/// is true if KV can be transferred between the two. `computes_alone(decode)` is true if the worker may compute the
+/// prompt where no prefill worker can; one that may not comes after all that can be sent the request. `None` if no
+/// decode worker is usable. Policies other than `cache_aware` choose the decode worker first and on its own.
 pub fn decide(
     settings: &Settings,
     routing: &super::Settings,

@@ -301,7 +301,9 @@ impl State {
             Fault::Hang => return std::future::pending().await,
             Fault::Slow(time) => tokio::time::sleep(time).await,
             Fault::Refusal => {
-                let error = json!({"error": {"object": "error", "message": "as the test wants it", "type": "BadRequestError", "code": 400}});
+                let error =
+                    json!({"object": "error", "message": "as the test wants it", "code": 400});
+                let error = json!({"error": error});
                 return answer(format!("{EVENTS}data: {error}\n\ndata: [DONE]\n\n")).await;
             }
             Fault::None | Fault::Transfer(_) | Fault::Silent => {}

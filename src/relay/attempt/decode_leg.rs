@@ -126,8 +126,8 @@ impl LegContext<'_> {
         }
     }
 
-    /// What the decode leg's end means for the attempt. `tokens`: the prompt's, and those that the prefill worker had cached, if
-    /// it says so.
+    /// What the decode leg's end means for the attempt. `tokens`: the prompt's, and those that the prefill worker had
+    /// cached, if it says so.
     pub(super) fn decode_ended(
         &self,
         decoded: Result<Decoded, DecodeFailure>,

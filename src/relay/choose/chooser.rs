@@ -300,8 +300,8 @@ impl<'c> Chooser<'c> {
     }
 }
 
-/// Has the circuit breaker of a prefill worker's KV transfers admit the request, which may be its trial then. `None` if it does
-/// not.
+/// Has the circuit breaker of a prefill worker's KV transfers admit the request, which may be its trial then. `None` if
+/// it does not.
 fn admit_transfer(prefill: &Arc<Worker>, now: Instant) -> Option<Option<TransferTrial>> {
     let breaker = &prefill.kv_transfer_breaker;
     if !breaker.admit(now) {

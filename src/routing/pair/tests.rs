@@ -267,8 +267,8 @@ fn table(rows: &[Row], bounds: bool) -> Table {
 }
 
 /// The cost formula of the module header, written independently: the decode worker's cost, whether the request
-/// would be disaggregated, and the cost of every prefill worker. Decode workers that may not compute alone count only where
-/// no other can be sent the request.
+/// would be disaggregated, and the cost of every prefill worker. Decode workers that may not compute alone count only
+/// where no other can be sent the request.
 fn model(
     prompt_tokens: u32,
     prefill: &[Row],
