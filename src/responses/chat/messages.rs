@@ -3,7 +3,7 @@
 //! Written like this because templates are strict: one system message at the head, no two assistant messages in a row,
 //! and the outputs of calls directly after their assistant message, in the order of the calls.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -106,7 +106,7 @@ impl<'a> Messages<'a> {
     /// An output belongs to the first call before it with its id that has none yet: engines may give the same id in
     /// every turn.
     fn pair_outputs(&mut self, items: &[Members<'a>]) {
-        let mut open: FxHashMap<String, VecDeque<usize>> = FxHashMap::default();
+        let mut open: HashMap<String, VecDeque<usize>> = HashMap::new();
         for (index, item) in items.iter().enumerate() {
             let id = || item.text("call_id").unwrap_or_default();
             match item.text("type").as_deref() {

@@ -2,8 +2,7 @@
 //! Pure.
 
 use std::borrow::Cow;
-
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
@@ -14,6 +13,8 @@ use crate::responses::members::{self, Members, put, put_comma, put_string, put_t
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
+/// Types of tools that are named when they are left out. The header that names them has room for about as many.
+const MAX_LEFT_OUT: usize = 32;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
@@ -155,7 +156,7 @@ pub(super) enum Tool {
 #[derive(Clone, Debug, Default)]
 pub(in crate::responses) struct AnsweredTools {
     /// By the name that the model knows.
-    tools: FxHashMap<String, Tool>,
+    tools: HashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
     /// Types of tools that were left out.
@@ -174,7 +175,7 @@ impl AnsweredTools {
     /// What the answer to a request with this native body needs of it. What cannot be read was refused before.
     pub(in crate::responses) fn of(native: &[u8]) -> Self {
         let native = Members::of_bytes(native).unwrap_or_default();
-        let mut tools = FxHashMap::default();
+        let mut tools = HashMap::new();
         let mut left_out: Vec<String> = Vec::new();
         let list = native.get("tools").and_then(members::objects);
         for tool in list.unwrap_or_default() {
@@ -196,7 +197,8 @@ impl AnsweredTools {
                 }
                 kind => {
                     let kind = kind.unwrap_or_default();
-                    if !left_out.iter().any(|known| known == kind) {
+                    let has_room = left_out.len() < MAX_LEFT_OUT;
+                    if has_room && !left_out.iter().any(|known| known == kind) {
                         left_out.push(kind.to_owned());
                     }
                 }
