@@ -3,7 +3,7 @@
 //! Written like this because templates are strict: one system message at the head, no two assistant messages in a row,
 //! and the outputs of calls directly after their assistant message, in the order of the calls.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -114,7 +114,7 @@ impl<'a> Messages<'a> {
     /// every turn. Returns whether the last item is to be continued.
     fn pair_outputs(&mut self, input: &'a str) -> Result<bool, NotConvertible> {
         let no_items = || NotConvertible::new("input", "is no list of items");
-        let mut open: FxHashMap<String, VecDeque<usize>> = FxHashMap::default();
+        let mut open: HashMap<String, VecDeque<usize>> = HashMap::new();
         let mut continues = false;
         let items = known_json::objects(input).ok_or_else(no_items)?;
         for (index, item) in items.enumerate() {

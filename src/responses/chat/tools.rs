@@ -2,8 +2,7 @@
 //! Pure.
 
 use std::borrow::Cow;
-
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
@@ -15,12 +14,11 @@ use crate::responses::members::{self, Members, put, put_comma, put_string, put_t
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
+/// Types of tools that are named when they are left out. The header that names them has room for about as many, and
+/// each type of a request is compared with all that are named.
+const MAX_LEFT_OUT: usize = 32;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
-
-/// Types of left-out tools that an answer names. Its header has room for fewer, and each type of a request is compared
-/// with all that are named.
-const LEFT_OUT_MAX: usize = 64;
 
 /// The list of functions, in the order of the tools; `None` if there is none.
 pub(super) fn chat_tools(
@@ -158,7 +156,7 @@ pub(super) enum Tool {
 #[derive(Clone, Debug, Default)]
 pub(in crate::responses) struct AnsweredTools {
     /// By the name that the model knows.
-    tools: FxHashMap<String, Tool>,
+    tools: HashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
     /// Types of tools that were left out: of many, the first ones.
@@ -177,7 +175,7 @@ impl AnsweredTools {
     /// What the answer to a request with this native body needs of it. What cannot be read was refused before.
     pub(in crate::responses) fn of(native: &[u8]) -> Self {
         let native = Members::of_bytes(native).unwrap_or_default();
-        let mut tools = FxHashMap::default();
+        let mut tools = HashMap::new();
         let mut left_out: Vec<String> = Vec::new();
         for tool in known_json::each_object(native.get("tools")) {
             let name = tool.text("name").unwrap_or_default();
@@ -197,8 +195,8 @@ impl AnsweredTools {
                 }
                 kind => {
                     let kind = kind.unwrap_or_default();
-                    let is_named = left_out.iter().any(|known| known == kind);
-                    if !is_named && left_out.len() < LEFT_OUT_MAX {
+                    let has_room = left_out.len() < MAX_LEFT_OUT;
+                    if has_room && !left_out.iter().any(|known| known == kind) {
                         left_out.push(kind.to_owned());
                     }
                 }
