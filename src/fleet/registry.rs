@@ -248,13 +248,16 @@ impl Registry {
     }
 
     /// Stores what an engine reports about itself. The entries of its models contain the time, so they differ in every
-    /// response; only other changes publish a new snapshot.
+    /// response; only other changes publish a new snapshot, such as another context length of an engine that has restarted.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
         let mut state = self.state.lock();
         let has_changed = state.entry(id).is_some_and(|entry| {
             let stored = &entry.status.facts;
             stored.version != facts.version
+                || stored.engine != facts.engine
                 || stored.base != facts.base
+                || stored.adapters != facts.adapters
+                || stored.max_model_len != facts.max_model_len
                 || stored.block_size != facts.block_size
                 || stored.prefix_caching != facts.prefix_caching
                 || stored.lacks_responses != facts.lacks_responses
@@ -262,6 +265,7 @@ impl Registry {
                 || stored.event_endpoints != facts.event_endpoints
                 || stored.unusable_events != facts.unusable_events
                 || stored.load_endpoints != facts.load_endpoints
+                || stored.entries_hash != facts.entries_hash
                 || !stored.models.keys().eq(facts.models.keys())
         });
         if !has_changed {
@@ -546,6 +550,48 @@ pub(crate) mod tests {
         registry.set_health(id, Health::Up);
         assert_eq!(group_of(&registry, "m"), Some(vec!["a".to_owned()]));
         assert!(registry.snapshot().is_ready());
+    }
+
+    #[test]
+    fn an_engine_that_restarts_with_another_context_length_is_known_with_it() {
+        let registry = registry(&["a", "b"]);
+        let ids: Vec<WorkerId> = {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter();
+            workers.map(|status| status.worker.id).collect()
+        };
+        let of = |tokens: u32, entries_hash: u64| {
+            let card = RawValue::from_string(format!("{{\"max_model_len\":{tokens}}}")).unwrap();
+            Facts {
+                models: [("m".into(), card)].into(),
+                entries_hash,
+                max_model_len: Some(tokens),
+                ..Facts::default()
+            }
+        };
+        let published = || {
+            let snapshot = registry.snapshot();
+            let group = &snapshot.models["m"];
+            let tokens = snapshot.workers[0].facts.max_model_len;
+            let too_short = group.context_lengths.too_short(10_000).count();
+            (tokens, group.card.get().to_owned(), too_short)
+        };
+        for id in &ids {
+            registry.set_health(*id, Health::Up);
+            registry.set_facts(*id, of(16_384, 0));
+        }
+        let card = |tokens: u32| format!("{{\"max_model_len\":{tokens}}}");
+        assert_eq!(published(), (Some(16_384), card(16_384), 0));
+        registry.set_facts(ids[0], of(4_096, 0));
+        assert_eq!(published(), (Some(4_096), card(16_384), 1));
+        registry.set_facts(ids[1], of(2_048, 0));
+        assert_eq!(published(), (Some(4_096), card(4_096), 1));
+        // Nothing that routing uses differs, but what clients are shown does.
+        let changes = registry.changes();
+        registry.set_facts(ids[0], of(4_096, 0));
+        assert!(!changes.has_changed().unwrap());
+        registry.set_facts(ids[0], of(4_096, 1));
+        assert!(changes.has_changed().unwrap());
     }
 
     #[test]

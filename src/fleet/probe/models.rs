@@ -1,6 +1,7 @@
 //! What an engine says about itself, beside its health and its load.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -28,6 +29,9 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         /// The base model's name, in an adapter's entry.
         #[serde(default)]
         parent: Option<String>,
+        /// Where the weights are from. Its type is the engine's business.
+        #[serde(default)]
+        root: Option<Box<RawValue>>,
         #[serde(default)]
         max_model_len: Option<u64>,
     }
@@ -52,6 +56,13 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
             let tokens = entry.max_model_len.filter(|tokens| *tokens > 0);
             facts.max_model_len = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         }
+        // Without `created` and `permission`, which vLLM makes anew for each response.
+        let root = entry.root.as_deref().map(RawValue::get);
+        let (owner, parent) = (&entry.owned_by, &entry.parent);
+        let mut hasher = DefaultHasher::new();
+        (&model, owner, parent, root, entry.max_model_len).hash(&mut hasher);
+        // In whatever order the engine lists them.
+        facts.entries_hash = facts.entries_hash.wrapping_add(hasher.finish());
         facts.models.insert(model, card);
     }
     Ok(facts)
