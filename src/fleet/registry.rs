@@ -68,6 +68,8 @@ struct State {
     lists: BTreeMap<String, Vec<Member>>,
     /// Addresses listed with different roles. Each was logged.
     role_conflicts: BTreeSet<String>,
+    /// Workers that are called by their address because another one has their name: address -> the name that is listed.
+    name_conflicts: BTreeMap<String, String>,
     /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
     departed: Departed,
@@ -190,7 +192,13 @@ impl Registry {
         let Membership {
             mut members,
             role_conflicts,
-        } = Membership::merge(state.lists.values().flatten());
+            name_conflicts,
+        } = {
+            let present = state.entries.iter().map(|entry| &entry.member);
+            let names = present.map(|member| (&*member.address, &*member.name));
+            let listed = state.lists.values().flatten();
+            Membership::merge(listed, &names.collect(), &state.name_conflicts)
+        };
         for address in role_conflicts.difference(&state.role_conflicts) {
             let member = members.iter().find(|member| member.address == *address);
             warn!(
@@ -200,6 +208,7 @@ impl Registry {
             );
         }
         state.role_conflicts = role_conflicts;
+        state.name_conflicts = name_conflicts;
         let max_workers = self.settings().max_workers;
         if members.len() > max_workers {
             warn!(
@@ -729,6 +738,50 @@ pub(crate) mod tests {
             assert_eq!(names, ["a", "x:2"]);
             assert_eq!(snapshot.workers[1].worker.id, WorkerId(1));
         }
+        // It stays what it is when the other one leaves and when that comes back, in whatever order they are listed.
+        assert!(registry.set_drained("x:2", true));
+        for listed in [vec!["x:2"], vec!["x:2", "x:1"], vec!["x:1", "x:2"]] {
+            registry.set_members("static", listed.into_iter().map(at).collect());
+            let snapshot = registry.snapshot();
+            let mut workers = snapshot.workers.iter();
+            let found = workers.find(|status| status.worker.id == WorkerId(1));
+            let second = found.unwrap();
+            assert_eq!((&*second.worker.name, second.draining), ("x:2", true));
+            let mut workers = snapshot.workers.iter();
+            let has_name = workers.any(|status| &*status.worker.name == "a");
+            assert_eq!(has_name, snapshot.workers.len() == 2);
+        }
+        // Nor does a third one take the name of the first.
+        let first = registry.snapshot().workers[1].worker.id;
+        registry.set_members("static", vec![at("x:3"), at("x:1")]);
+        let snapshot = registry.snapshot();
+        let workers = snapshot.workers.iter().map(|status| &status.worker);
+        let names: Vec<(WorkerId, &str)> =
+            workers.map(|worker| (worker.id, &*worker.name)).collect();
+        assert_eq!(names[0], (first, "a"));
+        assert_eq!(names[1].1, "x:3");
+    }
+
+    #[test]
+    fn a_worker_that_gets_another_name_of_its_own_is_called_by_it() {
+        let registry = registry(&[]);
+        let at = |address: &str, name: &str| Member {
+            address: address.to_owned(),
+            ..member(name)
+        };
+        let names = || {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter().map(|status| &status.worker);
+            workers
+                .map(|worker| worker.name.to_string())
+                .collect::<Vec<_>>()
+        };
+        // Without a name in the list it has its address.
+        registry.set_members("static", vec![at("x:1", "x:1")]);
+        registry.set_members("static", vec![at("x:1", "a"), at("x:2", "a")]);
+        assert_eq!(names(), ["a", "x:2"]);
+        registry.set_members("static", vec![at("x:1", "a"), at("x:2", "b")]);
+        assert_eq!(names(), ["a", "b"]);
     }
 
     #[test]
