@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::circuit_breaker;
 use super::departed::Departed;
+use super::departed_models::DepartedModels;
 use super::entry::Entry;
 use super::freed::Freed;
 use super::health::{self, Health};
@@ -29,6 +30,7 @@ use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
 use crate::ids::{Model, WorkerId};
+use crate::observe;
 
 /// Who looks through the whole fleet after a change waits so long before doing it again.
 pub const CHANGES_APART: Duration = Duration::from_millis(10);
@@ -73,6 +75,7 @@ struct State {
     /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
     departed: Departed,
+    departed_models: DepartedModels,
     /// The models of a worker that has reported none yet.
     no_models: Arc<ModelSet>,
 }
@@ -155,6 +158,12 @@ impl Registry {
         self.state.lock().departed.running().collect()
     }
 
+    /// Whether the last worker of a model left lately, and none has said since that it serves it.
+    pub fn lost_lately(&self, model: &str) -> bool {
+        let state = self.state.lock();
+        state.departed_models.contains(observe::now(), model)
+    }
+
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
@@ -222,8 +231,12 @@ impl Registry {
             .map(|member| (member.address.as_str(), member))
             .collect();
         let State {
-            entries, departed, ..
+            entries,
+            departed,
+            departed_models,
+            ..
         } = &mut *state;
+        let mut left = Vec::new();
         entries.retain_mut(|entry| {
             // A worker of another name, role or TLS is a new one, with new connections.
             let member = listed.remove(entry.member.address.as_str());
@@ -231,10 +244,21 @@ impl Registry {
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
                 departed.add(&entry.member, &entry.status.worker);
+                left.push(entry.models.clone());
                 listed.extend(member.map(|member| (member.address.as_str(), member)));
             }
             stays
         });
+        if !left.is_empty() {
+            let rest = entries.iter().map(|entry| &entry.models);
+            let forgotten = departed_models.on_left(observe::now(), &left, rest);
+            if forgotten > 0 {
+                warn!(
+                    forgotten,
+                    "more models lost their last worker than are remembered; requests for the first ones get 404"
+                );
+            }
+        }
         for member in &members {
             if listed.contains_key(member.address.as_str()) {
                 info!(worker = %member.name, address = member.address, role = %member.role, "worker joined");
@@ -281,6 +305,7 @@ impl Registry {
             return;
         }
         let models = ModelSet::of(&facts, state.entries.iter().map(|entry| &entry.models));
+        state.departed_models.on_served(&models);
         if let Some(entry) = state.entry(id) {
             entry.status.facts = Arc::new(facts);
             entry.models = models;
@@ -718,6 +743,22 @@ pub(crate) mod tests {
         registry.set_health(registry.snapshot().workers[0].worker.id, Health::Down);
         assert_eq!(group_of(&registry, "m"), Some(vec![]));
         assert_eq!(group_of(&registry, "other"), None);
+    }
+
+    #[test]
+    fn a_model_is_lost_with_its_last_worker_until_another_one_serves_it() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        registry.set_members("static", vec![member("b")]);
+        assert!(!registry.lost_lately("m"), "b serves it");
+        registry.set_members("static", vec![member("c")]);
+        assert_eq!(group_of(&registry, "m"), None);
+        assert!(registry.lost_lately("m") && !registry.lost_lately("other"));
+        bring_up(&registry, "m");
+        assert!(!registry.lost_lately("m"));
+        // An engine that serves another model now has not left.
+        bring_up(&registry, "other");
+        assert!(!registry.lost_lately("m"));
     }
 
     #[test]
