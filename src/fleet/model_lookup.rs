@@ -12,8 +12,8 @@ use tokio::sync::{Notify, watch};
 use crate::observe::metrics::words;
 use crate::units::DurationText;
 
-/// Requests that wait at the same time. For further ones no worker serves their model. Far more than clients that wait for one
-/// adapter, and little memory if they only have a name wrong.
+/// Requests that wait at the same time. For further ones no worker serves their model. Far more than clients that wait for
+/// one adapter, and little memory if they only have a name wrong.
 const MAX_WAITING: u32 = 1_024;
 
 /// What a request does that names a model of which no worker is known, or an adapter that not all workers of its base model
