@@ -25,7 +25,9 @@ mod worker_tls;
 
 use std::path::Path;
 
-pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile, parse_workers};
+pub use self::discovery::{
+    DiscoveryEntry, DnsWorkers, ParsedWorkers, StaticWorkers, WorkersFile, parse_workers,
+};
 pub use self::effect::Effect;
 pub use self::flags::Flags;
 pub use self::load::{Refused, unreadable};

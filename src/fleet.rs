@@ -9,6 +9,7 @@ pub mod adapter_slots;
 pub mod circuit_breaker;
 pub mod context_lengths;
 mod departed;
+mod departed_models;
 pub mod discovery;
 pub mod engine;
 mod entry;

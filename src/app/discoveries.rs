@@ -12,9 +12,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::error;
 
-use crate::config::{Config, DiscoveryEntry, DnsWorkers, WorkersFile, parse_workers};
+use crate::config::{
+    Config, DiscoveryEntry, DnsWorkers, ParsedWorkers, WorkersFile, parse_workers,
+};
 use crate::fleet::discovery::dns::Dns;
-use crate::fleet::discovery::file::File;
+use crate::fleet::discovery::file::{File, ParsedList};
 use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::registry::Registry;
@@ -34,7 +36,16 @@ pub(super) fn file(listed: &WorkersFile, has_roles: bool) -> File {
         defaults,
     } = listed.clone();
     let name = path.clone();
-    let parse = move |text: &str| parse_workers(&name, text, &defaults, has_roles);
+    let parse = move |text: &str| {
+        let ParsedWorkers {
+            members,
+            mut secret_files,
+        } = parse_workers(&name, text, &defaults, has_roles);
+        ParsedList {
+            members,
+            have_files_changed: Box::new(move || secret_files.have_changed()),
+        }
+    };
     File::new(PathBuf::from(path), interval, Box::new(parse))
 }
 

@@ -1,11 +1,15 @@
 //! Where workers come from: the entries of `discovery`, and the file that one of them may name.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::reader::{Outside, Reader};
+use super::watched::{FileHash, WatchedFiles};
 use super::worker_tls;
 use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
@@ -119,16 +123,49 @@ fn some_urls_or_maps<'de, D: serde::Deserializer<'de>>(
     urls_or_maps(deserializer).map(Some)
 }
 
-/// The workers that a file lists, or what is wrong with it, in one line. `has_roles` says whether workers may be
-/// prefill or decode workers.
+/// What a file of workers says.
+#[derive(Debug)]
+pub struct ParsedWorkers {
+    /// The workers that it lists, or what is wrong with it, in one line.
+    pub members: Result<Vec<Member>, String>,
+    /// The files that secrets were read from.
+    pub secret_files: WatchedFiles,
+}
+
+/// Reads the text of a file of workers, and the files of its secrets. `has_roles` says whether workers may be prefill or
+/// decode workers.
 pub fn parse_workers(
     name: &str,
     text: &str,
     defaults: &WorkerDefaults,
     has_roles: bool,
+) -> ParsedWorkers {
+    let secret_files = RefCell::new(BTreeMap::new());
+    let read_file = |path: &str| {
+        let text = std::fs::read_to_string(path)?;
+        let hash = FileHash::of(text.as_bytes());
+        // Many workers may have one key. If it changes between two of them, the first content is known as the old one.
+        let mut files = secret_files.borrow_mut();
+        files.entry(PathBuf::from(path)).or_insert(hash);
+        Ok(text)
+    };
+    let outside = Outside {
+        read_file: &read_file,
+        ..Outside::of_process()
+    };
+    let (reader, listing) = Reader::read::<Listing>(name, text.as_bytes(), outside);
+    ParsedWorkers {
+        members: check_workers(reader, listing, defaults, has_roles),
+        secret_files: WatchedFiles::new(secret_files.into_inner()),
+    }
+}
+
+fn check_workers(
+    mut reader: Reader,
+    listing: Option<Listing>,
+    defaults: &WorkerDefaults,
+    has_roles: bool,
 ) -> Result<Vec<Member>, String> {
-    let (mut reader, listing) =
-        Reader::read::<Listing>(name, text.as_bytes(), Outside::of_process());
     if let Some(Listing { workers: None }) = listing {
         // A file that is being written is empty for a moment; `workers: []` says it on purpose.
         reader.problem("workers", "is missing");

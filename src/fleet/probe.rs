@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
 use self::schedule::{LoggedState, ProbeSchedule, Step, WorkerUse};
+use self::sleep::SleepPage;
 use super::engine::{Capabilities, Engine, READY_PATH};
 use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
@@ -137,8 +138,8 @@ impl Prober {
                 self.schedule.on_health(checked)
             }
             Step::AskIfAsleep => {
-                let is_sleeping = sleep::is_sleeping(worker, limit).await;
-                self.schedule.on_sleep_page(is_sleeping)
+                let page = sleep::ask(worker, limit).await;
+                self.schedule.on_sleep_page(page)
             }
             Step::Record { error, is_failure } => {
                 worker
@@ -422,7 +423,7 @@ pub async fn once(
 ) -> Result<(), String> {
     let probe = async {
         check_health(worker, None, limit).await?;
-        if sleep::is_sleeping(worker, limit).await == Some(true) {
+        if sleep::ask(worker, limit).await == SleepPage::Asleep {
             return Err(sleep::REASON.to_owned());
         }
         let mut facts = models::fetch(worker, limit).await?;

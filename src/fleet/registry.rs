@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::circuit_breaker;
 use super::departed::Departed;
+use super::departed_models::DepartedModels;
 use super::entry::Entry;
 use super::freed::Freed;
 use super::health::{self, Health};
@@ -29,6 +30,7 @@ use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
 use crate::ids::{Model, WorkerId};
+use crate::observe;
 
 /// Who looks through the whole fleet after a change waits so long before doing it again.
 pub const CHANGES_APART: Duration = Duration::from_millis(10);
@@ -68,9 +70,12 @@ struct State {
     lists: BTreeMap<String, Vec<Member>>,
     /// Addresses listed with different roles. Each was logged.
     role_conflicts: BTreeSet<String>,
+    /// Workers that are called by their address because another one has their name: address -> the name that is listed.
+    name_conflicts: BTreeMap<String, String>,
     /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
     departed: Departed,
+    departed_models: DepartedModels,
     /// The models of a worker that has reported none yet.
     no_models: Arc<ModelSet>,
 }
@@ -153,6 +158,12 @@ impl Registry {
         self.state.lock().departed.running().collect()
     }
 
+    /// Whether the last worker of a model left lately, and none has said since that it serves it.
+    pub fn lost_lately(&self, model: &str) -> bool {
+        let state = self.state.lock();
+        state.departed_models.contains(observe::now(), model)
+    }
+
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
@@ -190,7 +201,13 @@ impl Registry {
         let Membership {
             mut members,
             role_conflicts,
-        } = Membership::merge(state.lists.values().flatten());
+            name_conflicts,
+        } = {
+            let present = state.entries.iter().map(|entry| &entry.member);
+            let names = present.map(|member| (&*member.address, &*member.name));
+            let listed = state.lists.values().flatten();
+            Membership::merge(listed, &names.collect(), &state.name_conflicts)
+        };
         for address in role_conflicts.difference(&state.role_conflicts) {
             let member = members.iter().find(|member| member.address == *address);
             warn!(
@@ -200,6 +217,7 @@ impl Registry {
             );
         }
         state.role_conflicts = role_conflicts;
+        state.name_conflicts = name_conflicts;
         let max_workers = self.settings().max_workers;
         if members.len() > max_workers {
             warn!(
@@ -213,8 +231,12 @@ impl Registry {
             .map(|member| (member.address.as_str(), member))
             .collect();
         let State {
-            entries, departed, ..
+            entries,
+            departed,
+            departed_models,
+            ..
         } = &mut *state;
+        let mut left = Vec::new();
         entries.retain_mut(|entry| {
             // A worker of another name, role or TLS is a new one, with new connections.
             let member = listed.remove(entry.member.address.as_str());
@@ -222,10 +244,21 @@ impl Registry {
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
                 departed.add(&entry.member, &entry.status.worker);
+                left.push(entry.models.clone());
                 listed.extend(member.map(|member| (member.address.as_str(), member)));
             }
             stays
         });
+        if !left.is_empty() {
+            let rest = entries.iter().map(|entry| &entry.models);
+            let forgotten = departed_models.on_left(observe::now(), &left, rest);
+            if forgotten > 0 {
+                warn!(
+                    forgotten,
+                    "more models lost their last worker than are remembered; requests for the first ones get 404"
+                );
+            }
+        }
         for member in &members {
             if listed.contains_key(member.address.as_str()) {
                 info!(worker = %member.name, address = member.address, role = %member.role, "worker joined");
@@ -248,13 +281,16 @@ impl Registry {
     }
 
     /// Stores what an engine reports about itself. The entries of its models contain the time, so they differ in every
-    /// response; only other changes publish a new snapshot.
+    /// response; only other changes publish a new snapshot, such as another context length of an engine that restarted.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
         let mut state = self.state.lock();
         let has_changed = state.entry(id).is_some_and(|entry| {
             let stored = &entry.status.facts;
             stored.version != facts.version
+                || stored.engine != facts.engine
                 || stored.base != facts.base
+                || stored.adapters != facts.adapters
+                || stored.max_model_len != facts.max_model_len
                 || stored.block_size != facts.block_size
                 || stored.prefix_caching != facts.prefix_caching
                 || stored.lacks_responses != facts.lacks_responses
@@ -262,12 +298,14 @@ impl Registry {
                 || stored.event_endpoints != facts.event_endpoints
                 || stored.unusable_events != facts.unusable_events
                 || stored.load_endpoints != facts.load_endpoints
+                || stored.entries_hash != facts.entries_hash
                 || !stored.models.keys().eq(facts.models.keys())
         });
         if !has_changed {
             return;
         }
         let models = ModelSet::of(&facts, state.entries.iter().map(|entry| &entry.models));
+        state.departed_models.on_served(&models);
         if let Some(entry) = state.entry(id) {
             entry.status.facts = Arc::new(facts);
             entry.models = models;
@@ -565,6 +603,48 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_engine_that_restarts_with_another_context_length_is_known_with_it() {
+        let registry = registry(&["a", "b"]);
+        let ids: Vec<WorkerId> = {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter();
+            workers.map(|status| status.worker.id).collect()
+        };
+        let of = |tokens: u32, entries_hash: u64| {
+            let card = RawValue::from_string(format!("{{\"max_model_len\":{tokens}}}")).unwrap();
+            Facts {
+                models: [("m".into(), card)].into(),
+                entries_hash,
+                max_model_len: Some(tokens),
+                ..Facts::default()
+            }
+        };
+        let published = || {
+            let snapshot = registry.snapshot();
+            let group = &snapshot.models["m"];
+            let tokens = snapshot.workers[0].facts.max_model_len;
+            let too_short = group.context_lengths.too_short(10_000).count();
+            (tokens, group.card.get().to_owned(), too_short)
+        };
+        for id in &ids {
+            registry.set_health(*id, Health::Up);
+            registry.set_facts(*id, of(16_384, 0));
+        }
+        let card = |tokens: u32| format!("{{\"max_model_len\":{tokens}}}");
+        assert_eq!(published(), (Some(16_384), card(16_384), 0));
+        registry.set_facts(ids[0], of(4_096, 0));
+        assert_eq!(published(), (Some(4_096), card(16_384), 1));
+        registry.set_facts(ids[1], of(2_048, 0));
+        assert_eq!(published(), (Some(4_096), card(4_096), 1));
+        // Nothing that routing uses differs, but what clients are shown does.
+        let changes = registry.changes();
+        registry.set_facts(ids[0], of(4_096, 0));
+        assert!(!changes.has_changed().unwrap());
+        registry.set_facts(ids[0], of(4_096, 1));
+        assert!(changes.has_changed().unwrap());
+    }
+
+    #[test]
     fn a_worker_with_another_key_or_label_is_the_same_one() {
         let registry = registry(&["a"]);
         bring_up(&registry, "m");
@@ -682,6 +762,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_model_is_lost_with_its_last_worker_until_another_one_serves_it() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        registry.set_members("static", vec![member("b")]);
+        assert!(!registry.lost_lately("m"), "b serves it");
+        registry.set_members("static", vec![member("c")]);
+        assert_eq!(group_of(&registry, "m"), None);
+        assert!(registry.lost_lately("m") && !registry.lost_lately("other"));
+        bring_up(&registry, "m");
+        assert!(!registry.lost_lately("m"));
+        // An engine that serves another model now has not left.
+        bring_up(&registry, "other");
+        assert!(!registry.lost_lately("m"));
+    }
+
+    #[test]
     fn the_second_of_two_workers_with_one_name_is_named_by_its_address() {
         let registry = registry(&[]);
         let at = |address: &str| Member {
@@ -699,6 +795,50 @@ pub(crate) mod tests {
             assert_eq!(names, ["a", "x:2"]);
             assert_eq!(snapshot.workers[1].worker.id, WorkerId(1));
         }
+        // It stays what it is when the other one leaves and when that comes back, in whatever order they are listed.
+        assert!(registry.set_drained("x:2", true));
+        for listed in [vec!["x:2"], vec!["x:2", "x:1"], vec!["x:1", "x:2"]] {
+            registry.set_members("static", listed.into_iter().map(at).collect());
+            let snapshot = registry.snapshot();
+            let mut workers = snapshot.workers.iter();
+            let found = workers.find(|status| status.worker.id == WorkerId(1));
+            let second = found.unwrap();
+            assert_eq!((&*second.worker.name, second.draining), ("x:2", true));
+            let mut workers = snapshot.workers.iter();
+            let has_name = workers.any(|status| &*status.worker.name == "a");
+            assert_eq!(has_name, snapshot.workers.len() == 2);
+        }
+        // Nor does a third one take the name of the first.
+        let first = registry.snapshot().workers[1].worker.id;
+        registry.set_members("static", vec![at("x:3"), at("x:1")]);
+        let snapshot = registry.snapshot();
+        let workers = snapshot.workers.iter().map(|status| &status.worker);
+        let names: Vec<(WorkerId, &str)> =
+            workers.map(|worker| (worker.id, &*worker.name)).collect();
+        assert_eq!(names[0], (first, "a"));
+        assert_eq!(names[1].1, "x:3");
+    }
+
+    #[test]
+    fn a_worker_that_gets_another_name_of_its_own_is_called_by_it() {
+        let registry = registry(&[]);
+        let at = |address: &str, name: &str| Member {
+            address: address.to_owned(),
+            ..member(name)
+        };
+        let names = || {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter().map(|status| &status.worker);
+            workers
+                .map(|worker| worker.name.to_string())
+                .collect::<Vec<_>>()
+        };
+        // Without a name in the list it has its address.
+        registry.set_members("static", vec![at("x:1", "x:1")]);
+        registry.set_members("static", vec![at("x:1", "a"), at("x:2", "a")]);
+        assert_eq!(names(), ["a", "x:2"]);
+        registry.set_members("static", vec![at("x:1", "a"), at("x:2", "b")]);
+        assert_eq!(names(), ["a", "b"]);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct Status {
 pub struct Facts {
     /// Model name -> the engine's entry in `/v1/models`.
     pub models: BTreeMap<Model, Box<RawValue>>,
+    /// A hash of what these entries say, without what differs in every response.
+    pub entries_hash: u64,
     /// The first of `models` that is not an adapter. Cached blocks are indexed under this name, even if the
     /// model is served under several names.
     pub base: Option<Model>,

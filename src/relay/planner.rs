@@ -198,9 +198,9 @@ impl Relay {
     }
 
     /// The model's workers. If no worker is known to serve it, they are asked once more: it may be an adapter that was loaded
-    /// just now.
+    /// just now. A model that a worker may serve later lacks a worker, which clients wait for; it is not unknown.
     async fn group_or_look_up(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
-        match (self.group(model), model) {
+        let found = match (self.group(model), model) {
             (Err(Error::UnknownModel { .. }), Some(name)) => {
                 // Boxed, so that other requests do not carry its state.
                 let lookup = Box::pin(self.fleet().look_up(name)).await;
@@ -217,6 +217,12 @@ impl Relay {
             (Ok(group), _) if group.is_partial => {
                 self.fleet().look_for_adapters();
                 Ok(group)
+            }
+            (found, _) => found,
+        };
+        match (found, model) {
+            (Err(Error::UnknownModel { .. }), Some(name)) if self.may_know(name) => {
+                Err(no_worker(model))
             }
             (found, _) => found,
         }
@@ -318,6 +324,10 @@ fn no_group(fleet: &Snapshot, names: &Names, model: Option<&str>) -> Error {
         }
         None => return Error::NoModel { known },
     }
+    no_worker(model)
+}
+
+fn no_worker(model: Option<&str>) -> Error {
     Error::NoWorker {
         model: observe::shortened(model.unwrap_or_default()).to_owned(),
         retry_after: NO_WORKER_RETRY_AFTER,

@@ -11,6 +11,9 @@ use crate::openai::error::ApiError;
 /// The error code for a prompt that exceeds the context length of its model.
 pub(super) const TOO_LONG: &str = "context_length_exceeded";
 
+/// The error code for a model that does not exist.
+pub(super) const UNKNOWN_MODEL: &str = "model_not_found";
+
 /// The error for a client. Type and code are the router's own; only the message is the engine's.
 pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
     of_members(status, body, |param| param)
@@ -60,7 +63,7 @@ fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiE
     let is_too_long = too_long.iter().any(|phrase| message.contains(phrase));
     let (code, param) = match status {
         StatusCode::BAD_REQUEST if is_too_long => (TOO_LONG, "input"),
-        StatusCode::NOT_FOUND if param == "model" => ("model_not_found", "model"),
+        StatusCode::NOT_FOUND if param == "model" => (UNKNOWN_MODEL, "model"),
         StatusCode::TOO_MANY_REQUESTS => ("rate_limit_exceeded", ""),
         _ => ("", rename(&param)),
     };

@@ -784,7 +784,29 @@ fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
 }
 
 fn listed(text: &str, has_roles: bool) -> Result<Vec<Member>, String> {
-    parse_workers("w.yaml", text, &WorkerDefaults::default(), has_roles)
+    parse_workers("w.yaml", text, &WorkerDefaults::default(), has_roles).members
+}
+
+#[test]
+fn a_workers_file_says_which_files_its_secrets_are_in() {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    let text = format!(
+        "workers:\n- {{url: 'http://a:1', api_key: 'file:{0}'}}\n- {{url: 'http://b:1', api_key: 'file:{0}'}}\n",
+        key.path().display()
+    );
+    std::fs::write(key.path(), "one").unwrap();
+    let parse = || parse_workers("w.yaml", &text, &WorkerDefaults::default(), false);
+    let mut parsed = parse();
+    assert!(!parsed.secret_files.have_changed());
+    std::fs::write(key.path(), "another").unwrap();
+    assert!(parsed.secret_files.have_changed());
+    let keys_of = |members: Result<Vec<Member>, String>| {
+        let members = members.unwrap().into_iter();
+        let keys = members.map(|member| member.authorization.unwrap());
+        keys.collect::<Vec<_>>()
+    };
+    assert_eq!(keys_of(parsed.members), ["Bearer one"; 2]);
+    assert_eq!(keys_of(parse().members), ["Bearer another"; 2]);
 }
 
 #[test]

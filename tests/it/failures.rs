@@ -17,6 +17,7 @@ use crate::client::{self, Answer};
 use crate::cluster::{
     Cluster, Engine, Removed, Router, chat, config, eventually, fast, generating, unhurried,
 };
+use crate::model_names::{named, serving};
 use crate::patience::too_long;
 use crate::stub::Stub;
 
@@ -1236,6 +1237,97 @@ async fn a_worker_that_comes_up_later_is_found() {
     assert_eq!(cluster.admin("/readyz").await.status, 200);
     assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
     cluster.engines.push(engine);
+}
+
+/// A request for a model: status and code of its answer. One that may be sent again says when.
+async fn asked(cluster: &Cluster, model: &str) -> (u16, String) {
+    let body = chat("x", 1, false).replace("\"sim\"", &format!("\"{model}\""));
+    let answer = cluster.post(CHAT, body).await;
+    let has_time = !answer.header("retry-after").is_empty();
+    assert_eq!(has_time, answer.status == 503, "{}", answer.text());
+    (answer.status, answer.code())
+}
+
+fn unavailable() -> (u16, String) {
+    (503, "no_healthy_worker".to_owned())
+}
+
+fn unknown() -> (u16, String) {
+    (404, "model_not_found".to_owned())
+}
+
+#[tokio::test]
+async fn no_model_is_unknown_while_a_worker_has_not_said_what_it_serves() {
+    let one = Engine::here("one", serving("one")).await;
+    let mut two = Engine::here("two", serving("two")).await;
+    two.kill().await;
+    let mut config = config();
+    config.workers = vec![one.listed(), two.listed()];
+    let cluster = Cluster {
+        router: Router::here(&config).await,
+        engines: Vec::new(),
+    };
+    cluster.is_worker("one", "health", "up").await;
+    cluster.is_worker("two", "health", "down").await;
+    assert_eq!(asked(&cluster, "one").await.0, 200);
+    for model in ["two", "none"] {
+        assert_eq!(asked(&cluster, model).await, unavailable(), "{model}");
+    }
+    two.restart(serving("two")).await;
+    cluster.is_worker("two", "health", "up").await;
+    assert_eq!(asked(&cluster, "two").await.0, 200);
+    assert_eq!(asked(&cluster, "none").await, unknown());
+    // What it served is known now.
+    two.kill().await;
+    cluster.is_worker("two", "health", "down").await;
+    assert_eq!(asked(&cluster, "two").await, unavailable());
+    assert_eq!(asked(&cluster, "none").await, unknown());
+}
+
+#[tokio::test]
+async fn a_model_whose_last_worker_left_is_unavailable_and_not_unknown() {
+    let one = Engine::here("one", serving("one")).await;
+    let two = Engine::here("two", serving("two")).await;
+    let file = Removed::new("workers: []\n");
+    let list = |engines: &[&Engine]| {
+        let line = |engine: &&Engine| {
+            let (address, name) = (engine.address, &engine.name);
+            format!("  - {{url: 'http://{address}', name: {name}}}\n")
+        };
+        let lines: String = engines.iter().map(line).collect();
+        std::fs::write(&file.0, format!("workers:\n{lines}")).unwrap();
+    };
+    list(&[&one, &two]);
+    let mut config = config();
+    config.discovery = vec![DiscoveryEntry::File(WorkersFile {
+        path: file.0.to_str().unwrap().to_owned(),
+        interval: Duration::from_millis(20),
+        defaults: WorkerDefaults::default(),
+    })];
+    // A name that is configured, and that no worker has served so far.
+    config.models = named(json!([{"name": "cold"}]));
+    let cluster = Cluster {
+        router: Router::here(&config).await,
+        engines: Vec::new(),
+    };
+    for name in ["one", "two"] {
+        cluster.is_worker(name, "health", "up").await;
+    }
+    list(&[&one]);
+    eventually("two has left", async || {
+        cluster.worker("two").await.is_null()
+    })
+    .await;
+    for model in ["two", "cold"] {
+        assert_eq!(asked(&cluster, model).await, unavailable(), "{model}");
+    }
+    assert_eq!(asked(&cluster, "none").await, unknown());
+    let listed = cluster.get("/v1/models").await.json();
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(cluster.get("/v1/models/two").await.status, 404);
+    list(&[&one, &two]);
+    cluster.is_worker("two", "health", "up").await;
+    assert_eq!(asked(&cluster, "two").await.0, 200);
 }
 
 #[tokio::test]

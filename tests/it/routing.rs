@@ -463,13 +463,17 @@ async fn a_sleeping_engine_gets_nothing_until_it_wakes() {
     .await;
 }
 
-/// Two engines, of which the first takes short prompts only, and a router that takes a token for so many bytes.
-async fn short_and_long(bytes_per_token: f64) -> Cluster {
-    let of = |tokens: u32| Settings {
+/// An engine that takes so many tokens of a prompt and its answer.
+fn taking(tokens: u32) -> Settings {
+    Settings {
         context_tokens_max: tokens.try_into().unwrap(),
         ..fast()
-    };
-    Cluster::start(vec![of(1_024), of(16_384)], |config| {
+    }
+}
+
+/// Two engines, of which the first takes short prompts only, and a router that takes a token for so many bytes.
+async fn short_and_long(bytes_per_token: f64) -> Cluster {
+    Cluster::start(vec![taking(1_024), taking(16_384)], |config| {
         config.predicted.bytes_per_token = bytes_per_token;
     })
     .await
@@ -510,6 +514,28 @@ async fn a_prompt_goes_where_its_context_fits() {
     assert_eq!(answer.status, 400);
     let text = answer.text();
     assert!(text.contains("maximum context length is 16384"), "{text}");
+}
+
+#[tokio::test]
+async fn an_engine_that_restarted_with_a_shorter_context_gets_no_long_prompts() {
+    let mut cluster = short_and_long(4.0).await;
+    for (engine, tokens) in [(1, 1_024), (0, 16_384)] {
+        cluster.engines[engine].restart(taking(tokens)).await;
+        eventually("the longest context is known", async || {
+            let models = cluster.get("/v1/models").await.json();
+            models["data"][0]["max_model_len"] == tokens
+        })
+        .await;
+        cluster.all_up().await;
+    }
+    for number in 0..10 {
+        let (answer, decided) = cluster
+            .post_decided(CHAT, &long_chat(number, 3_000, 5))
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(decided.worker, "w0");
+    }
+    assert_eq!(sent_on(&cluster).await, 0.0);
 }
 
 #[tokio::test]

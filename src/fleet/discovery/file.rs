@@ -3,14 +3,35 @@
 //! The file is polled, not watched with inotify: polling also notices the symlink swap by which Kubernetes updates a
 //! mounted ConfigMap, and works on every file system.
 
+use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Discovery;
 use crate::fleet::Member;
+use crate::observe;
+
+/// A list that was refused is parsed again after this time even if its file did not change: what it names, such as the
+/// file of a key, may be there now. The configuration's own file is read again as often.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// Parses the file. The format belongs to the configuration.
-pub type Parse = Box<dyn Fn(&str) -> Result<Vec<Member>, String> + Send + Sync>;
+pub type Parse = Box<dyn Fn(&str) -> ParsedList + Send + Sync>;
+
+/// What a file lists.
+pub struct ParsedList {
+    pub members: Result<Vec<Member>, String>,
+    /// Whether a file that the list names, such as that of a key, has changed since it was read or since the last call.
+    pub have_files_changed: Box<dyn FnMut() -> bool + Send>,
+}
+
+impl fmt::Debug for ParsedList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParsedList")
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
+}
 
 pub struct File {
     /// `file:PATH`, unique among the discoveries in use.
@@ -18,11 +39,16 @@ pub struct File {
     path: PathBuf,
     interval: Duration,
     parse: Parse,
+    /// What was read last, or why it could not be.
     last: Option<Result<String, String>>,
+    /// Looks at the files that the last list names.
+    have_files_changed: Option<Box<dyn FnMut() -> bool + Send>>,
+    /// When the last list was refused, if it was.
+    refused: Option<Instant>,
 }
 
-impl std::fmt::Debug for File {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File")
             .field("path", &self.path)
             .finish_non_exhaustive()
@@ -37,7 +63,36 @@ impl File {
             interval,
             parse,
             last: None,
+            have_files_changed: None,
+            refused: None,
         }
+    }
+
+    /// Reads the file, and parses it if that may give something else than before.
+    fn look(&mut self, now: Instant) -> Option<Result<Vec<Member>, String>> {
+        // A few kilobytes every few seconds: a blocking read is cheaper than another thread.
+        let read = std::fs::read_to_string(&self.path)
+            .map_err(|error| format!("cannot read {}: {error}", self.path.display()));
+        let is_same = self.last.as_ref() == Some(&read);
+        if is_same && !self.is_parsed_again(now) {
+            return None;
+        }
+        self.last = Some(read.clone());
+        (self.have_files_changed, self.refused) = (None, None);
+        Some(read.and_then(|text| {
+            let list = (self.parse)(&text);
+            self.have_files_changed = Some(list.have_files_changed);
+            self.refused = list.members.is_err().then_some(now);
+            list.members
+        }))
+    }
+
+    /// Whether a text that is as it was is parsed again.
+    fn is_parsed_again(&mut self, now: Instant) -> bool {
+        let look = self.have_files_changed.as_mut();
+        let have_files_changed = look.is_some_and(|have_changed| have_changed());
+        let since_refused = self.refused.map(|at| now.saturating_duration_since(at));
+        have_files_changed || since_refused.is_some_and(|since| since >= RETRY)
     }
 }
 
@@ -51,30 +106,38 @@ impl Discovery for File {
             if self.last.is_some() {
                 tokio::time::sleep(self.interval).await;
             }
-            // A few kilobytes every few seconds: a blocking read is cheaper than another thread.
-            let read = std::fs::read_to_string(&self.path)
-                .map_err(|error| format!("cannot read {}: {error}", self.path.display()));
-            if self.last.as_ref() == Some(&read) {
-                continue;
+            if let Some(listed) = self.look(observe::now()) {
+                return listed;
             }
-            self.last = Some(read.clone());
-            return read.and_then(|text| (self.parse)(&text));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::fleet::registry::tests::member;
+
+    fn list(members: Result<Vec<Member>, String>) -> ParsedList {
+        ParsedList {
+            members,
+            have_files_changed: Box::new(|| false),
+        }
+    }
 
     #[tokio::test]
     async fn a_changed_file_gives_a_new_list_and_an_invalid_one_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("workers");
-        let parse: Parse = Box::new(|text| match text {
-            "bad" => Err("bad list".to_owned()),
-            names => Ok(names.split_whitespace().map(member).collect()),
+        let parse: Parse = Box::new(|text: &str| {
+            list(match text {
+                "bad" => Err("bad list".to_owned()),
+                names => Ok(names.split_whitespace().map(member).collect()),
+            })
         });
         let mut file = File::new(path.clone(), Duration::from_millis(5), parse);
         assert!(file.next().await.unwrap_err().contains("cannot read"));
@@ -84,5 +147,58 @@ mod tests {
         assert_eq!(file.next().await.unwrap_err(), "bad list");
         std::fs::write(&path, "b").unwrap();
         assert_eq!(file.next().await.unwrap(), [member("b")]);
+    }
+
+    #[test]
+    fn a_refused_list_is_parsed_again_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers");
+        std::fs::write(&path, "a").unwrap();
+        let is_key_there = Arc::new(AtomicBool::new(false));
+        let parse: Parse = {
+            let is_key_there = is_key_there.clone();
+            Box::new(move |text: &str| {
+                let is_good = is_key_there.load(Relaxed);
+                let members = is_good.then(|| vec![member(text)]);
+                list(members.ok_or_else(|| "no key".to_owned()))
+            })
+        };
+        let mut file = File::new(path, Duration::from_secs(2), parse);
+        let now = observe::now();
+        assert_eq!(file.look(now), Some(Err("no key".to_owned())));
+        is_key_there.store(true, Relaxed);
+        assert_eq!(file.look(now + RETRY / 2), None);
+        assert_eq!(file.look(now + RETRY), Some(Ok(vec![member("a")])));
+        assert_eq!(
+            file.look(now + 3 * RETRY),
+            None,
+            "it is not refused any more"
+        );
+    }
+
+    #[test]
+    fn a_changed_file_that_the_list_names_gives_a_new_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers");
+        std::fs::write(&path, "a").unwrap();
+        let has_changed = Arc::new(AtomicBool::new(false));
+        let parse: Parse = {
+            let has_changed = has_changed.clone();
+            Box::new(move |text: &str| {
+                let has_changed = has_changed.clone();
+                ParsedList {
+                    members: Ok(vec![member(text)]),
+                    have_files_changed: Box::new(move || has_changed.swap(false, Relaxed)),
+                }
+            })
+        };
+        let mut file = File::new(path, Duration::from_secs(2), parse);
+        let now = observe::now();
+        let listed: Option<Result<Vec<Member>, String>> = Some(Ok(vec![member("a")]));
+        assert_eq!(file.look(now), listed);
+        assert_eq!(file.look(now), None);
+        has_changed.store(true, Relaxed);
+        assert_eq!(file.look(now), listed);
+        assert_eq!(file.look(now), None);
     }
 }

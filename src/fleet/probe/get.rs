@@ -19,6 +19,8 @@ pub(super) struct ProbeError {
     pub(super) is_local: bool,
     /// The worker took longer than the limit.
     pub(super) is_timeout: bool,
+    /// The worker answered with a status that is no success: it does not have the page, or does not give it.
+    pub(super) is_status: bool,
 }
 
 impl From<ProbeError> for String {
@@ -33,6 +35,7 @@ pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<
         text,
         is_local: false,
         is_timeout: false,
+        is_status: false,
     };
     let get = worker
         .pool
@@ -43,15 +46,15 @@ pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<
             ..failed(format!("no response to {path} within {limit:?}"))
         }),
         Ok(Err(error)) => Err(ProbeError {
-            text: error.to_string(),
             is_local: error
                 .downcast_ref::<client::Error>()
                 .is_some_and(client::Error::is_local),
-            is_timeout: false,
+            ..failed(error.to_string())
         }),
-        Ok(Ok((status, _))) if !status.is_success() => {
-            Err(failed(format!("{path} answered {status}")))
-        }
+        Ok(Ok((status, _))) if !status.is_success() => Err(ProbeError {
+            is_status: true,
+            ..failed(format!("{path} answered {status}"))
+        }),
         Ok(Ok((_, body))) => Ok(body),
     }
 }

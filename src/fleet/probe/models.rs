@@ -1,6 +1,7 @@
 //! What an engine says about itself, beside its health and its load.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -28,6 +29,9 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         /// The base model's name, in an adapter's entry.
         #[serde(default)]
         parent: Option<String>,
+        /// Where the weights are from. Its type is the engine's business.
+        #[serde(default)]
+        root: Option<Box<RawValue>>,
         #[serde(default)]
         max_model_len: Option<u64>,
     }
@@ -52,6 +56,13 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
             let tokens = entry.max_model_len.filter(|tokens| *tokens > 0);
             facts.max_model_len = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         }
+        // Without `created` and `permission`, which vLLM makes anew for each response.
+        let root = entry.root.as_deref().map(RawValue::get);
+        let (owner, parent) = (&entry.owned_by, &entry.parent);
+        let mut hasher = DefaultHasher::new();
+        (&model, owner, parent, root, entry.max_model_len).hash(&mut hasher);
+        // In whatever order the engine lists them.
+        facts.entries_hash = facts.entries_hash.wrapping_add(hasher.finish());
         facts.models.insert(model, card);
     }
     Ok(facts)
@@ -64,7 +75,12 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
     let sources = match found.capabilities().self_description {
         SelfDescription::KvEventSources => {
             let page = get(worker, "/version", limit).await;
-            found.version = page.ok().and_then(|page| engine::version(&page));
+            found.version = match page {
+                Ok(page) => engine::version(&page),
+                Err(error) if error.is_status => None,
+                // One lost response is no reason to pin no requests to ranks.
+                Err(_) => before.version.clone(),
+            };
             if !wants_events {
                 return;
             }
@@ -86,6 +102,8 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
                 found.block_size = info.page_size;
                 found.prefix_caching = info.prefix_caching();
                 sglang::check_role(worker, info, before.version.is_none());
+            } else {
+                found.version = before.version.clone();
             }
             found.load_endpoints = match &info {
                 Ok(info) if worker.events != Events::Off => info.load_sources(),
@@ -124,5 +142,58 @@ fn warn_of_unusable(worker: &Worker, unusable: &[UnusableSource], logged: &[Unus
             fix = source.fix(),
             "KV events of this worker cannot be used; routing predicts its cache instead"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::fleet::Member;
+    use crate::fleet::registry::tests::{member, registry};
+
+    const KNOWN: &str = "0.30.0";
+
+    /// Asks a worker of a known version for it, which gives this answer; `None`: it gives none.
+    async fn check(answer: Option<&str>, expected: Option<&str>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let fleet = registry(&[]);
+        let listed = Member {
+            address: listener.local_addr().unwrap().to_string(),
+            ..member("a")
+        };
+        fleet.set_members("static", vec![listed]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        let before = Facts {
+            version: Some(KNOWN.to_owned()),
+            ..Facts::default()
+        };
+        let mut found = Facts::default();
+        let limit = match answer {
+            Some(_) => Duration::from_secs(60),
+            None => Duration::from_millis(20),
+        };
+        let engine = async {
+            let Some(answer) = answer else { return };
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4_096];
+            assert!(stream.read(&mut head).await.unwrap() > 0);
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        };
+        tokio::join!(complete(&worker, limit, &mut found, &before), engine);
+        assert_eq!(found.version.as_deref(), expected, "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn a_version_is_forgotten_only_if_the_engine_does_not_give_it() {
+        check(None, Some(KNOWN)).await;
+        let missing = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        check(Some(missing), None).await;
+        let other = "HTTP/1.1 200 OK\r\ncontent-length: 20\r\nconnection: close\r\n\r\n{\"version\":\"0.31.0\"}";
+        check(Some(other), Some("0.31.0")).await;
+        // The connection is closed before the answer.
+        check(Some(""), Some(KNOWN)).await;
     }
 }

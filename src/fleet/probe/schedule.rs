@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::get::ProbeError;
-use super::sleep;
+use super::sleep::{self, SleepPage};
 use crate::fleet::ResponsesApi;
 use crate::fleet::health::{self, Health};
 
@@ -92,8 +92,8 @@ pub(super) struct ProbeSchedule {
     is_asleep: bool,
     /// Whether it is good now, and was not up.
     turned_up: bool,
-    /// Whether the engine has the page that says whether it sleeps.
-    may_sleep: bool,
+    /// What the engine said last of whether it sleeps; nothing if it does not have the page.
+    said_asleep: Option<bool>,
     /// Whether its models were ever listed.
     has_facts: bool,
     /// Why a worker that is up has no models.
@@ -131,17 +131,26 @@ impl ProbeSchedule {
             // It says nothing about the worker.
             Err(error) if error.is_local => self.on_settled(1.0),
             Err(error) => self.record(Some(error.text)),
-            Ok(()) if self.may_sleep || !self.is_up() || self.is_each(PROBES_PER_FACTS) => {
-                Step::AskIfAsleep
+            Ok(()) => {
+                let may_sleep = self.said_asleep.is_some();
+                if may_sleep || !self.is_up() || self.is_each(PROBES_PER_FACTS) {
+                    Step::AskIfAsleep
+                } else {
+                    self.record(None)
+                }
             }
-            Ok(()) => self.record(None),
         }
     }
 
-    /// `None` if the engine has no such page.
-    pub(super) fn on_sleep_page(&mut self, is_sleeping: Option<bool>) -> Step {
-        self.may_sleep = is_sleeping.is_some();
-        self.is_asleep = is_sleeping == Some(true);
+    pub(super) fn on_sleep_page(&mut self, page: SleepPage) -> Step {
+        self.said_asleep = match page {
+            SleepPage::Asleep => Some(true),
+            SleepPage::Awake => Some(false),
+            SleepPage::Missing => None,
+            // One lost response wakes no engine.
+            SleepPage::Lost => self.said_asleep,
+        };
+        self.is_asleep = self.said_asleep == Some(true);
         self.record(self.is_asleep.then(|| sleep::REASON.to_owned()))
     }
 
@@ -273,7 +282,7 @@ mod tests {
     struct Found {
         /// How its health check fails: locally, or with this text.
         failure: Option<(bool, &'static str)>,
-        sleeps: Option<bool>,
+        sleep_page: SleepPage,
         lists_any: Result<bool, &'static str>,
         responses: ResponsesApi,
         used: WorkerUse,
@@ -287,7 +296,7 @@ mod tests {
     };
     const GOOD: Found = Found {
         failure: None,
-        sleeps: None,
+        sleep_page: SleepPage::Missing,
         lists_any: Ok(true),
         responses: ResponsesApi::Auto,
         used: IDLE,
@@ -298,7 +307,7 @@ mod tests {
         ..GOOD
     };
     const ASLEEP: Found = Found {
-        sleeps: Some(true),
+        sleep_page: SleepPage::Asleep,
         ..GOOD
     };
     const USED: Found = Found {
@@ -322,11 +331,12 @@ mod tests {
                         text: text.to_owned(),
                         is_local,
                         is_timeout: false,
+                        is_status: false,
                     });
                     let checked = failed.map_or(Ok(()), Err);
                     ("", schedule.on_health(checked))
                 }
-                Step::AskIfAsleep => ("sleep?", schedule.on_sleep_page(found.sleeps)),
+                Step::AskIfAsleep => ("sleep?", schedule.on_sleep_page(found.sleep_page)),
                 Step::Record { is_failure, .. } => {
                     let word = if is_failure { "failed" } else { "" };
                     (word, schedule.on_recorded())
@@ -419,7 +429,7 @@ mod tests {
     #[test]
     fn a_worker_that_sleeps_is_down_at_once_without_a_failed_check() {
         let awake = Found {
-            sleeps: Some(false),
+            sleep_page: SleepPage::Awake,
             ..GOOD
         };
         check(&[
@@ -428,6 +438,34 @@ mod tests {
             (ASLEEP, "sleep? expire down log:down"),
             (ASLEEP, "sleep? expire"),
             (awake, "sleep? models+apis load up log:up"),
+        ]);
+    }
+
+    #[test]
+    fn a_lost_answer_neither_wakes_a_worker_nor_says_that_it_cannot_sleep() {
+        let awake = Found {
+            sleep_page: SleepPage::Awake,
+            ..GOOD
+        };
+        let lost = Found {
+            sleep_page: SleepPage::Lost,
+            ..GOOD
+        };
+        check(&[
+            (awake, "sleep? models+apis load up log:up"),
+            (lost, "sleep?"),
+            (ASLEEP, "sleep? expire down log:down"),
+            (lost, "sleep? expire"),
+            (awake, "sleep? models+apis load up log:up"),
+            (GOOD, "sleep? load"),
+            // The page is gone, so it is not asked for.
+            (GOOD, ""),
+        ]);
+        // Nothing is known of an engine that has never answered.
+        check(&[
+            (lost, "sleep? models+apis load up log:up"),
+            (lost, ""),
+            (ASLEEP, ""),
         ]);
     }
 

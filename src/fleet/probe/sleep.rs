@@ -12,18 +12,36 @@ use crate::fleet::Worker;
 /// Why a sleeping worker is down.
 pub(super) const REASON: &str = "it sleeps (/is_sleeping); POST /wake_up wakes it";
 
-/// `None` if the engine has no such page.
-pub(super) async fn is_sleeping(worker: &Worker, limit: Duration) -> Option<bool> {
+/// What an engine says when it is asked whether it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SleepPage {
+    Asleep,
+    Awake,
+    /// It has no such page.
+    Missing,
+    /// No answer came, which says nothing.
+    Lost,
+}
+
+pub(super) async fn ask(worker: &Worker, limit: Duration) -> SleepPage {
     parse(&get(worker, "/is_sleeping", limit).await)
 }
 
-fn parse(page: &Result<Bytes, ProbeError>) -> Option<bool> {
+fn parse(page: &Result<Bytes, ProbeError>) -> SleepPage {
     #[derive(Deserialize)]
     struct Page {
         is_sleeping: bool,
     }
-    let page: Page = serde_json::from_slice(page.as_ref().ok()?).ok()?;
-    Some(page.is_sleeping)
+    let page = match page {
+        Ok(page) => page,
+        Err(error) if error.is_status => return SleepPage::Missing,
+        Err(_) => return SleepPage::Lost,
+    };
+    match serde_json::from_slice::<Page>(page) {
+        Ok(page) if page.is_sleeping => SleepPage::Asleep,
+        Ok(_) => SleepPage::Awake,
+        Err(_) => SleepPage::Missing,
+    }
 }
 
 #[cfg(test)]
@@ -33,16 +51,29 @@ mod tests {
     #[test]
     fn only_an_engine_that_says_so_sleeps() {
         for (page, expected) in [
-            (r#"{"is_sleeping":true}"#, Some(true)),
-            (r#"{"is_sleeping": false, "level": 0}"#, Some(false)),
-            (r#"{"is_sleeping":"yes"}"#, None),
-            ("", None),
+            (r#"{"is_sleeping":true}"#, SleepPage::Asleep),
+            (r#"{"is_sleeping": false, "level": 0}"#, SleepPage::Awake),
+            (r#"{"is_sleeping":"yes"}"#, SleepPage::Missing),
+            ("", SleepPage::Missing),
         ] {
             assert_eq!(
                 parse(&Ok(Bytes::from_static(page.as_bytes()))),
                 expected,
                 "{page}"
             );
+        }
+    }
+
+    #[test]
+    fn a_page_is_missing_only_if_the_engine_says_so() {
+        for (is_status, expected) in [(true, SleepPage::Missing), (false, SleepPage::Lost)] {
+            let error = ProbeError {
+                text: String::new(),
+                is_local: false,
+                is_timeout: !is_status,
+                is_status,
+            };
+            assert_eq!(parse(&Err(error)), expected);
         }
     }
 }

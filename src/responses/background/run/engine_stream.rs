@@ -35,7 +35,8 @@ const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Responses {
-    /// An engine's answer. Retries while every worker is busy or unavailable, but not what ends engines that get it.
+    /// An engine's answer. Retries while every worker is busy or unavailable, or none serves the model any more, but not
+    /// what ends engines that get it.
     pub(super) async fn wait_for_engine(
         &self,
         create: &CreateRequest<'_>,
@@ -60,13 +61,17 @@ impl Responses {
                 input = truncation::shortened(&input).ok_or(error)?;
                 continue;
             }
-            let may_help = matches!(
+            // There was such a model when the response was accepted, so its workers may come back.
+            let lost_model = error.code == engine_error::UNKNOWN_MODEL
+                && self.relay.may_use(call.context.tenant, &create.model);
+            let is_passing = matches!(
                 error.status,
                 StatusCode::TOO_MANY_REQUESTS
                     | StatusCode::BAD_GATEWAY
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             );
+            let may_help = is_passing || lost_model;
             let ends_engines = error.code == CUTS_CONNECTIONS;
             // A limit of the tenant never has room for it.
             let is_refused =
