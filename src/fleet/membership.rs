@@ -11,14 +11,14 @@ pub(super) struct Membership {
     pub(super) members: Vec<Member>,
     /// Addresses that are listed with different roles. They get the narrowest of them.
     pub(super) role_conflicts: BTreeSet<String>,
-    /// The members that are called by their address because another one has their name: address -> the name that is listed.
+    /// The members that are called by their address because another one has their name: address -> the listed name.
     pub(super) name_conflicts: BTreeMap<String, String>,
 }
 
 impl Membership {
-    /// `names`: the members of now, address -> what it is called. `name_conflicts`: as the last merge had them. A member keeps
-    /// what it is called for as long as it is listed with the same name, whoever else comes or goes: it would be another
-    /// worker otherwise.
+    /// `names`: the members of now, address -> what it is called. `name_conflicts`: as the last merge had them. A
+    /// member keeps what it is called for as long as it is listed with the same name, whoever else comes or goes: it would
+    /// be another worker otherwise.
     pub(super) fn merge<'a>(
         listed: impl Iterator<Item = &'a Member>,
         names: &BTreeMap<&str, &str>,
@@ -47,7 +47,8 @@ impl Membership {
         merged
     }
 
-    /// Calls all but one member of a name by their addresses: they would be indistinguishable in logs, metrics and drains.
+    /// Calls all but one member of a name by their addresses: they would be indistinguishable in logs, metrics and
+    /// drains.
     fn set_names(&mut self, names: &BTreeMap<&str, &str>, before: &BTreeMap<String, String>) {
         let has_its_name = |member: &&Member| names.get(&*member.address) == Some(&&*member.name);
         let with_names = self.members.iter().filter(has_its_name);

@@ -281,7 +281,7 @@ impl Registry {
     }
 
     /// Stores what an engine reports about itself. The entries of its models contain the time, so they differ in every
-    /// response; only other changes publish a new snapshot, such as another context length of an engine that has restarted.
+    /// response; only other changes publish a new snapshot, such as another context length of an engine that restarted.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
         let mut state = self.state.lock();
         let has_changed = state.entry(id).is_some_and(|entry| {

@@ -11,8 +11,8 @@ use super::Discovery;
 use crate::fleet::Member;
 use crate::observe;
 
-/// A list that was refused is parsed again after this time even if its file did not change: what it names, such as the file
-/// of a key, may be there now. The configuration's own file is read again as often.
+/// A list that was refused is parsed again after this time even if its file did not change: what it names, such as the
+/// file of a key, may be there now. The configuration's own file is read again as often.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Parses the file. The format belongs to the configuration.
