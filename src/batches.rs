@@ -54,7 +54,7 @@ pub use self::files::{FileUpload, Files};
 pub use self::memory_bounds::{HeldAnswer, MemoryBounds};
 pub use self::metrics::Metrics;
 pub use self::routes::{BatchEndpoint, BatchRoute, route};
-pub use self::send::{LineAnswer, LineRequest, SendFuture, SendLine};
+pub use self::send::{LineAnswer, LineRequest, LookUpFuture, SendFuture, SendLine};
 pub use self::service::{BatchCaller, Batches};
 pub use self::settings::{HAS_S3, S3Settings, Settings};
 pub use self::storage::{Storage, StorageError, StorageOperation, StorageReader, StorageWriter};

@@ -51,18 +51,27 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     /// Has `read` take each element of a list.
     #[inline]
     pub fn each_element(&mut self, mut read: impl FnMut(&mut Self) -> Option<()>) -> Option<()> {
-        self.expect(b'[')?;
-        if self.next()? == b']' {
-            self.at += 1;
-            return Some(());
-        }
-        loop {
-            self.next()?;
+        let mut has_next = self.open_list()?;
+        while has_next {
             read(self)?;
-            if self.is_last(b']')? {
-                return Some(());
-            }
+            has_next = self.next_element()?;
         }
+        Some(())
+    }
+
+    /// To the first element of the list that begins here. False if it has none: then to what follows the list.
+    #[inline]
+    pub fn open_list(&mut self) -> Option<bool> {
+        self.expect(b'[')?;
+        let is_empty = self.next()? == b']';
+        self.at += usize::from(is_empty);
+        Some(!is_empty)
+    }
+
+    /// From the end of an element of a list to the next one. False if there is none: then to what follows the list.
+    #[inline]
+    pub fn next_element(&mut self) -> Option<bool> {
+        self.is_last(b']').map(|is_last| !is_last)
     }
 
     /// Calls `on` with the name and the value of each member of the object that is all of the text.

@@ -288,7 +288,7 @@ pub struct CacheGroup {
     #[prost(bool, tag = "2")]
     pub is_kept: bool,
 }
-/// What a worker is predicted to have cached, the blocks used last first.
+/// What a worker, or one of its dp ranks, is predicted to have cached, the blocks used last first.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PredictedBlocks {
     #[prost(string, tag = "1")]
@@ -303,6 +303,9 @@ pub struct PredictedBlocks {
     /// The path of the block before each; 0 for a prompt's first.
     #[prost(fixed64, repeated, tag = "5")]
     pub parents: ::prost::alloc::vec::Vec<u64>,
+    /// Absent: what requests that are pinned to no rank have left. Earlier releases take a rank's for that.
+    #[prost(uint32, optional, tag = "6")]
+    pub rank: ::core::option::Option<u32>,
 }
 pub const SYNC: &str = "/warmroute.peers.v1.Peers/Sync";
 pub const COPY_TREES: &str = "/warmroute.peers.v1.Peers/CopyTrees";

@@ -16,7 +16,7 @@ use tracing::debug;
 use super::access_log::{AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
-use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
+use crate::batches::{HeldAnswer, LineAnswer, LineRequest, LookUpFuture, SendFuture, SendLine};
 use crate::ids::{ClientKey, RequestId, WorkerId};
 use crate::limits::ChargeId;
 use crate::openai::body_budget::Claim;
@@ -83,6 +83,11 @@ impl SendLine for BatchSender {
         })
     }
 
+    fn knows_tenant(&self, tenant: &str) -> bool {
+        let server = self.server();
+        server.is_some_and(|server| server.tenants.of_name(tenant).is_some())
+    }
+
     fn refusal(
         &self,
         tenant: &str,
@@ -90,11 +95,7 @@ impl SendLine for BatchSender {
         _endpoint: LineEndpoint,
     ) -> Option<(String, String)> {
         let server = self.server()?;
-        let refused = |code: &str, message: String| Some((code.to_owned(), message));
-        let Some(admitted) = server.tenants.of_name(tenant) else {
-            let error = ApiError::no_tenant_of_batch();
-            return refused(error.code, error.message);
-        };
+        let admitted = server.tenants.of_name(tenant)?;
         // A model that the tenant may not use does not exist for it.
         let exists = server.relay.may_use(admitted.tenant, model) && server.relay.may_know(model);
         if exists {
@@ -104,7 +105,21 @@ impl SendLine for BatchSender {
             "The provided model '{}' is not available.",
             observe::shortened(model)
         );
-        refused("model_not_found", message)
+        Some(("model_not_found".to_owned(), message))
+    }
+
+    fn look_up<'a>(&'a self, tenant: &'a str, model: &'a str) -> LookUpFuture<'a> {
+        let server = self.server();
+        Box::pin(async move {
+            let Some(server) = server else {
+                return false;
+            };
+            let known = server.tenants.of_name(tenant);
+            let Some(owner) = known.map(|admitted| admitted.tenant) else {
+                return false;
+            };
+            server.relay.check_model(owner, model).await.is_ok()
+        })
     }
 
     fn tokens_queued_max(&self, tenant: &str) -> Option<u64> {
@@ -138,7 +153,10 @@ impl ApiServer {
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
             .await;
-        let response = answer.unwrap_or_else(|error| {
+        let response = answer.unwrap_or_else(|mut error| {
+            if error.is_locked_conversation() {
+                error = ApiError::locked_conversation_of_line();
+            }
             self.on_error(id, &error, api.as_str(), access.as_deref_mut());
             error.shaped(shape)
         });
@@ -192,6 +210,10 @@ impl ApiServer {
             %id, tenant = %admitted.tenant, batch = &*line.batch, endpoint = line.endpoint.path(),
             bytes = line.body.len(), "line of a batch"
         );
+        // The line was checked when its batch was validated, or before it was sent, perhaps with a newer configuration.
+        if !self.relay.may_use(admitted.tenant, &line.model) {
+            return Err(ApiError::no_model_of_batch(&line.model));
+        }
         let batch_line = BatchLine::new(line.batch, line.entering).with_room(line.held);
         let client = ClientKey::of_tenant(admitted.tenant);
         let context = RequestContext {

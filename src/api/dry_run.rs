@@ -1,9 +1,9 @@
 //! The body that an engine would be sent for a client's body, for `/explain`. Nothing is sent or stored.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rustc_hash::FxHashMap;
 
 use crate::ids::Tenant;
 use crate::openai::splice;
@@ -16,7 +16,7 @@ use crate::responses::{Mode, Responses};
 pub struct DryRun {
     responses: Arc<Responses>,
     /// By the tenant's name.
-    salts: FxHashMap<String, Option<Salt>>,
+    salts: HashMap<String, Option<Salt>>,
 }
 
 impl DryRun {

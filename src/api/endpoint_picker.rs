@@ -35,6 +35,10 @@ use crate::observe::metrics::Registry;
 pub const MAX_CONNECTIONS: u32 = 1_024;
 /// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
 const MAX_STREAMS: u32 = 16_384;
+/// What the exchanges of one connection may have sent that nobody has read yet: 256 of them may stand still, because a
+/// body waits for memory or a client reads its answer slowly, and the others go on. It counts in no memory budget, and
+/// is more than for clients, since all clients of a gateway share its few connections.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Gateways send pieces of up to 1 MiB by default.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// A question about health is a service's name.
@@ -76,6 +80,7 @@ impl EndpointPicker {
         server::Settings {
             max_connections: MAX_CONNECTIONS,
             max_http2_streams: MAX_STREAMS,
+            http2_connection_window: CONNECTION_WINDOW_BYTES,
             ..server::Settings::default()
         }
     }

@@ -101,6 +101,10 @@ impl Batches {
         let Some(key) = self.find(tenant, Order::OldestFirst, may_go).await? else {
             return Ok(false);
         };
+        // In the mount point of a lost mount there is nothing to delete: without the record, the objects of the batch
+        // would stay in the storage for ever.
+        let asked = self.ask_storage_in_time().await;
+        asked.map_err(|error| self.identity_failed(&error))?;
         info!(
             batch = key.id,
             "a batch that has ended is removed to make room for another"

@@ -240,15 +240,17 @@ impl Runner {
                 self.batches.delete_parts(key);
                 return Ok(Taken::Nothing);
             }
+            let may_begin =
+                |work: Work| works.has_room(work) && !self.is_left_to_others(&record, work, now_ms);
             // A claim whose write was not confirmed.
             if let Some(work) = self.unknown_claim(&key, &record) {
-                let is_started = works.has_room(work) && self.begin(&key, work);
+                let is_started = may_begin(work) && self.begin(&key, work);
                 return Ok(Taken::of(is_started, &record, now_ms));
             }
             let mut claimed = record.clone();
             let work = claimed.claim(now_ms, owner, self.lease_ms());
             match work {
-                Some(work) if !works.has_room(work) => return Ok(Taken::Nothing),
+                Some(work) if !may_begin(work) => return Ok(Taken::Nothing),
                 Some(_) => {}
                 // It is due for nothing: by when it was written, something else would have happened by now.
                 None if is_due(&record, now_ms + WRITTEN_MEANWHILE_MS) => {
@@ -271,6 +273,16 @@ impl Runner {
             }
         }
         Ok(Taken::Nothing)
+    }
+
+    /// Whether a work needs the tenant of its batch, and this replica does not know it: others may have read a newer
+    /// configuration already. A batch whose time is over needs it no more, and ends here as well.
+    fn is_left_to_others(&self, record: &BatchRecord, work: Work, now_ms: u64) -> bool {
+        let needs_tenant = match work {
+            Work::Validate | Work::Shard(_) => now_ms < record.expires_ms,
+            Work::Finalize | Work::Delete => false,
+        };
+        needs_tenant && !self.sender.knows_tenant(&record.tenant_name)
     }
 
     /// A work that the record says is this replica's, and that nothing here does.

@@ -15,6 +15,9 @@ use crate::relay::{EnteringLine, LinesByWorker, SpareRoom};
 /// A line that is being answered. Dropped, it is given up, and its connection to an engine closed.
 pub type SendFuture<'a> = Pin<Box<dyn Future<Output = LineAnswer> + Send + 'a>>;
 
+/// A look-up of a model that is running.
+pub type LookUpFuture<'a> = Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
+
 /// Sends lines, with the settings of the latest configuration.
 pub trait SendLine: Send + Sync + Debug {
     /// Has an engine answer a line. What the router itself refuses is an answer, too.
@@ -28,13 +31,24 @@ pub trait SendLine: Send + Sync + Debug {
     /// `entering`: lines that were let in and do not count at a worker yet.
     fn to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)>;
 
-    /// Why a tenant cannot use a model on an endpoint: a code and a message.
+    /// Whether the configuration of this replica has the tenant. That of another replica may be newer.
+    fn knows_tenant(&self, _tenant: &str) -> bool {
+        true
+    }
+
+    /// Why a tenant that is known cannot use a model on an endpoint: a code and a message.
     fn refusal(
         &self,
         tenant: &str,
         model: &str,
         endpoint: LineEndpoint,
     ) -> Option<(String, String)>;
+
+    /// Has the engines asked once more for a model that [`refusal`](Self::refusal) refuses: it may be an adapter that
+    /// was loaded just now. True if the tenant can use it.
+    fn look_up<'a>(&'a self, _tenant: &'a str, _model: &'a str) -> LookUpFuture<'a> {
+        Box::pin(std::future::ready(false))
+    }
 
     /// The tokens that all lines of a tenant's batches may have that have not ended. `None`: any number.
     fn tokens_queued_max(&self, _tenant: &str) -> Option<u64> {
@@ -48,6 +62,8 @@ pub struct LineRequest {
     /// The name of the tenant whose batch it is.
     pub tenant: Arc<str>,
     pub endpoint: LineEndpoint,
+    /// As the body has it.
+    pub model: Arc<str>,
     pub body: Bytes,
     /// The id of the batch.
     pub batch: Arc<str>,

@@ -37,6 +37,9 @@ use crate::{observe, openai, store};
 /// Renewed three times in it, so that a slow store costs none.
 const LEASE: Duration = Duration::from_secs(30);
 
+/// Storage that has not answered a trial for so long cannot be used.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Batches of one tenant, those that have ended too: 2 KB each in the store, more while they run. Beyond them the oldest
 /// that has ended is removed, and its files of results stay; while none has ended, a new one is refused.
 const MAX_TENANT_BATCHES: u64 = 1_000;
@@ -63,6 +66,10 @@ pub struct Batches {
     pub(super) running: Mutex<Running>,
     /// Whether objects could be written and read at the last trial.
     pub(super) is_storage_working: AtomicBool,
+    /// Whether a trial waits for an answer for longer than `trial_timeout`.
+    pub(super) is_storage_hanging: AtomicBool,
+    /// How long a trial of the storage, or a question of a request, may take.
+    pub(super) trial_timeout: Duration,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
     /// For the one batch at a time whose parts are deleted here after its end.
@@ -107,6 +114,8 @@ impl Batches {
             max_batches: MAX_TENANT_BATCHES,
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
+            is_storage_hanging: AtomicBool::new(false),
+            trial_timeout: TRIAL_TIMEOUT,
             identity: Mutex::default(),
             parts_deletion: Arc::new(Semaphore::new(1)),
             failures: Mutex::default(),

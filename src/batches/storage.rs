@@ -110,6 +110,15 @@ impl Storage {
         }
     }
 
+    /// Over a store of a test's own.
+    #[cfg(test)]
+    pub(super) fn over(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            ..Self::memory()
+        }
+    }
+
     /// Begins an object, which appears when its writer finishes.
     pub async fn writer(&self, path: &str) -> Result<StorageWriter, StorageError> {
         let path = parse(path)?;

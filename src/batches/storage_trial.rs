@@ -20,9 +20,6 @@ use crate::store::documents::{
 };
 use crate::{observe, store};
 
-/// Storage that has not answered a trial for so long cannot be used.
-const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// The label of the metric, beside the operations that are tried.
 const IDENTITY: &str = "identity";
 
@@ -75,14 +72,20 @@ impl Batches {
     /// Waits for a trial. One that takes too long has failed meanwhile.
     async fn in_time<T>(&self, operation: StorageOperation, trial: impl Future<Output = T>) -> T {
         let mut trial = pin!(trial);
-        if let Ok(tried) = timeout(TRIAL_TIMEOUT, trial.as_mut()).await {
+        if let Ok(tried) = timeout(self.trial_timeout, trial.as_mut()).await {
             return tried;
         }
-        let seconds = TRIAL_TIMEOUT.as_secs();
-        let message = format!("no answer within {seconds} s");
-        self.on_trial(operation, &Err(StorageError::Failed(message)));
+        self.is_storage_hanging.store(true, Relaxed);
+        self.on_trial(operation, &Err(self.no_answer()));
         // A mount that hangs keeps a thread with each trial: there is no other one before it answers.
-        trial.await
+        let tried = trial.await;
+        self.is_storage_hanging.store(false, Relaxed);
+        tried
+    }
+
+    fn no_answer(&self) -> StorageError {
+        let limit = self.trial_timeout;
+        StorageError::Failed(format!("no answer within {limit:?}"))
     }
 
     fn on_trial(&self, operation: StorageOperation, tried: &Result<(), StorageError>) {
@@ -132,8 +135,30 @@ impl Batches {
         asked.map(drop)
     }
 
-    /// Refuses a request that needs the storage, if it is not the one that all replicas share, and a creation, if the
-    /// clock of this host was wrong when it was compared last.
+    /// [`ask_storage`](Self::ask_storage) for a request, which does not wait for ever. While a trial shows that the
+    /// storage hangs, it is not asked: each question would keep a thread of those that resolve names of workers, too.
+    pub(super) async fn ask_storage_in_time(&self) -> Result<(), IdentityError> {
+        if self.is_storage_hanging.load(Relaxed) {
+            return Err(self.no_answer().into());
+        }
+        let asked = timeout(self.trial_timeout, self.ask_storage()).await;
+        asked.unwrap_or_else(|_| Err(self.no_answer().into()))
+    }
+
+    /// What a client gets whose request needs another storage than this one, or one that answers.
+    pub(super) fn identity_failed(&self, error: &IdentityError) -> ApiError {
+        match error {
+            IdentityError::Another(id) => {
+                self.failed("storage of batches cannot be used", error);
+                ApiError::batch_storage_differs(&id.marker())
+            }
+            IdentityError::Store(reason) => ApiError::of_store(reason),
+            IdentityError::Storage(reason) => self.storage_failed(reason),
+        }
+    }
+
+    /// Refuses a request that needs the storage, if it does not answer or is not the one that all replicas share, and a
+    /// creation, if the clock of this host was wrong when it was compared last.
     pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
         if !self.files.clock.is_compared() {
             // A request has come before the first look for work, which compares it as well.
@@ -146,15 +171,17 @@ impl Batches {
         if is_creation && !self.files.clock.is_right() {
             return Err(ApiError::batch_clock_differs());
         }
+        let is_named = self.identity.lock().named().is_some();
         let asked = match endpoint {
             // Only the works of the batch need the storage, and a mount that hangs does not keep the client waiting.
-            BatchEndpoint::Create => self.storage_id().await.map(drop),
-            BatchEndpoint::CreateFile
+            BatchEndpoint::Create if is_named => self.storage_id().await.map(drop),
+            BatchEndpoint::Create
+            | BatchEndpoint::CreateFile
             | BatchEndpoint::DeleteFile(_)
             | BatchEndpoint::FileContent(_)
             | BatchEndpoint::CreateOfMessages
             | BatchEndpoint::DeleteOfMessages(_)
-            | BatchEndpoint::ResultsOfMessages(_) => self.ask_storage().await,
+            | BatchEndpoint::ResultsOfMessages(_) => self.ask_storage_in_time().await,
             // They need the store alone.
             BatchEndpoint::ListFiles
             | BatchEndpoint::File(_)
@@ -165,14 +192,7 @@ impl Batches {
             | BatchEndpoint::BatchOfMessages(_)
             | BatchEndpoint::CancelOfMessages(_) => Ok(()),
         };
-        asked.map_err(|error| match &error {
-            IdentityError::Another(id) => {
-                self.failed("storage of batches cannot be used", &error);
-                ApiError::batch_storage_differs(&id.marker())
-            }
-            IdentityError::Store(reason) => ApiError::of_store(reason),
-            IdentityError::Storage(reason) => self.storage_failed(reason),
-        })
+        asked.map_err(|error| self.identity_failed(&error))
     }
 
     /// Finds out whether this is the storage that the store names. Where the store or the storage does not answer, what

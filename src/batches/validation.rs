@@ -14,8 +14,9 @@ use super::shards::{Shard, ShardCutter};
 /// Errors that a batch keeps. A file that was made wrong has as many as lines.
 pub const MAX_ERRORS: usize = 100;
 
-/// Models whose answers are kept. Most files have one; those of a file with more are asked for again.
-const MAX_MODELS: usize = 32;
+/// Models whose answers are kept, and of which engines are asked. Most files have one; those of a file with more are
+/// asked for again.
+pub const MAX_MODELS: usize = 32;
 
 /// The byte order mark that some editors write.
 const BOM: [u8; 3] = [0xef, 0xbb, 0xbf];

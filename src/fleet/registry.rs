@@ -629,6 +629,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_engine_is_asked_again_after_a_restart_for_what_it_refused() {
+        let registry = registry(&["a"]);
+        let worker = registry.snapshot().workers[0].worker.clone();
+        let refusals = [
+            &worker.refuses_reports,
+            &worker.refuses_chat_token_ids,
+            &worker.refuses_completion_token_ids,
+        ];
+        for refusal in refusals {
+            refusal.store(true, Relaxed);
+        }
+        registry.restarted(worker.id);
+        assert!(refusals.iter().all(|refusal| !refusal.load(Relaxed)));
+    }
+
+    #[test]
     fn a_worker_with_another_key_or_label_is_the_same_one() {
         let registry = registry(&["a"]);
         bring_up(&registry, "m");

@@ -152,8 +152,10 @@ pub struct WorkerState {
     /// The engine rejects requests that ask it to report cached blocks again
     /// (`vllm_xargs.kv_cache_report_mode`).
     pub refuses_reports: AtomicBool,
-    /// The engine refuses streamed requests for token ids.
-    pub refuses_token_ids: AtomicBool,
+    /// The engine refuses streamed chats for token ids, as SGLang does, which has those of completions.
+    pub refuses_chat_token_ids: AtomicBool,
+    /// The engine refuses streamed completions for token ids.
+    pub refuses_completion_token_ids: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
     /// Health checks that failed since it joined.
@@ -212,7 +214,8 @@ impl WorkerState {
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
-            refuses_token_ids: AtomicBool::new(false),
+            refuses_chat_token_ids: AtomicBool::new(false),
+            refuses_completion_token_ids: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
             health_failures: AtomicU64::new(0),
             bootstrap_failures: AtomicU64::new(0),
@@ -278,7 +281,15 @@ impl WorkerState {
         self.bootstrap_info.store(None);
         self.adapters.clear();
         self.load.forget_slots();
-        self.refuses_ranks.store(false, Relaxed);
+        let refusals = [
+            &self.refuses_ranks,
+            &self.refuses_reports,
+            &self.refuses_chat_token_ids,
+            &self.refuses_completion_token_ids,
+        ];
+        for refusal in refusals {
+            refusal.store(false, Relaxed);
+        }
     }
 }
 

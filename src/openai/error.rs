@@ -94,6 +94,11 @@ impl ApiError {
         self
     }
 
+    /// Whether clients are asked not to send the request again.
+    pub fn is_not_retried(&self) -> bool {
+        self.should_retry == Some(false)
+    }
+
     #[cfg(test)]
     pub fn param_or_empty(&self) -> &str {
         self.param.as_deref().unwrap_or_default()

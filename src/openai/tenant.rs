@@ -8,6 +8,7 @@ mod spec;
 #[cfg(feature = "jwt")]
 mod tokens;
 
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ enum Keys {
 struct KnownKeys {
     /// By the digest of a key.
     by_key: FxHashMap<KeyDigest, Admitted>,
-    by_name: FxHashMap<Arc<str>, Admitted>,
+    by_name: HashMap<Arc<str>, Admitted>,
 }
 
 impl Tenants {

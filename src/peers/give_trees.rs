@@ -9,13 +9,16 @@ use tracing::debug;
 
 use super::link::{Failure, Link, framed};
 use super::metrics::TreeMetrics;
+use super::numbers::WorkerKey;
 use super::state::TreeHandler;
 use super::tree_wire;
 use super::wire::TreeRequest;
 use super::wire::peer_message::Kind;
-use crate::fleet::Worker;
+use super::workers::ranks_of;
 use crate::fleet::registry::Registry;
-use crate::kv::predicted::{PredictedBlock, PredictedIndex};
+use crate::fleet::{Status, Worker};
+use crate::ids::WorkerId;
+use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tree_copies::{NoTree, TreeCopy};
 use crate::observe;
@@ -28,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_STALE: Duration = Duration::from_secs(3);
 /// How often it is looked whether a tree counts again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Of one worker: about what 800,000 tokens take.
+/// Of one worker, or of one of its ranks: about what 800,000 tokens take.
 const MAX_PREDICTED_BLOCKS: usize = 50_000;
 
 /// What this replica knows of the workers' caches.
@@ -156,21 +159,30 @@ impl TreeGiver {
 
     async fn give_predicted(&self, link: &Link) -> Result<(), Failure> {
         let snapshot = self.fleet.snapshot().clone();
-        let of_worker = |worker: &Arc<Worker>| -> (Arc<str>, Vec<PredictedBlock>) {
+        let owners: Vec<_> = snapshot.workers.iter().flat_map(owners_of).collect();
+        let caches = owners.into_iter().map(|(key, owner)| {
             let blocks = self
                 .predicted
-                .copy(observe::now(), worker.id, MAX_PREDICTED_BLOCKS);
-            (worker.pool.address().into(), blocks)
-        };
-        let workers = snapshot
-            .workers
-            .iter()
-            .map(|status| of_worker(&status.worker));
-        for chunk in tree_wire::predicted_chunks(workers) {
+                .copy(observe::now(), owner, MAX_PREDICTED_BLOCKS);
+            (key, blocks)
+        });
+        for chunk in tree_wire::predicted_chunks(caches) {
             send(link, Kind::TreeChunk(chunk)).await?;
         }
         Ok(())
     }
+}
+
+/// The caches of a worker: of requests that are pinned to none of its dp ranks, and of each rank.
+fn owners_of(status: &Status) -> Vec<(WorkerKey, WorkerId)> {
+    let worker = &status.worker;
+    let address: Arc<str> = worker.pool.address().into();
+    let ranks = (0..ranks_of(status)).map(Some);
+    let owner = |rank| {
+        let address = address.clone();
+        (WorkerKey { address, rank }, worker.id.cache_owner(rank))
+    };
+    std::iter::once(None).chain(ranks).map(owner).collect()
 }
 
 async fn send(link: &Link, kind: Kind) -> Result<(), Failure> {

@@ -16,10 +16,13 @@ use tracing::{debug, info};
 use super::handle::Peers;
 use super::link::{Failure, Link, framed};
 use super::metrics::TreeMetrics;
+use super::numbers::WorkerKey;
 use super::tree_wire::{self, ArrivingTree, Expected, Unusable};
 use super::wire::peer_message::Kind;
 use super::wire::{TreeChunk, TreeRequest};
-use crate::fleet::Snapshot;
+use super::workers::ranks_of;
+use crate::fleet::{Snapshot, Worker};
+use crate::ids::WorkerId;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::tree_copies::{FetchedTree, TreeOutcome, TreeSource, WantedTree};
 use crate::observe;
@@ -233,13 +236,12 @@ impl TreeTaker {
         let (mut link, mut chunk) = (answer.link, answer.chunk);
         let mut added = 0;
         loop {
-            for (address, blocks) in tree_wire::predicted(&chunk)? {
-                let mut workers = fleet.workers.iter().map(|status| &status.worker);
-                let Some(worker) = workers.find(|worker| worker.pool.address() == address) else {
+            for (key, blocks) in tree_wire::predicted(&chunk)? {
+                let Some((worker, owner)) = owner_of(fleet, &key) else {
                     continue;
                 };
                 let capacity = worker.cache_tokens.load(Relaxed);
-                added += predicted.import(observe::now(), worker.id, capacity, &blocks);
+                added += predicted.import(observe::now(), owner, capacity, &blocks);
             }
             if chunk.is_last {
                 let peer = link.peer.name.clone();
@@ -310,6 +312,16 @@ impl TreeTaker {
         });
         slot.clone()
     }
+}
+
+/// The worker that a key names, and whose cache it means. `None` if the fleet has no such worker, or the worker no such
+/// rank: then no request would be pinned to it.
+fn owner_of<'a>(fleet: &'a Snapshot, key: &WorkerKey) -> Option<(&'a Worker, WorkerId)> {
+    let mut workers = fleet.workers.iter();
+    let status = workers.find(|status| *status.worker.pool.address() == *key.address)?;
+    let is_known = key.rank.is_none_or(|rank| rank < ranks_of(status));
+    let owner = status.worker.id.cache_owner(key.rank);
+    is_known.then_some((&*status.worker, owner))
 }
 
 /// Replicas come and go; this many are remembered.

@@ -1,8 +1,8 @@
 //! Trees and predicted blocks as messages between replicas. Pure. Nothing that arrives is trusted to be well formed.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
+use super::numbers::WorkerKey;
 use super::wire;
 use crate::ids::BlockHash;
 use crate::kv::block::{BlockShape, ChainRoot, HASH_VERSION, LocalHash};
@@ -343,17 +343,18 @@ fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), 
     Ok(())
 }
 
-/// Predicted blocks of workers as chunks.
+/// Predicted blocks of workers and ranks as chunks.
 pub fn predicted_chunks(
-    workers: impl Iterator<Item = (Arc<str>, Vec<PredictedBlock>)>,
+    caches: impl Iterator<Item = (WorkerKey, Vec<PredictedBlock>)>,
 ) -> impl Iterator<Item = wire::TreeChunk> {
     const BLOCKS: usize = (MAX_CHUNK_BYTES - CHUNK_REST - WORKER_BYTES) / PREDICTED_BYTES;
-    let of_worker = |(worker, blocks): (Arc<str>, Vec<PredictedBlock>)| {
+    let of_cache = |(key, blocks): (WorkerKey, Vec<PredictedBlock>)| {
         let parts: Vec<wire::TreeChunk> = blocks
             .chunks(BLOCKS)
             .map(|blocks| wire::TreeChunk {
                 predicted: vec![wire::PredictedBlocks {
-                    worker: worker.to_string(),
+                    worker: key.address.to_string(),
+                    rank: key.rank,
                     paths: blocks.iter().map(|block| block.path.0).collect(),
                     parents: blocks
                         .iter()
@@ -371,11 +372,13 @@ pub fn predicted_chunks(
         is_last: true,
         ..empty()
     };
-    workers.flat_map(of_worker).chain(std::iter::once(last))
+    caches.flat_map(of_cache).chain(std::iter::once(last))
 }
 
-/// The predicted blocks in a chunk, by worker.
-pub fn predicted(chunk: &wire::TreeChunk) -> Result<Vec<(&str, Vec<PredictedBlock>)>, Unusable> {
+/// The predicted blocks in a chunk, by worker and rank.
+pub fn predicted(
+    chunk: &wire::TreeChunk,
+) -> Result<Vec<(WorkerKey, Vec<PredictedBlock>)>, Unusable> {
     check(chunk)?;
     let mut all = Vec::new();
     for part in &chunk.predicted {
@@ -390,7 +393,11 @@ pub fn predicted(chunk: &wire::TreeChunk) -> Result<Vec<(&str, Vec<PredictedBloc
             tokens: part.tokens[at],
             age_s: part.ages_s[at],
         });
-        all.push((part.worker.as_str(), blocks.collect()));
+        let key = WorkerKey {
+            address: part.worker.as_str().into(),
+            rank: part.rank,
+        };
+        all.push((key, blocks.collect()));
     }
     Ok(all)
 }
@@ -592,22 +599,27 @@ pub(super) mod tests {
             };
             (0..count).map(block).collect()
         };
-        let workers: Vec<(Arc<str>, Vec<PredictedBlock>)> =
-            vec![("a:1".into(), blocks(40_000)), ("b:2".into(), blocks(3))];
-        let chunks: Vec<_> = predicted_chunks(workers.clone().into_iter()).collect();
-        let mut arrived: Vec<(String, Vec<PredictedBlock>)> = Vec::new();
+        let key = |address: &str, rank| WorkerKey {
+            address: address.into(),
+            rank,
+        };
+        let caches = vec![
+            (key("a:1", None), blocks(40_000)),
+            (key("a:1", Some(0)), blocks(5)),
+            (key("b:2", Some(7)), blocks(3)),
+        ];
+        let chunks: Vec<_> = predicted_chunks(caches.clone().into_iter()).collect();
+        let mut arrived: Vec<(WorkerKey, Vec<PredictedBlock>)> = Vec::new();
         for chunk in &chunks {
             assert!(chunk.encoded_len() <= MAX_CHUNK_BYTES);
-            for (worker, blocks) in predicted(chunk).unwrap() {
+            for (key, blocks) in predicted(chunk).unwrap() {
                 match arrived.last_mut() {
-                    Some((last, all)) if last == worker => all.extend(blocks),
-                    _ => arrived.push((worker.to_owned(), blocks)),
+                    Some((last, all)) if *last == key => all.extend(blocks),
+                    _ => arrived.push((key, blocks)),
                 }
             }
         }
         assert!(chunks.last().unwrap().is_last);
-        for ((worker, blocks), (arrived, all)) in workers.iter().zip(&arrived) {
-            assert_eq!((&**worker, blocks), (arrived.as_str(), all));
-        }
+        assert_eq!(arrived, caches);
     }
 }

@@ -19,7 +19,7 @@ use crate::fleet::load::LoadShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
 use crate::fleet::waiting::WaitingByOwner;
-use crate::fleet::{Snapshot, Worker, WorkerState};
+use crate::fleet::{Snapshot, Status, Worker, WorkerState};
 use crate::ids::WorkerId;
 
 /// A message of so many has some 30 KB.
@@ -39,8 +39,14 @@ pub(super) struct Workers {
 #[derive(Debug)]
 struct Listed {
     worker: Arc<Worker>,
-    /// Its dp ranks; 0 if it has one.
+    /// Its dp ranks ([`ranks_of`]).
     ranks: u32,
+}
+
+/// A worker's dp ranks, each with a cache of its own; 0 if it has one.
+pub(super) fn ranks_of(status: &Status) -> u32 {
+    let ranks = status.event_ranks() as u32;
+    if ranks > 1 { ranks } else { 0 }
 }
 
 impl Workers {
@@ -53,10 +59,9 @@ impl Workers {
         self.snapshot = snapshot.clone();
         let workers = self.snapshot.workers.iter().map(|status| {
             let worker = &status.worker;
-            let ranks = status.event_endpoints().len() as u32;
             let listed = Listed {
                 worker: worker.clone(),
-                ranks: if ranks > 1 { ranks } else { 0 },
+                ranks: ranks_of(status),
             };
             (Arc::from(worker.pool.address()), listed)
         });

@@ -68,10 +68,8 @@ impl BlockHasher {
         self.open.clear();
         self.open_extra = 0;
         let range = self.first_block..self.blocks.len();
-        // If a key is repeated, engines use the last value. Tools, functions and documents are different
-        // keys of one section.
-        self.sections
-            .retain(|(other, _, _)| *other != section || section == Section::Tools);
+        // If a key is repeated, engines use the last value. So each section has one entry, however long the body is.
+        self.sections.retain(|(other, _, _)| *other != section);
         self.sections.push((section, range, self.bytes));
     }
 
@@ -124,10 +122,15 @@ impl BlockHasher {
         Some(std::mem::take(&mut self.token_ids)).filter(|ids| !ids.is_empty())
     }
 
+    #[cfg(test)]
+    pub(super) fn section_count(&self) -> usize {
+        self.sections.len()
+    }
+
     pub(super) fn finish(mut self) -> HashedPrompt {
         let bytes = self.sections.iter().map(|(_, _, bytes)| bytes).sum();
         self.sections
-            .sort_by_key(|(section, range, _)| (*section, range.start));
+            .sort_by_key(|(section, range, _)| (section.place(), range.start));
         // A plain chat has one section: there is nothing to put in order.
         if let [(_, range, _)] = &*self.sections
             && range.start == 0

@@ -4,9 +4,9 @@ mod field;
 mod vllm_xargs;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 
-use rustc_hash::FxHashMap;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -262,7 +262,7 @@ impl<'de> BodyReader<'de> {
     /// The engine says what is wrong with parameters that are no object.
     fn on_sampling_params(&mut self, params: &'de str) {
         self.peek.sampling_params = Some(params);
-        let Ok(members) = serde_json::from_str::<FxHashMap<String, &RawValue>>(params) else {
+        let Ok(members) = serde_json::from_str::<HashMap<String, &RawValue>>(params) else {
             self.peek.odd_value = Some("sampling_params");
             return;
         };

@@ -76,7 +76,11 @@ impl<'c> Canonical<'c> {
     pub(super) fn new(hasher: &'c mut BlockHasher, section: Section) -> Self {
         let role = match section {
             Section::Conversation => StringRole::Whole,
-            Section::Template | Section::Instructions | Section::Tools => StringRole::TextOnly,
+            Section::Template
+            | Section::Instructions
+            | Section::Tools
+            | Section::Functions
+            | Section::Documents => StringRole::TextOnly,
         };
         Self { hasher, role }
     }

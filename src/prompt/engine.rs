@@ -10,6 +10,7 @@ mod error;
 mod request;
 mod response;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,6 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -66,7 +66,7 @@ pub struct EngineTokenizer {
     permits: Semaphore,
     cache: Mutex<ResponseCache>,
     /// Addresses of workers whose render endpoints are unavailable, each with the time when that was found.
-    render_unavailable: Mutex<FxHashMap<Box<str>, Instant>>,
+    render_unavailable: Mutex<HashMap<Box<str>, Instant>>,
     seed: u64,
 }
 

@@ -1,4 +1,7 @@
 //! Finds the model in a form (`multipart/form-data`), as uploads of audio are sent. Pure.
+//!
+//! Rights and limits hang on the model that is found here, and the engine reads the form once more. Readers of forms
+//! differ in what they make of anything unusual, so a form that leaves a choice is refused.
 
 use std::borrow::Cow;
 
@@ -10,6 +13,14 @@ use super::types::Error;
 /// Uploads have a file and a few fields. A form with more parts is refused: an engine reads all of them, and the last `model`
 /// counts there.
 const MAX_PARTS: usize = 256;
+/// The headers of a part are a name, a file's name and a type. File systems allow names of 255 bytes.
+const MAX_HEAD_BYTES: usize = 8 << 10;
+
+/// What may stand around the parts of a header.
+const SPACES: [char; 2] = [' ', '\t'];
+
+const SIGNS: Error = Error::Form("a header has signs that need quotes");
+const QUOTES: Error = Error::Form("a text in quotes does not end for certain");
 
 /// True for the content type of a form.
 pub fn is_form(content_type: &str) -> bool {
@@ -19,8 +30,13 @@ pub fn is_form(content_type: &str) -> bool {
 
 /// Reads the field `model` of a form. `model_json` of the result is its bare text within the body.
 pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a>, Error> {
-    let boundary = parameter(content_type, "boundary").filter(|boundary| !boundary.is_empty());
+    let [boundary, charset] = parameters(content_type, ["boundary", "charset"])?;
+    let boundary = boundary.filter(|boundary| !boundary.is_empty());
     let boundary = boundary.ok_or(Error::Form("its content type names no boundary"))?;
+    // Some engines read names and values in the charset that is given here.
+    if charset.is_some_and(|charset| !is_utf8(&charset)) {
+        return Err(Error::Form("its charset is not UTF-8"));
+    }
     let model = field(body, &boundary, "model")?;
     Ok(PeekedBody {
         model: model.map(Cow::Borrowed),
@@ -29,25 +45,26 @@ pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a
     })
 }
 
+fn is_utf8(charset: &str) -> bool {
+    let mut same = ["utf-8", "utf8", "us-ascii"].into_iter();
+    same.any(|name| charset.eq_ignore_ascii_case(name))
+}
+
 /// The value of a field. Two that differ are refused: engines do not agree on which one counts.
 fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a str>, Error> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
     let finder = memmem::Finder::new(&delimiter);
-    let start = if body.starts_with(opening.as_bytes()) {
-        opening.len()
-    } else {
-        // A preamble is allowed.
-        finder
-            .find(body)
-            .map(|at| at + delimiter.len())
-            .ok_or(Error::Form("it does not begin with its boundary"))?
-    };
-    let mut rest = &body[start..];
+    let start = memmem::find(body, opening.as_bytes()).filter(|at| is_preamble(&body[..*at]));
+    let start = start.ok_or(Error::Form("it does not begin with its boundary"))?;
+    let mut rest = &body[start + opening.len()..];
     let mut found = None;
     for number in 0.. {
         if rest.starts_with(b"--") {
             break;
+        }
+        if !rest.starts_with(b"\r\n") {
+            return Err(Error::Form("its boundary does not end a line"));
         }
         if number == MAX_PARTS {
             return Err(Error::Form("it has more than 256 parts"));
@@ -56,14 +73,15 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
             .find(rest)
             .ok_or(Error::Form("it does not end with its boundary"))?;
         let part = &rest[..end];
-        if let Some(at) = memmem::find(part, b"\r\n\r\n") {
-            let (head, value) = part.split_at(at);
-            if is_named(head, name) {
-                let text = str::from_utf8(&value[4..]);
-                let text = text.map_err(|_| Error::Form("`model` is not text"))?;
-                if found.replace(text).is_some_and(|before| before != text) {
-                    return Err(Error::Form("it has two fields `model` that differ"));
-                }
+        // For an engine a boundary within the headers may be one of them.
+        let head_end = memmem::find(part, b"\r\n\r\n")
+            .ok_or(Error::Form("the headers of a part do not end"))?;
+        let (head, value) = part.split_at(head_end);
+        if field_name(head)?.as_deref() == Some(name) {
+            let text = str::from_utf8(&value[4..]);
+            let text = text.map_err(|_| Error::Form("`model` is not text"))?;
+            if found.replace(text).is_some_and(|before| before != text) {
+                return Err(Error::Form("it has two fields `model` that differ"));
             }
         }
         rest = &rest[end + delimiter.len()..];
@@ -71,56 +89,113 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
     Ok(found)
 }
 
-/// Whether the headers of a part are those of this field.
-fn is_named(head: &[u8], name: &str) -> bool {
+/// Whether the first boundary may stand behind these bytes: engines skip a text before it, or its empty lines.
+fn is_preamble(before: &[u8]) -> bool {
+    let is_empty = before.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
+    is_empty || before.ends_with(b"\r\n")
+}
+
+/// The name of the field that a part with these headers is.
+fn field_name(head: &[u8]) -> Result<Option<String>, Error> {
+    if head.len() > MAX_HEAD_BYTES {
+        return Err(Error::Form("the headers of a part take more than 8 KiB"));
+    }
     // A file name may be in any encoding.
     let head = String::from_utf8_lossy(head);
-    let dispositions = head.split("\r\n").filter_map(|line| {
-        let (header, value) = line.split_once(':')?;
-        let is_it = header.trim().eq_ignore_ascii_case("content-disposition");
-        is_it.then_some(value)
-    });
-    let mut names = dispositions.filter_map(|value| parameter(value, "name"));
-    names.any(|found| found == name)
-}
-
-/// A parameter of a header's value: a token, or a text in quotes.
-fn parameter(value: &str, name: &str) -> Option<String> {
-    let mut rest = value;
-    loop {
-        let at = rest.find([';', '"'])?;
-        if rest.as_bytes()[at] == b'"' {
-            let (_, after) = quoted(&rest[at + 1..])?;
-            rest = after;
-            continue;
+    let mut found = None;
+    for line in head.split("\r\n") {
+        if line.starts_with(SPACES) || line.contains(['\r', '\n']) {
+            return Err(Error::Form("a header of a part is not one line"));
         }
-        rest = rest[at + 1..].trim_start();
-        let Some((key, after)) = rest.split_once('=') else {
+        let Some((header, value)) = line.split_once(':') else {
             continue;
         };
-        let is_it = key.trim().eq_ignore_ascii_case(name);
-        let after = after.trim_start();
-        if !is_it {
-            rest = after;
+        if !header.trim().eq_ignore_ascii_case("content-disposition") {
             continue;
         }
-        return match after.strip_prefix('"') {
-            Some(inside) => quoted(inside).map(|(text, _)| text),
-            None => {
-                let end = after.find(';').unwrap_or(after.len());
-                Some(after[..end].trim().to_owned())
-            }
-        };
+        let [name] = parameters(value, ["name"])?;
+        if found.replace(name).is_some() {
+            return Err(Error::Form("a part has two content dispositions"));
+        }
     }
+    Ok(found.flatten())
 }
 
-/// A text up to its closing quote, and what stands behind that.
+/// The parameters of these names in a header's value, such as `form-data; name="file"; filename="a.wav"`.
+fn parameters<const N: usize>(value: &str, names: [&str; N]) -> Result<[Option<String>; N], Error> {
+    let mut found: [Option<String>; N] = std::array::from_fn(|_| None);
+    let (kind, mut rest) = value.split_once(';').unwrap_or((value, ""));
+    if !is_plain(kind.trim_matches(SPACES)) {
+        return Err(SIGNS);
+    }
+    while !rest.is_empty() {
+        let key_end = rest.find([';', '=']).unwrap_or(rest.len());
+        let key = rest[..key_end].trim_matches(SPACES);
+        let Some(after_key) = rest[key_end..].strip_prefix('=') else {
+            if !key.is_empty() {
+                return Err(Error::Form("a parameter of a header has no value"));
+            }
+            // There is nothing between two semicolons, or behind the last one.
+            rest = rest.get(key_end + 1..).unwrap_or_default();
+            continue;
+        };
+        if !is_plain(key) {
+            return Err(SIGNS);
+        }
+        let (text, after) = parameter_value(after_key)?;
+        rest = after;
+        // `name*` and `name*0` say the same in another encoding, or a part of it.
+        let base = key.split('*').next().unwrap_or_default();
+        let sought = names
+            .iter()
+            .position(|name| name.eq_ignore_ascii_case(base));
+        if let Some(sought) = sought {
+            if base != key || found[sought].is_some() {
+                return Err(Error::Form("a header gives a parameter twice or encoded"));
+            }
+            found[sought] = Some(text);
+        }
+    }
+    Ok(found)
+}
+
+/// The value of a parameter, and what stands behind the semicolon that ends it.
+fn parameter_value(text: &str) -> Result<(String, &str), Error> {
+    let text = text.trim_start_matches(SPACES);
+    let (value, rest) = match text.strip_prefix('"') {
+        Some(inside) => quoted(inside).ok_or(QUOTES)?,
+        None => {
+            let (bare, rest) = text.split_at(text.find(';').unwrap_or(text.len()));
+            let bare = bare.trim_end_matches(SPACES);
+            if !is_plain(bare) {
+                return Err(SIGNS);
+            }
+            (bare.to_owned(), rest)
+        }
+    };
+    let rest = rest.trim_start_matches(SPACES);
+    let after = rest.strip_prefix(';').or(rest.is_empty().then_some(""));
+    Ok((value, after.ok_or(QUOTES)?))
+}
+
+/// Whether every reader takes a text without quotes as it is. Python's strips `<>` and some bytes that are no ASCII.
+fn is_plain(text: &str) -> bool {
+    let is_special = |byte: u8| matches!(byte, b'"' | b';' | b'\\' | b'<' | b'>');
+    text.bytes()
+        .all(|byte| byte.is_ascii_graphic() && !is_special(byte))
+}
+
+/// A text up to its closing quote, and what stands behind that. `None` if a backslash is before the quote: Python takes
+/// each such quote for a part of the text, also where the backslash is escaped itself.
 fn quoted(inside: &str) -> Option<(String, &str)> {
     let mut text = String::new();
     let mut chars = inside.char_indices();
     while let Some((at, char)) = chars.next() {
         match char {
-            '"' => return Some((text, &inside[at + 1..])),
+            '"' => {
+                let is_certain = !inside[..at].ends_with('\\');
+                return is_certain.then_some((text, &inside[at + 1..]));
+            }
             '\\' => text.push(chars.next()?.1),
             char => text.push(char),
         }
@@ -135,6 +210,22 @@ mod tests {
     use super::*;
 
     const TYPE: &str = "multipart/form-data; boundary=x1";
+    const PIECES: &[&str] = &[
+        "name=",
+        "\"model\"",
+        "model",
+        "<model>",
+        "; name=model",
+        "; ",
+        ";",
+        "x=\"",
+        "\"",
+        "\\",
+        " ",
+        "a",
+        "=",
+        "\u{a0}",
+    ];
 
     fn part(head: &str, value: &str) -> String {
         format!("--x1\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n")
@@ -158,11 +249,18 @@ mod tests {
         check(&[model, part("name=model", "whisper")], Some("whisper"));
         let latin = "name=\"model\"; filename=\"\u{e9}.txt\"";
         check(&[part(latin, "a")], Some("a"));
+        let encoded = "name=\"model\"; filename*=UTF-8''%e2%82%ac.txt;";
+        check(&[part(encoded, "a")], Some("a"));
         check(&[file], None);
         check(&[], None);
         let body = format!("preamble\r\n{}--x1--", part("name=\"model\"", "a"));
-        let peek = peek_form("Multipart/Form-Data; a=b; Boundary=\"x1\"", body.as_bytes());
-        assert_eq!(peek.unwrap().model.as_deref(), Some("a"));
+        for content_type in [
+            "Multipart/Form-Data; a=b; Boundary=\"x1\"",
+            "multipart/form-data;boundary = x1 ; charset=UTF-8;",
+        ] {
+            let peek = peek_form(content_type, body.as_bytes());
+            assert_eq!(peek.unwrap().model.as_deref(), Some("a"));
+        }
     }
 
     #[test]
@@ -182,6 +280,58 @@ mod tests {
         let mut body = model("public").into_bytes();
         body.extend(b"--x1\r\nContent-Disposition: form-data; filename=\"\xff\"; name=\"model\"\r\n\r\nsecret\r\n--x1--");
         assert!(peek_form(TYPE, &body).is_err());
+        // Some engine finds `model` in each of these heads.
+        let long = format!("{} name=\"model\"", ";".repeat(1_000_000));
+        for head in [
+            r#"name="x"; name="model""#,
+            r#"a; name="model""#,
+            "name*=utf-8''model",
+            "name*0=mod; name*1=el",
+            "name=<model>",
+            r#"filename="a\\"; y="b; name=model; z=""#,
+            r#"filename="a"b; name="model""#,
+            "name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"",
+            "name=\"x\"\nContent-Disposition: form-data; name=\"model\"",
+            "filename=\"x\";\r\n name=\"model\"",
+            long.as_str(),
+        ] {
+            assert!(
+                refused(&[model("public"), part(head, "secret")]),
+                "{head:.99}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_boundary_that_engines_see_elsewhere_is_refused() {
+        let form = |boundary: &str, value: &str| {
+            let head = "Content-Disposition: form-data; name=\"model\"";
+            format!("--{boundary}\r\n{head}\r\n\r\n{value}\r\n--{boundary}--\r\n")
+        };
+        let refused = |content_type: &str, body: &str| {
+            let refusal = peek_form(content_type, body.as_bytes()).unwrap_err();
+            assert!(matches!(refusal, Error::Form(_)), "{refusal}");
+        };
+        let two = form("b", "secret") + &form("a", "public");
+        refused("multipart/form-data; boundary=a; boundary=b", &two);
+        refused("multipart/form-data; boundary=a; boundary*=utf-8''b", &two);
+        refused("multipart/form-data; boundary=<a>", &form("<a>", "public"));
+        // In UTF-7 a field may have the name in other bytes.
+        let public = form("x1", "public");
+        refused("multipart/form-data; boundary=x1; charset=utf-7", &public);
+        // To an engine the boundary is a header, or stands in the value.
+        let head = "--x1\r\nContent-Disposition: form-data; name=\"model\"\r\n";
+        refused(TYPE, &format!("{head}--x1--: b\r\n\r\nsecret\r\n{public}"));
+        refused(TYPE, &format!("{head}--x1: b\r\n\r\nsecret\r\n{public}"));
+        refused(
+            TYPE,
+            &format!("{head}\r\nsecret\r\n--x1y\r\n\r\n\r\n{public}"),
+        );
+        refused(TYPE, &format!("see --x1\r\n{public}"));
+        // Engines skip empty lines in front, so this part counts.
+        let body = format!("\n{public}");
+        let peek = peek_form(TYPE, body.as_bytes()).unwrap();
+        assert_eq!(peek.model.as_deref(), Some("public"));
     }
 
     #[test]
@@ -205,7 +355,42 @@ mod tests {
             body.extend(bytes);
             _ = peek_form(TYPE, &body);
             _ = peek_form(&kind, &body);
-            _ = parameter(&kind, "name");
+            _ = parameters(&kind, ["name"]);
+        }
+
+        #[test]
+        fn no_header_has_a_name_for_python_alone(pieces in proptest::collection::vec(
+            proptest::sample::select(PIECES), 0..12,
+        )) {
+            let header = format!("form-data; {}", pieces.concat());
+            if let Ok([name]) = parameters(&header, ["name"])
+                && name_for_python(&header) == "model"
+            {
+                prop_assert_eq!(name.as_deref(), Some("model"), "{}", header);
+            }
+        }
+    }
+
+    /// The name that Python's standard library finds, with which engines read a form: the last one, of parameters that
+    /// end with a semicolon before which the number of quotes without a backslash is even.
+    fn name_for_python(header: &str) -> String {
+        let (mut segments, mut start) = (Vec::new(), 0);
+        for (at, _) in header.match_indices(';') {
+            let before = &header[start..at];
+            let quotes = before.matches('"').count() - before.matches("\\\"").count();
+            if quotes.is_multiple_of(2) {
+                segments.push(before);
+                start = at + 1;
+            }
+        }
+        segments.push(&header[start..]);
+        let parameters = segments[1..].iter().filter_map(|text| text.split_once('='));
+        let names = parameters.filter(|(key, _)| key.trim().eq_ignore_ascii_case("name"));
+        let value = names.last().map_or("", |(_, value)| value.trim());
+        let unwrapped = |first: char, last: char| value.strip_prefix(first)?.strip_suffix(last);
+        match unwrapped('"', '"') {
+            Some(inside) => inside.replace("\\\\", "\\").replace("\\\"", "\""),
+            None => unwrapped('<', '>').unwrap_or(value).to_owned(),
         }
     }
 }

@@ -65,14 +65,28 @@ pub struct LocalBlock {
     pub bytes: u32,
 }
 
-/// The parts of a prompt in the order in which engines render them. A body may have them in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The parts of a prompt. A body may have them in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Template,
     Instructions,
     Tools,
+    Functions,
+    Documents,
     /// Messages or input. Only this section grows from turn to turn.
     Conversation,
+}
+
+impl Section {
+    /// The place in the order in which engines render a prompt. Sections of one place stay in the body's order.
+    pub(super) fn place(self) -> u8 {
+        match self {
+            Section::Template => 0,
+            Section::Instructions => 1,
+            Section::Tools | Section::Functions | Section::Documents => 2,
+            Section::Conversation => 3,
+        }
+    }
 }
 
 /// Lists and objects inside each other, the body itself among them. JSON schemas of tools need about ten. Readers

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::request::body_edit::{self, Edit};
@@ -18,6 +19,9 @@ use crate::prompt::Api;
 const PATH: &str = "/abort_request";
 const TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// Requests to abort that are sent at the same time, so that an engine that does not answer keeps back no others' aborts
+/// before health checks have found it.
+const MAX_AT_ONCE: usize = 16;
 /// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
 const MAX_QUEUED: usize = 1_024;
 
@@ -44,31 +48,46 @@ impl Aborts {
             requests: registry.counters(
                 "warmroute_engine_aborts_total",
                 "Requests that an engine was asked to abort, because their clients left before a whole answer: sent; \
-                 failed; dropped (too many waited to be sent).",
+                 failed (a worker that is down is not asked); dropped (too many waited to be sent).",
                 &["outcome"],
             ),
         })
     }
 
-    /// Sends them, one after the other.
+    /// Sends them, a few at the same time.
     pub async fn run(self: Arc<Self>) {
         let Some(mut queued) = self.queued.lock().take() else {
             return;
         };
-        while let Some(Abort { worker, id }) = queued.recv().await {
-            // An id of the router's own needs no escapes.
-            let body = format!(r#"{{"rid":"{id}"}}"#);
-            let authorization = worker.authorization.as_ref();
-            let post = worker
-                .pool
-                .post(PATH, authorization, body, MAX_RESPONSE_BYTES);
-            let outcome = match tokio::time::timeout(TIMEOUT, post).await {
-                Ok(Ok((status, _))) if status.is_success() => "sent",
-                _ => "failed",
-            };
-            debug!(worker = %worker.name, %id, outcome, "engine asked to abort a request");
-            self.count(outcome);
+        // Dropped with this future, it ends what is being sent.
+        let mut sending = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                Some(_) = sending.join_next(), if !sending.is_empty() => {}
+                abort = queued.recv(), if sending.len() < MAX_AT_ONCE => match abort {
+                    None => return,
+                    // It would not answer, and notices the closed connections when it is back.
+                    Some(abort) if abort.worker.is_down() => self.count("failed"),
+                    Some(abort) => _ = sending.spawn(self.clone().send(abort)),
+                },
+            }
         }
+    }
+
+    async fn send(self: Arc<Self>, Abort { worker, id }: Abort) {
+        // An id of the router's own needs no escapes.
+        let body = format!(r#"{{"rid":"{id}"}}"#);
+        let authorization = worker.authorization.as_ref();
+        let post = worker
+            .pool
+            .post(PATH, authorization, body, MAX_RESPONSE_BYTES);
+        let outcome = match tokio::time::timeout(TIMEOUT, post).await {
+            Ok(Ok((status, _))) if status.is_success() => "sent",
+            _ => "failed",
+        };
+        debug!(worker = %worker.name, %id, outcome, "engine asked to abort a request");
+        self.count(outcome);
     }
 
     fn count(&self, outcome: &str) {
@@ -120,5 +139,43 @@ impl Drop for AbortOnDrop {
         {
             self.aborts.count("dropped");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::fleet::Member;
+    use crate::fleet::health::Health;
+    use crate::fleet::registry::tests::{member, registry};
+
+    #[tokio::test]
+    async fn a_worker_that_is_down_is_not_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let engine = Member {
+            address: listener.local_addr().unwrap().to_string(),
+            ..member("a")
+        };
+        let fleet = registry(&[]);
+        fleet.set_members("static", vec![engine]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        fleet.set_health(worker.id, Health::Down);
+        let aborts = Aborts::new(&Registry::default());
+        let body = Bytes::from_static(br#"{"model":"m"}"#);
+        drop(aborts.guard(Api::Chat, &body, &worker, "id".to_owned()));
+        let failed = aborts.requests.with_label_values(&["failed"]);
+        let counted = async {
+            while failed.get() == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = aborts.clone().run() => panic!("it runs until it is dropped"),
+            () = counted => {}
+        }
+        assert!(listener.accept().is_err(), "it was asked");
     }
 }

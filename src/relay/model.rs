@@ -78,6 +78,7 @@ pub(super) struct Models {
 pub(super) struct Shared {
     families: Arc<Families>,
     evidence: Arc<SharedEvidence>,
+    transfer_evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
     pub(super) hindsight: Arc<Hindsight>,
@@ -121,6 +122,8 @@ pub(super) struct ModelState {
     pub(super) families: Arc<Families>,
     /// The evidence about the workers of all models.
     evidence: Arc<SharedEvidence>,
+    /// The evidence about KV transfers from their prefill workers.
+    transfer_evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     /// `None` if requests are not disaggregated.
     pub(super) disaggregated: Option<prefill_decode::ModelMetrics>,
@@ -139,6 +142,7 @@ impl Models {
             shared: Arc::new(Shared {
                 families: Arc::new(Families::new(registry)),
                 evidence: Arc::default(),
+                transfer_evidence: Arc::default(),
                 hindsight: Arc::new(Hindsight::new(fleet.clone(), registry)),
                 fleet,
                 disaggregation,
@@ -236,6 +240,7 @@ impl Models {
                 .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
             evidence: self.shared.evidence.clone(),
+            transfer_evidence: self.shared.transfer_evidence.clone(),
             fleet: self.shared.fleet.clone(),
         }
     }
@@ -325,6 +330,31 @@ impl ModelState {
                 "circuit breaker open; the worker gets no requests until a trial request succeeds"
             );
             self.families.on_breaker_transition(worker, State::Open);
+        }
+    }
+
+    /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
+    pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey) {
+        self.transfer_evidence.on_success(prefill.id, client);
+        if prefill.kv_transfer_breaker.on_success(observe::now()) {
+            info!(worker = %prefill.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
+        }
+    }
+
+    /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
+    /// say whether that is due to the client's request.
+    pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
+        let now = observe::now();
+        let breaker = &prefill.kv_transfer_breaker;
+        let is_unhealthy = prefill.last_probe_error.load().is_some();
+        let evidence = &self.transfer_evidence;
+        let failures = evidence.on_failure(now, prefill.id, client, breaker.state(), is_unhealthy);
+        if (0..failures).any(|_| breaker.on_failure(now)) {
+            evidence.on_opened(prefill.id);
+            warn!(
+                worker = %prefill.name,
+                "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
+            );
         }
     }
 

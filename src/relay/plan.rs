@@ -1,6 +1,7 @@
 //! The plan of a request: its model's workers, its prompt as blocks and tokens, what engines are sent.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -114,7 +115,16 @@ impl Plan {
     /// The body that asks a worker for token ids, so that the stream may go on on another one.
     pub(super) fn asks_token_ids(&self, worker: &Worker) -> Option<&Bytes> {
         let asked = token_ids_asked(&self.continuation)?;
-        (!worker.refuses_token_ids.load(Relaxed)).then_some(asked)
+        (!self.refuses_token_ids(worker).load(Relaxed)).then_some(asked)
+    }
+
+    /// Whether the worker's engine refuses streams like the request's for token ids.
+    pub(super) fn refuses_token_ids<'a>(&self, worker: &'a Worker) -> &'a AtomicBool {
+        if self.api == Api::Chat {
+            &worker.refuses_chat_token_ids
+        } else {
+            &worker.refuses_completion_token_ids
+        }
     }
 
     /// Whether the worker's KV events report this prompt's blocks.

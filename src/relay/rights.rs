@@ -5,15 +5,18 @@ use super::core::Relay;
 use super::job::Error;
 use super::request::target::Name;
 use crate::ids::Tenant;
+use crate::limits::TenantLimits;
 
 impl Relay {
     /// Whether a tenant may ask for a name: for itself, or for a model that it stands for.
     pub fn may_use(&self, tenant: Tenant, name: &str) -> bool {
-        let Some(limits) = &self.tenants().of(tenant).limits else {
-            return true;
-        };
-        let mut models = self.names().get(name).into_iter().flat_map(Name::models);
-        limits.allows(name) || models.any(|model| limits.allows(model))
+        let limits = self.tenants().of(tenant).limits.as_ref();
+        limits.is_none_or(|limits| self.is_allowed(limits, name))
+    }
+
+    fn is_allowed(&self, limits: &TenantLimits, name: &str) -> bool {
+        let models = || self.names().get(name).into_iter().flat_map(Name::models);
+        limits.allows(name) || models().any(|model| limits.allows(model))
     }
 
     /// Whether requests for a name may find a worker, for who can wait: a worker serves it, the last one that did left
@@ -31,7 +34,7 @@ impl Relay {
 
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
         match (name, &self.tenants().of(tenant).limits) {
-            (Some(name), Some(limits)) if !self.may_use(tenant, name) => {
+            (Some(name), Some(limits)) if !self.is_allowed(limits, name) => {
                 Err(Error::Limited(Box::new(limits.refuse_model(name))))
             }
             _ => Ok(()),

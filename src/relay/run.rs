@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::choose::chosen::{Choice, Chosen};
@@ -309,12 +309,8 @@ impl Relay {
         }
         if let Some(prefill) = prefill
             && fault.owner == FailureOwner::KvTransfer
-            && prefill.kv_transfer_breaker.on_failure(observe::now())
         {
-            warn!(
-                worker = %prefill.name,
-                "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
-            );
+            plan.model.report_transfer_failure(prefill, client);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A worker that health checks or its circuit breaker take out releases the requests that wait for its answer: they are tried
 //! at another worker at once. Only those of which the client has nothing yet, and never those for which the engine itself may have
-//! run tools: what a tool does would be done twice.
+//! run tools: what a tool does would be done twice. A prefill worker counts until the decode worker has the blocks.
 //!
 //! Requests stay where they are as long as no other worker could take them, and while the retry budget is used up.
 
@@ -56,8 +56,10 @@ impl Relay {
         choice: &Choice,
         course: &Course,
     ) -> FailedAttempt {
+        let prefill = choice.split.prefill();
+        let needed = || prefill.filter(|prefill| prefill.is_needed(observe::now()));
         loop {
-            let (stage, worker) = match choice.split.prefill() {
+            let (stage, worker) = match needed() {
                 Some(prefill) => tokio::select! {
                     biased;
                     () = choice.worker.taken_out() => (Stage::Worker, &choice.worker),
@@ -68,6 +70,10 @@ impl Relay {
                     (Stage::Worker, &choice.worker)
                 }
             };
+            if stage == Stage::Prefill && needed().is_none() {
+                // The decode worker got the blocks meanwhile.
+                continue;
+            }
             if self.may_go_on_without(worker.id, job, plan, course)
                 && !may_run_tools(job)
                 && self.budget.may_retry()

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::members::{self, Members};
+use super::known_json;
+use super::members::Members;
 
 /// The tools that may be called.
 #[derive(Clone, Debug)]
@@ -19,9 +20,10 @@ impl AllowedTools {
         if choice.get("type") != Some("\"allowed_tools\"") {
             return None;
         }
-        let tools = choice.get("tools").and_then(members::objects)?;
+        let tools = choice.get("tools").and_then(known_json::objects)?;
+        let names = tools.map(|tool| Some(name(&tool?)));
         Some(Self {
-            names: tools.iter().map(name).collect(),
+            names: names.collect::<Option<_>>()?,
         })
     }
 

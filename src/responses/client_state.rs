@@ -2,13 +2,15 @@
 //!
 //! [`StateReader`] reads the tokens in one request, [`StateSigner`] issues those of one response.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
 use super::item::{self, Ids};
-use super::members::{self, Members, put, put_string, put_text};
+use super::known_json;
+use super::members::{Members, put, put_string, put_text};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::state_token::{self, Content, KeyRing, Kind, Payload, TooLarge, Verified};
@@ -82,20 +84,15 @@ impl<'a> StateReader<'a> {
         if members.get("object") != Some("\"response\"") {
             return Err(wrong());
         }
-        let output = members.get("output").and_then(members::list);
-        for raw in output.ok_or_else(wrong)?.into_iter().rev() {
-            let Ok(item) = Members::parse(raw) else {
-                continue;
-            };
-            if item.get("type") != Some("\"reasoning\"") {
-                continue;
-            }
-            let Some(text) = item
-                .text("encrypted_content")
-                .filter(|text| !text.is_empty())
-            else {
-                continue;
-            };
+        let output = members.get("output").and_then(known_json::values);
+        let tokens = output.ok_or_else(wrong)?.filter_map(|raw| {
+            let item = known_json::object(raw)?;
+            let is_reasoning = item.get("type") == Some("\"reasoning\"");
+            let text = is_reasoning.then(|| item.text("encrypted_content"))?;
+            text.filter(|text| !text.is_empty())
+        });
+        let tokens: Vec<Cow<'_, str>> = tokens.collect();
+        for text in tokens.into_iter().rev() {
             let verified = self.verify(&text)?;
             if verified.kind != Kind::Turn {
                 continue;

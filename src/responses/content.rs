@@ -1,5 +1,6 @@
 //! Parts of an input item's content: checks them, and adds the members that clients require of a listed item. Pure.
 
+use super::known_json;
 use super::members::{self, Members, put, put_comma, put_read};
 use crate::openai::error::ApiError;
 
@@ -25,10 +26,13 @@ fn part(kind: &str) -> Option<Part> {
 
 /// The list `raw` with complete parts. `path`: its name in errors. Other engines' kinds of parts pass as they are.
 pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, ApiError> {
-    let parts = members::objects(raw).ok_or_else(|| wrong_parts(raw, path))?;
+    let wrong = || ApiError::wrong_type(&path(), "a string or a list of parts");
+    let parts = known_json::objects(raw).ok_or_else(wrong)?;
     let mut out = Vec::with_capacity(raw.len() + 64);
     out.push(b'[');
-    for (index, members) in parts.iter().enumerate() {
+    for (index, members) in parts.enumerate() {
+        let wrong = || ApiError::wrong_type(&format!("{}[{index}]", path()), "an object");
+        let members = members.ok_or_else(wrong)?;
         let at = |name: &str| format!("{}[{index}].{name}", path());
         let kind = match members.get("type") {
             None => return Err(ApiError::missing_parameter(&at("type"))),
@@ -39,10 +43,10 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
         let part = part(&kind);
         let texts = part.iter().flat_map(|part| part.texts);
         for name in texts {
-            required_text(members, name, &at)?;
+            required_text(&members, name, &at)?;
         }
         if kind == "input_image" {
-            check_image(members, &at)?;
+            check_image(&members, &at)?;
         }
         put_comma(&mut out);
         out.push(b'{');
@@ -91,14 +95,6 @@ fn check_image(members: &Members<'_>, at: &dyn Fn(&str) -> String) -> Result<(),
     }
 }
 
-fn wrong_parts(raw: &str, path: &dyn Fn() -> String) -> ApiError {
-    let parts = members::list(raw).unwrap_or_default();
-    match parts.iter().position(|part| !part.starts_with('{')) {
-        Some(index) => ApiError::wrong_type(&format!("{}[{index}]", path()), "an object"),
-        None => ApiError::wrong_type(&path(), "a string or a list of parts"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +133,12 @@ mod tests {
     fn a_wrong_part_is_refused_by_name() {
         for (raw, expected) in [
             ("[1]", "invalid_type input[0].content[0]"),
+            ("[[]]", "invalid_type input[0].content[0]"),
+            (
+                r#"[{"type":"input_text","text":"a"},1]"#,
+                "invalid_type input[0].content[1]",
+            ),
+            ("{}", "invalid_type input[0].content"),
             ("7", "invalid_type input[0].content"),
             (
                 "[{}]",
@@ -166,5 +168,20 @@ mod tests {
         ] {
             assert_eq!(completed(raw).unwrap_err(), expected, "{raw}");
         }
+    }
+
+    #[test]
+    fn a_long_list_is_read_to_its_first_wrong_part_only() {
+        // What follows the parts is not even JSON.
+        let parts = format!("[{}not JSON", "{},".repeat((1 << 20) / 3));
+        assert_eq!(
+            completed(&parts).unwrap_err(),
+            "missing_required_parameter input[0].content[0].type"
+        );
+        let parts = format!("[7,{}not JSON", "{},".repeat((1 << 20) / 3));
+        assert_eq!(
+            completed(&parts).unwrap_err(),
+            "invalid_type input[0].content[0]"
+        );
     }
 }

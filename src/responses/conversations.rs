@@ -3,7 +3,8 @@
 use super::client_request::ClientRequest;
 use super::input::{InputContext, NewInput, ReferencedItems};
 use super::item::Ids;
-use super::members::{self, Members, put, put_text};
+use super::known_json;
+use super::members::{Members, put, put_text};
 use super::object::with_member;
 use super::page::{self, Query};
 use super::request as request_body;
@@ -162,7 +163,7 @@ impl Responses {
         members: &Members<'_>,
     ) -> Result<Vec<Item>, ApiError> {
         let raw = members.get("items");
-        let count = raw.map(|raw| members::list(raw).map(|items| items.len()));
+        let count = raw.map(|raw| Some(known_json::values(raw)?.take(ITEMS_MAX + 1).count()));
         match count {
             Some(None) => return Err(ApiError::wrong_type("items", "a list of items")),
             Some(Some(count)) if count > ITEMS_MAX => {

@@ -128,7 +128,12 @@ impl<'a> EngineEvent<'a> {
                 data = Some(match data {
                     None => value,
                     // Data of several lines is JSON, in which a newline can become a space.
-                    Some(before) => Cow::Owned([&*before, " ", &*value].concat()),
+                    Some(before) => {
+                        let mut joined = before.into_owned();
+                        joined.push(' ');
+                        joined.push_str(&value);
+                        Cow::Owned(joined)
+                    }
                 });
             } else if let Some(value) = field(line, b"event") {
                 name = value;
@@ -186,6 +191,14 @@ mod tests {
             let expected = [pair("a", "1 2"), pair("", "3")];
             assert_eq!(read_all(&[text.as_bytes()]), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn any_number_of_lines_of_data_is_one_event() {
+        let lines: Vec<String> = (0..10_000).map(|number| number.to_string()).collect();
+        let text: String = lines.iter().map(|line| format!("data: {line}\n")).collect();
+        let expected = [pair("", &lines.join(" "))];
+        assert_eq!(read_all(&[text.as_bytes(), b"\n"]), expected);
     }
 
     #[test]

@@ -58,8 +58,7 @@ impl EngineInput {
 
     /// Adds a stored list of items.
     pub(super) fn add_list(&mut self, list: &[u8]) -> Result<(), ApiError> {
-        let items = std::str::from_utf8(list).ok().and_then(known_json::objects);
-        for item in items.unwrap_or_default() {
+        for item in known_json::each_object(std::str::from_utf8(list).ok()) {
             self.add_item(&Item::of(item, &|| "input".to_owned())?)?;
         }
         Ok(())
@@ -331,8 +330,8 @@ fn screenshot(item: &Item<'_>) -> String {
 /// The logs of a code interpreter, as a JSON string.
 fn logs(outputs: &str) -> Option<String> {
     let mut all = String::new();
-    for output in members::list(outputs)? {
-        let output = Members::parse(output).ok()?;
+    for output in known_json::objects(outputs)? {
+        let output = output?;
         if let Some(logs) = output.get("logs").and_then(members::escaped) {
             all.push_str(logs);
         }

@@ -24,8 +24,9 @@ use crate::{observe, state_token};
 
 /// Size of all items of a chain or of a conversation, as JSON: eight million tokens.
 pub(super) const MAX_HISTORY_BYTES: u64 = 32 << 20;
-/// Concurrent reads of other responses for `item_reference`s.
-const READS_AT_ONCE: usize = 16;
+/// Concurrent reads of other responses for `item_reference`s. Each reads a whole list, which may be as large as a
+/// record, for what may be one small item.
+const READS_AT_ONCE: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct History {
@@ -325,6 +326,7 @@ impl Responses {
             input::collect(list, &wanted, &mut found);
         }
         wanted.retain(|id| !found.contains_key(id));
+        let mut bytes: usize = found.values().map(String::len).sum();
         let owners = input::owners(&wanted);
         let owners_max = self.settings.advanced.max_history_turns;
         if owners.len() as u64 > owners_max {
@@ -342,7 +344,11 @@ impl Responses {
             let Some(list) = first(&mut reads).await else {
                 return Ok(found);
             };
-            input::collect(&list?.unwrap_or_default(), &wanted, &mut found);
+            bytes += input::collect(&list?.unwrap_or_default(), &wanted, &mut found);
+            // More would be refused once all are here.
+            if bytes as u64 > MAX_HISTORY_BYTES {
+                return Err(ApiError::too_long_history("bytes", MAX_HISTORY_BYTES));
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::client_state::{StateReader, is_state_token};
 use super::content;
-use super::item::{Ids, Item, Kind, joined_text, owner};
+use super::item::{Ids, Item, Kind, has_text, owner};
 use super::known_json;
 use super::members::{self, Members, array, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
@@ -84,13 +84,15 @@ impl NewInput {
             });
             return Ok(new_input);
         }
-        let items = known_json::objects(input).ok_or_else(|| wrong_items(input, param))?;
+        let wrong = || ApiError::wrong_type(param, "a string or a list of items");
+        let items = known_json::objects(input).ok_or_else(wrong)?;
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
         // The place of the last summary of a compacted conversation.
         let mut compaction = None;
-        for (index, members) in items.into_iter().enumerate() {
+        for (index, members) in items.enumerate() {
             let path = || format!("{param}[{index}]");
+            let members = members.ok_or_else(|| ApiError::wrong_type(&path(), "an object"))?;
             let mut item = Item::of(members, &path)?;
             if let Some(id) = item.id().filter(|id| owner(id).is_some()) {
                 new_input.earlier.insert(id.into_owned());
@@ -174,13 +176,7 @@ pub(super) fn first_of(lists: &[Bytes], ids: &HashSet<String>) -> Option<String>
 
 /// The ids in the `item_reference`s of an input.
 pub(super) fn references(input: Option<&str>) -> HashSet<String> {
-    // A string has none.
-    let Some(input) = input.filter(|raw| raw.starts_with('[')) else {
-        return HashSet::new();
-    };
-    let items = members::list(input).unwrap_or_default();
-    let found = items.into_iter().filter_map(|raw| {
-        let item = Members::parse(raw).ok()?;
+    let found = known_json::each_object(input).filter_map(|item| {
         let is_reference = match item.text("type") {
             Some(name) => name == "item_reference",
             None => item.get("role").is_none(),
@@ -195,24 +191,17 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
     references.iter().filter_map(|id| owner(id)).collect()
 }
 
-/// Adds the wanted items of a stored list to `found`.
-pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) {
+/// Adds the wanted items of a stored list to `found`. Returns their bytes.
+pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) -> usize {
+    let mut bytes = 0;
     for raw in members::list_of(list).unwrap_or_default() {
         let id = Members::parse(raw).ok().and_then(|item| item.text("id"));
         if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
+            bytes += raw.len();
             found.insert(id.into_owned(), raw.to_owned());
         }
     }
-}
-
-/// The error for an input that is not a list of objects.
-fn wrong_items(input: &str, param: &str) -> ApiError {
-    let items = members::list(input);
-    let wrong = items.and_then(|items| items.iter().position(|item| !item.starts_with('{')));
-    match wrong {
-        Some(index) => ApiError::wrong_type(&format!("{param}[{index}]"), "an object"),
-        None => ApiError::wrong_type(param, "a string or a list of items"),
-    }
+    bytes
 }
 
 /// Writes a message item. `content`: pieces of its JSON; `rest`: other members to copy.
@@ -274,8 +263,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                 Some(raw) => {
                     list = content::complete(raw, &|| at("content"))?;
                     // Output parts are joined for the engine, so they must be readable.
-                    let is_readable =
-                        kind == "input_text" || list == "[]" || joined_text(&list, "").is_some();
+                    let is_readable = kind == "input_text" || list == "[]" || has_text(&list);
                     if !is_readable {
                         let expected = "a string or a list of parts";
                         return Err(ApiError::wrong_type(&at("content"), expected));

@@ -208,16 +208,30 @@ pub(super) fn joined_text<'a>(content: &'a str, separator: &str) -> Option<Cow<'
     }
     let mut joined: Option<Cow<'a, str>> = None;
     for part in known_json::objects(content)? {
-        let text = part.get("text").or_else(|| part.get("refusal"));
-        let Some(text) = text.and_then(members::escaped) else {
+        let Some(text) = text_of(&part?) else {
             continue;
         };
-        joined = Some(match joined {
-            None => Cow::Borrowed(text),
-            Some(before) => Cow::Owned([&*before, separator, text].concat()),
-        });
+        match &mut joined {
+            None => joined = Some(Cow::Borrowed(text)),
+            Some(joined) => {
+                let joined = joined.to_mut();
+                joined.push_str(separator);
+                joined.push_str(text);
+            }
+        }
     }
     joined
+}
+
+/// Whether a part of a list has text.
+pub(super) fn has_text(content: &str) -> bool {
+    known_json::each_object(Some(content)).any(|part| text_of(&part).is_some())
+}
+
+/// The text of a part, with escapes and without quotes.
+fn text_of<'a>(part: &Members<'a>) -> Option<&'a str> {
+    let text = part.get("text").or_else(|| part.get("refusal"));
+    text.and_then(members::escaped)
 }
 
 #[cfg(test)]
@@ -272,5 +286,34 @@ mod tests {
         assert_eq!(joined_text(r#""plain""#, "").unwrap(), "plain");
         assert_eq!(joined_text("[]", ""), None);
         assert_eq!(joined_text("7", ""), None);
+        assert_eq!(joined_text(r#"[{"text":"a"},7]"#, ""), None);
+    }
+
+    #[test]
+    fn any_number_of_parts_is_joined() {
+        const PARTS: usize = 10_000;
+        let text = |number: usize| format!("{number} ");
+        let part = |number: usize| format!(r#"{{"type":"input_text","text":"{}"}}"#, text(number));
+        let parts: Vec<String> = (0..PARTS).map(part).collect();
+        let texts: Vec<String> = (0..PARTS).map(text).collect();
+        let parts = format!("[{}]", parts.join(","));
+        assert_eq!(joined_text(&parts, "").unwrap(), texts.concat());
+        assert_eq!(joined_text(&parts, r"\n").unwrap(), texts.join(r"\n"));
+    }
+
+    #[test]
+    fn a_list_has_text_if_a_part_of_it_has() {
+        for (parts, expected) in [
+            ("[]", false),
+            (
+                r#"[{"type":"input_image","image_url":"u"},{"text":7}]"#,
+                false,
+            ),
+            (r#"[{"x":1},{"type":"output_text","text":""}]"#, true),
+            (r#"[{"type":"refusal","refusal":"no"},{"x":1}]"#, true),
+        ] {
+            assert_eq!(has_text(parts), expected, "{parts}");
+            assert_eq!(joined_text(parts, "").is_some(), expected, "{parts}");
+        }
     }
 }

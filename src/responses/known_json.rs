@@ -2,13 +2,47 @@
 //!
 //! A long history is split on every turn. What is in its strings, nearly all of it, is only searched for their ends,
 //! several times as fast as a parser that checks them.
+//!
+//! Of a text that is not JSON the result may be anything.
+
+use std::iter;
 
 use super::members::Members;
 use crate::json_scan::Scan;
 
-/// As [`super::members::objects`], of a text that is JSON. Of any other text the result may be anything.
-pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
-    Scan::<false>::new(text).whole_list(Members::scan)
+/// The elements of a list, each read by `read`, one at a time: all those of a long list together would take many times
+/// the bytes of their text, and a client's list may be refused for its first one. `None` if the text is no list. An
+/// element that `read` does not take is `None`, and none follows it.
+fn elements<'a, T>(
+    text: &'a str,
+    read: impl Fn(&mut Scan<'a, false>) -> Option<T>,
+) -> Option<impl Iterator<Item = Option<T>>> {
+    let mut scan = Scan::<false>::new(text);
+    let mut has_next = scan.open_list()?;
+    Some(iter::from_fn(move || {
+        if !has_next {
+            return None;
+        }
+        let element = read(&mut scan);
+        has_next = element.is_some() && scan.next_element() == Some(true);
+        Some(element)
+    }))
+}
+
+/// The objects of a list, one at a time; `None` if the text is no list. An element that is no object is `None`, and
+/// none follows it.
+pub(super) fn objects(text: &str) -> Option<impl Iterator<Item = Option<Members<'_>>>> {
+    elements(text, Members::scan)
+}
+
+/// The objects of a list before the first element that is none, one at a time; nothing if there is no list.
+pub(super) fn each_object(list: Option<&str>) -> impl Iterator<Item = Members<'_>> {
+    list.and_then(objects).into_iter().flatten().flatten()
+}
+
+/// The elements of a list as written, one at a time; `None` if the text is no list.
+pub(super) fn values(text: &str) -> Option<impl Iterator<Item = &str>> {
+    Some(elements(text, Scan::value)?.flatten())
 }
 
 /// The object that a text is that is JSON.
@@ -17,7 +51,7 @@ pub(super) fn object(text: &str) -> Option<Members<'_>> {
     Members::scan(&mut scan).filter(|_| scan.is_over())
 }
 
-/// As [`super::members::list`], of a text that is JSON.
+/// The elements of a list as written; `None` if the text is no list.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     Scan::<false>::new(text).whole_list(Scan::value)
 }
@@ -66,6 +100,17 @@ mod tests {
         Some(items.into_iter().map(RawValue::get).collect())
     }
 
+    fn objects(text: &str) -> Option<Vec<Members<'_>>> {
+        super::objects(text)?.collect()
+    }
+
+    /// The objects of a list of any text; `None` if it is not a list of objects.
+    fn checked_objects(text: &str) -> Option<Vec<Members<'_>>> {
+        let items = members::list(text)?;
+        let objects = items.into_iter().map(|item| Members::parse(item).ok());
+        objects.collect()
+    }
+
     fn all(objects: Option<Vec<Members<'_>>>) -> Option<Vec<Vec<(String, String)>>> {
         let owned = |object: Members<'_>| {
             let members = object.iter();
@@ -105,8 +150,9 @@ mod tests {
             let text = text.unwrap();
             let parsed = all(serde_json::from_str(&text).ok());
             prop_assert_eq!(all(objects(&text)), parsed.clone());
-            prop_assert_eq!(all(members::objects(&text)), parsed);
+            prop_assert_eq!(all(checked_objects(&text)), parsed);
             prop_assert_eq!(list(&text), parsed_list(&text));
+            prop_assert_eq!(super::values(&text).map(Iterator::collect::<Vec<_>>), parsed_list(&text));
             prop_assert_eq!(members::list(&text), parsed_list(&text));
             for value in list(&text).unwrap() {
                 let one = |object: Option<_>| all(object.map(|members| vec![members]));
@@ -141,12 +187,12 @@ mod tests {
             prop_assert_eq!(one(Members::parse(&text)), one(serde_json::from_str(&text)));
             prop_assert_eq!(members::list(&text), parsed_list(&text));
             let text = format!("[{text}]");
-            prop_assert_eq!(all(members::objects(&text)), all(serde_json::from_str(&text).ok()));
+            prop_assert_eq!(all(checked_objects(&text)), all(serde_json::from_str(&text).ok()));
         }
 
         #[test]
         fn nothing_makes_it_panic(text in "[\\[\\]{}\",:\\\\ a1\u{e9}]{0,40}") {
-            let _ = (objects(&text), object(&text), list(&text));
+            let _ = (objects(&text), object(&text), list(&text), values(&text).map(Iterator::count));
         }
     }
 
@@ -190,14 +236,42 @@ mod tests {
             r#"[{"\u0061":1,"a":2}]"#,
             r#"[{"a":"\\"},{"b":"\""}]"#,
             r#"[ { "a" : [ "]" , {"}":-1.5e3} ] , "b":true } ]"#,
-            r#"[{"a":null}"#,
-            r#"[{"a":1}]x"#,
             r#"[{"a":1,}]"#,
             r#"[{"a"}]"#,
         ] {
             let parsed = all(serde_json::from_str(text).ok());
             assert_eq!(all(objects(text)), parsed, "{text}");
-            assert_eq!(all(members::objects(text)), parsed, "{text}");
+            assert_eq!(all(checked_objects(text)), parsed, "{text}");
         }
+        for text in [r#"[{"a":null}"#, r#"[{"a":1}]x"#] {
+            assert_eq!(all(checked_objects(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn elements_are_read_one_at_a_time_and_none_after_one_that_is_no_object() {
+        let are_objects = |text: &str| {
+            let objects = super::objects(text)?;
+            Some(objects.map(|object| object.is_some()).collect::<Vec<_>>())
+        };
+        for (text, expected) in [
+            ("7", None),
+            ("{}", None),
+            ("\"[{}]\"", None),
+            ("[]", Some(vec![])),
+            ("[{},{}]", Some(vec![true, true])),
+            ("[{},7,{}]", Some(vec![true, false])),
+            ("[[{}],{}]", Some(vec![false])),
+        ] {
+            assert_eq!(are_objects(text), expected, "{text}");
+            let before = expected.unwrap_or_default().into_iter();
+            let before = before.take_while(|is_object| *is_object).count();
+            assert_eq!(each_object(Some(text)).count(), before, "{text}");
+        }
+        assert_eq!(each_object(None).count(), 0);
+        // What follows the first one is not even JSON.
+        let mut first = super::objects(r#"[{"a":1},{"a""#).unwrap();
+        assert_eq!(first.next().flatten().unwrap().get("a"), Some("1"));
+        assert_eq!(values("[7,\"").unwrap().next(), Some("7"));
     }
 }

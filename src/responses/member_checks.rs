@@ -4,6 +4,7 @@
 //!
 //! Bounds are those of OpenAI's reference where vLLM has the same, else the wider of the two.
 
+use super::known_json;
 use super::member_table::{self, ANY, Shape};
 use super::members::{self, Members};
 use crate::openai::error::ApiError;
@@ -126,20 +127,30 @@ fn required(object: &Members<'_>, of: &str, name: &str, shape: &Shape) -> Result
 }
 
 fn check_tools(raw: &str) -> Result<(), ApiError> {
-    let tools =
-        members::list(raw).ok_or_else(|| ApiError::wrong_type("tools", "a list of tools"))?;
-    for (index, raw) in tools.into_iter().enumerate() {
-        let of = format!("tools[{index}]");
-        let tool = object(&of, raw)?;
-        required(&tool, &of, "type", &Shape::Text)?;
+    each_tool("tools", raw, |tool, of| {
         let kind = tool.text("type");
         if !matches!(kind.as_deref(), Some("function" | "custom")) {
-            continue;
+            return Ok(());
         }
-        required(&tool, &of, "name", &Shape::Text)?;
-        member(&tool, &of, "description", &Shape::Text)?;
-        member(&tool, &of, "parameters", &Shape::Object)?;
-        member(&tool, &of, "strict", &Shape::Flag)?;
+        required(tool, of, "name", &Shape::Text)?;
+        member(tool, of, "description", &Shape::Text)?;
+        member(tool, of, "parameters", &Shape::Object)?;
+        member(tool, of, "strict", &Shape::Flag)
+    })
+}
+
+/// Checks that `raw` is a list of objects that have a type. `check` sees each, with its name in errors.
+fn each_tool(
+    param: &str,
+    raw: &str,
+    check: impl Fn(&Members<'_>, &str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let wrong = || ApiError::wrong_type(param, "a list of tools");
+    for (index, tool) in known_json::objects(raw).ok_or_else(wrong)?.enumerate() {
+        let of = format!("{param}[{index}]");
+        let tool = tool.ok_or_else(|| ApiError::wrong_type(&of, "an object"))?;
+        required(&tool, &of, "type", &Shape::Text)?;
+        check(&tool, &of)?;
     }
     Ok(())
 }
@@ -156,7 +167,9 @@ fn check_tool_choice(raw: &str) -> Result<(), ApiError> {
         Some("function" | "custom") => required(&choice, PARAM, "name", &Shape::Text),
         Some("allowed_tools") => {
             member(&choice, PARAM, "mode", &Shape::OneOf(&["auto", "required"]))?;
-            required(&choice, PARAM, "tools", &Shape::List)
+            required(&choice, PARAM, "tools", &Shape::List)?;
+            let tools = choice.get("tools").unwrap_or("[]");
+            each_tool("tool_choice.tools", tools, |_, _| Ok(()))
         }
         Some("programmatic_tool_calling") => Err(ApiError::unsupported(
             PARAM,
@@ -220,6 +233,8 @@ mod tests {
             r#"{"tools":[{"type":"function","name":"f","parameters":null,"strict":true},{"type":"web_search"}]}"#,
             r#"{"tool_choice":{"type":"function","name":"f"}}"#,
             r#"{"tool_choice":{"type":"allowed_tools","mode":"required","tools":[{"type":"function","name":"f"}]}}"#,
+            r#"{"tool_choice":{"type":"allowed_tools","tools":[{"type":"mcp","server_label":"s"},{"type":"image_generation"}]}}"#,
+            r#"{"tool_choice":{"type":"allowed_tools","tools":[]}}"#,
             r#"{"text":{"format":{"type":"json_schema","name":"n","schema":{},"strict":false},"verbosity":"low"}}"#,
             r#"{"reasoning":{"effort":"xhigh","summary":"auto"},"stream_options":{"include_obfuscation":false}}"#,
             r#"{"stop":["a"],"top_k":-1,"presence_penalty":-2,"prompt_cache_retention":"24h","moderation":{}}"#,
@@ -296,6 +311,26 @@ mod tests {
                 "invalid_value tool_choice.mode",
             ),
             (
+                r#"{"tool_choice":{"type":"allowed_tools"}}"#,
+                "missing_required_parameter tool_choice.tools",
+            ),
+            (
+                r#"{"tool_choice":{"type":"allowed_tools","tools":{}}}"#,
+                "invalid_type tool_choice.tools",
+            ),
+            (
+                r#"{"tool_choice":{"type":"allowed_tools","tools":[{"type":"function","name":"f"},"g"]}}"#,
+                "invalid_type tool_choice.tools[1]",
+            ),
+            (
+                r#"{"tool_choice":{"type":"allowed_tools","tools":[{"name":"f"}]}}"#,
+                "missing_required_parameter tool_choice.tools[0].type",
+            ),
+            (
+                r#"{"tool_choice":{"type":"allowed_tools","tools":[{"type":7}]}}"#,
+                "invalid_type tool_choice.tools[0].type",
+            ),
+            (
                 r#"{"tool_choice":{"type":"programmatic_tool_calling"}}"#,
                 "unsupported_parameter tool_choice",
             ),
@@ -328,5 +363,21 @@ mod tests {
         ] {
             check(members, expected);
         }
+    }
+
+    #[test]
+    fn the_first_wrong_tool_of_a_long_list_is_named() {
+        let tools = format!("[{}{{}}]", "{},".repeat((1 << 20) / 3));
+        check(
+            &format!(r#"{{"tools":{tools}}}"#),
+            "missing_required_parameter tools[0].type",
+        );
+        check(
+            &format!(r#"{{"tool_choice":{{"type":"allowed_tools","tools":{tools}}}}}"#),
+            "missing_required_parameter tool_choice.tools[0].type",
+        );
+        // What follows the first one is not even JSON.
+        let error = check_tools("[{},{").unwrap_err();
+        assert_eq!(error.param_or_empty(), "tools[0].type");
     }
 }

@@ -134,11 +134,6 @@ pub(super) fn list_of(json: &[u8]) -> Option<Vec<&str>> {
     list(std::str::from_utf8(json).ok()?)
 }
 
-/// The objects of a JSON list; `None` if it is not a list of objects.
-pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
-    Scan::<true>::new(text).whole_list(Members::scan)
-}
-
 /// The characters of a JSON string; `None` if it is not a string.
 pub(super) fn text(raw: &str) -> Option<Cow<'_, str>> {
     if let Some(short) =

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use super::known_json;
 use super::member_checks;
 use super::member_table;
 use super::members::{self, Members};
@@ -257,9 +258,9 @@ fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
     let Some(raw) = members.get("include") else {
         return Ok(Vec::new());
     };
-    let names = members::list(raw).ok_or_else(|| ApiError::wrong_type("include", "a list"))?;
-    let mut include = Vec::with_capacity(names.len().min(INCLUDES.len()));
-    for (index, raw) in names.into_iter().enumerate() {
+    let names = known_json::values(raw).ok_or_else(|| ApiError::wrong_type("include", "a list"))?;
+    let mut include = Vec::new();
+    for (index, raw) in names.enumerate() {
         let param = || format!("include[{index}]");
         let name = string(&param(), raw)?;
         check_include(&param(), &name)?;
@@ -283,28 +284,27 @@ pub(super) fn check_include(param: &str, name: &str) -> Result<(), ApiError> {
 fn compact_at(members: &Members<'_>, input: Option<&str>) -> Result<Option<CompactAt>, ApiError> {
     const TRIGGER: &str = "compaction_trigger";
     // A list is read here only if it may have one.
-    if let Some(items) = input.filter(|raw| raw.starts_with('[') && raw.contains(TRIGGER)) {
-        let items = members::list(items).unwrap_or_default();
-        let is_trigger = |raw: &&str| {
+    let items = input.filter(|raw| raw.contains(TRIGGER));
+    if let Some(mut items) = items.and_then(known_json::values) {
+        let is_trigger = |raw: &str| {
             let item = Members::parse(raw).unwrap_or_default();
             item.text("type").as_deref() == Some(TRIGGER)
         };
-        match items.iter().position(is_trigger) {
-            Some(place) if place + 1 == items.len() => return Ok(Some(CompactAt::Now)),
-            Some(place) => {
-                let why = "a compaction_trigger must be the last item";
-                return Err(ApiError::wrong_value(&format!("input[{place}]"), why));
+        if let Some(place) = items.position(is_trigger) {
+            if items.next().is_none() {
+                return Ok(Some(CompactAt::Now));
             }
-            None => {}
+            let why = "a compaction_trigger must be the last item";
+            return Err(ApiError::wrong_value(&format!("input[{place}]"), why));
         }
     }
     let Some(raw) = members.get("context_management") else {
         return Ok(None);
     };
-    let entries = members::list(raw)
+    let entries = known_json::values(raw)
         .ok_or_else(|| ApiError::wrong_type("context_management", "a list of objects"))?;
     let mut found = None;
-    for (index, raw) in entries.into_iter().enumerate() {
+    for (index, raw) in entries.enumerate() {
         let param = |name: &str| format!("context_management[{index}]{name}");
         let entry =
             Members::parse(raw).map_err(|_| ApiError::wrong_type(&param(""), "an object"))?;

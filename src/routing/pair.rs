@@ -51,6 +51,16 @@ words! {
     }
 }
 
+impl LocalReason {
+    /// True if the request would have a prefill leg if a prefill worker were there for it.
+    pub fn is_lack_of_prefill(self) -> bool {
+        match self {
+            Self::NoPrefillWorker | Self::NoPair => true,
+            Self::PrefixCached => false,
+        }
+    }
+}
+
 /// Two workers, by their indices in their views, or the decode worker alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
@@ -61,9 +71,40 @@ pub struct Pair {
 }
 
 /// Chooses a decode worker and, if that lacks enough of the prompt, a prefill worker. `may_pair(prefill, decode)`
-/// is true if KV can be transferred between the two. `None` if no decode worker is usable. Policies other than
-/// `cache_aware` choose the decode worker first and on its own.
+/// is true if KV can be transferred between the two. `computes_alone(decode)` is true if the worker may compute the
+/// prompt where no prefill worker can; one that may not comes after all that can be sent the request. `None` if no
+/// decode worker is usable. Policies other than `cache_aware` choose the decode worker first and on its own.
 pub fn decide(
+    settings: &Settings,
+    routing: &super::Settings,
+    request: &Request,
+    prefill: &impl View,
+    decode: &impl View,
+    may_pair: impl Fn(ViewIndex, ViewIndex) -> bool,
+    computes_alone: impl Fn(ViewIndex) -> bool,
+) -> Option<Pair> {
+    let pair = decide_among(settings, routing, request, prefill, decode, &may_pair)?;
+    let lacks_prefill = pair
+        .prefill
+        .err()
+        .is_some_and(LocalReason::is_lack_of_prefill);
+    if !lacks_prefill || computes_alone(pair.decode.index) {
+        return Some(pair);
+    }
+    let usable = |index: &ViewIndex| prefill.state(*index).is_usable;
+    let provided = Provided {
+        prefill: prefill.indices().filter(usable).collect(),
+        decode,
+        costs: Costs::new(routing, request, decode),
+        min_remote_tokens: settings.min_remote_tokens,
+        may_pair: &may_pair,
+        computes_alone: &computes_alone,
+    };
+    decide_among(settings, routing, request, prefill, &provided, &may_pair).or(Some(pair))
+}
+
+/// The choice among the usable workers of `decode`, also of one that lacks a prefill worker.
+fn decide_among(
     settings: &Settings,
     routing: &super::Settings,
     request: &Request,
@@ -365,6 +406,86 @@ impl<P: View, F: Fn(ViewIndex, ViewIndex) -> bool> View for Paired<'_, P, F> {
 
     fn cached(&self, index: ViewIndex) -> Cached {
         self.prefill.cached(index)
+    }
+}
+
+/// The decode workers that can be sent the request: they have a prefill worker for it, need none, or may do without.
+struct Provided<'a, D, F, G> {
+    /// The usable prefill workers.
+    prefill: SmallVec<[ViewIndex; 32]>,
+    decode: &'a D,
+    costs: Costs<'a>,
+    min_remote_tokens: u32,
+    may_pair: &'a F,
+    computes_alone: &'a G,
+}
+
+impl<D, F, G> Provided<'_, D, F, G>
+where
+    D: View,
+    F: Fn(ViewIndex, ViewIndex) -> bool,
+    G: Fn(ViewIndex) -> bool,
+{
+    fn can_be_sent(&self, index: ViewIndex) -> bool {
+        let mut partners = self.prefill.iter();
+        (self.computes_alone)(index)
+            || partners.any(|from| (self.may_pair)(*from, index))
+            || self.costs.new_tokens(&self.decode.cached(index)) < self.min_remote_tokens
+    }
+}
+
+impl<D, F, G> View for Provided<'_, D, F, G>
+where
+    D: View,
+    F: Fn(ViewIndex, ViewIndex) -> bool,
+    G: Fn(ViewIndex) -> bool,
+{
+    fn len(&self) -> usize {
+        self.decode.len()
+    }
+
+    fn state(&self, index: ViewIndex) -> State {
+        let state = self.decode.state(index);
+        State {
+            is_usable: state.is_usable && self.can_be_sent(index),
+            ..state
+        }
+    }
+
+    fn backlog(&self, index: ViewIndex) -> Backlog {
+        self.decode.backlog(index)
+    }
+
+    fn mean_prompt_token(&self) -> f64 {
+        self.decode.mean_prompt_token()
+    }
+
+    fn waiting_prompts(&self) -> f64 {
+        self.decode.waiting_prompts()
+    }
+
+    fn min_prompt_token(&self) -> f64 {
+        self.decode.min_prompt_token()
+    }
+
+    fn identity(&self, index: ViewIndex) -> u64 {
+        self.decode.identity(index)
+    }
+
+    fn prefix_owners(&self) -> &[ViewIndex] {
+        self.decode.prefix_owners()
+    }
+
+    fn adapter_owners(&self) -> &[ViewIndex] {
+        self.decode.adapter_owners()
+    }
+
+    fn max_cached_elsewhere(&self) -> u32 {
+        self.decode.max_cached_elsewhere()
+    }
+
+    fn cached(&self, index: ViewIndex) -> Cached {
+        self.decode.cached(index)
     }
 }
 

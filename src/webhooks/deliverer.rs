@@ -355,8 +355,22 @@ impl Webhooks {
         warn!(%ended, endpoint, "webhook event not settled in the store; it will be delivered again");
     }
 
+    /// The endpoint has answered that it is gone.
     async fn disable(&self, endpoint: &Endpoint, claimed: &ClaimedEvent) {
         let name = &*endpoint.name;
+        let current = self.table().endpoints.get(&endpoint.name).cloned();
+        let is_other = |current: &Endpoint| current.fingerprint != endpoint.fingerprint;
+        if current.as_deref().is_none_or(is_other) {
+            debug!(
+                endpoint = name,
+                "webhook endpoint answered 410 at its former `url`; the event goes to the present one"
+            );
+            self.settle(name, claimed, Some(Duration::ZERO)).await;
+            if let Some(current) = current {
+                current.state.wake.notify_one();
+            }
+            return;
+        }
         match self.outbox.disable(name, &endpoint.fingerprint).await {
             Ok(dropped) => {
                 endpoint.state.seen.lock().is_disabled = true;

@@ -16,7 +16,8 @@ fn of(model: &str, text: &str) -> String {
     chat(text, 1, false).replace("\"sim\"", &format!("\"{model}\""))
 }
 
-async fn load(engine: &Engine, name: &str) {
+/// Has an engine load an adapter.
+pub(crate) async fn load(engine: &Engine, name: &str) {
     let body = json!({"lora_name": name, "lora_path": "/adapters"}).to_string();
     let answer = client::post(engine.address, "/v1/load_lora_adapter", body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());

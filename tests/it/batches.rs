@@ -17,6 +17,7 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use self::clients::{Client, chat_line, custom_ids};
+use crate::adapters::load;
 use crate::cluster::{Cluster, eventually, fast, tenant, unhurried};
 use crate::patience::scaled;
 use crate::reload::Folder;
@@ -273,6 +274,58 @@ async fn a_line_is_tried_again_when_its_engine_fails() {
     assert_eq!(batch["request_counts"], counts);
     let retries = "warmroute_batch_line_retries_total";
     assert!(cluster.metric(retries, &["status=\"500\""]).await >= 1.0);
+}
+
+#[tokio::test]
+async fn an_adapter_that_was_loaded_just_now_is_found_by_a_batch() {
+    let (cluster, _folder) = start(fast(), |config| {
+        // The health checks find nothing in the meantime.
+        config.fleet.health.interval = Duration::from_secs(600);
+    })
+    .await;
+    let client = Client::of(&cluster.router);
+    load(&cluster.engines[0], "new").await;
+    let line = chat_line("a", "Hi", 1).replace("\"sim\"", "\"new\"");
+    let file = client.upload(&[line]).await;
+    let created = client.create(&file, json!({})).await;
+    let batch = client.ended(&created).await;
+    let counts = json!({"total": 1, "completed": 1, "failed": 0});
+    assert_eq!(batch["request_counts"], counts, "{batch}");
+}
+
+#[tokio::test]
+async fn lines_of_one_conversation_wait_for_each_other() {
+    let (cluster, _folder) = fast_cluster().await;
+    let client = Client::of(&cluster.router);
+    let conversation = client
+        .send("POST", "/v1/conversations", String::new())
+        .await
+        .json();
+    let id = conversation["id"].as_str().unwrap();
+    let line = |number: u32| {
+        json!({
+            "custom_id": number.to_string(),
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {
+                "model": "sim", "input": format!("Turn {number}"), "max_output_tokens": 200, "conversation": id,
+            },
+        })
+        .to_string()
+    };
+    let lines: Vec<String> = (0..3).map(line).collect();
+    let file = client.upload(&lines).await;
+    let responses = json!({"endpoint": "/v1/responses"});
+    let created = client.create(&file, responses).await;
+    let batch = client.ended(&created).await;
+    let counts = json!({"total": 3, "completed": 3, "failed": 0});
+    assert_eq!(batch["request_counts"], counts, "{batch}");
+    let items = client
+        .get(&format!("/v1/conversations/{id}/items"))
+        .await
+        .json();
+    // Each turn has a question and an answer.
+    assert_eq!(items["data"].as_array().unwrap().len(), 6, "{items}");
 }
 
 #[tokio::test]

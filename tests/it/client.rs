@@ -201,35 +201,78 @@ pub(crate) async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>
     send(address, "POST", path, &[], body).await
 }
 
+/// An HTTP/2 connection, by prior knowledge. Dropping it closes it.
+#[derive(Debug)]
+pub(crate) struct Http2 {
+    sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
+    address: SocketAddr,
+    _connection: Connection,
+}
+
+impl Http2 {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (sender, driver) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .unwrap();
+        let connection = Connection(tokio::spawn(async move {
+            let _ = driver.await;
+        }));
+        Self {
+            sender,
+            address,
+            _connection: connection,
+        }
+    }
+
+    /// The answer to a GET, of which the head has come.
+    pub(crate) async fn get(&self, path: &str) -> hyper::Response<Incoming> {
+        let uri = format!("http://{}{path}", self.address);
+        let request = Request::get(uri).body(Full::default()).unwrap();
+        let mut sender = self.sender.clone();
+        let answer = tokio::time::timeout(too_long(), sender.send_request(request)).await;
+        answer.expect("an answer").unwrap()
+    }
+
+    /// A request beside those that run: the status and the text of its answer.
+    pub(crate) fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: String,
+    ) -> impl Future<Output = (u16, String)> + Send + use<> {
+        let uri = format!("http://{}{path}", self.address);
+        let mut request = Request::post(uri).header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::from(body))).unwrap();
+        let mut sender = self.sender.clone();
+        async move {
+            let answer = sender.send_request(request).await.unwrap();
+            let status = answer.status().as_u16();
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            (status, String::from_utf8(body.to_vec()).unwrap())
+        }
+    }
+}
+
 /// Several requests at a time over one HTTP/2 connection, by prior knowledge.
 pub(crate) async fn http2(
     address: SocketAddr,
     path: &str,
     bodies: Vec<String>,
 ) -> Vec<(u16, String)> {
-    let stream = TcpStream::connect(address).await.unwrap();
-    let (sender, driver) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .unwrap();
-    let _connection = Connection(tokio::spawn(async move {
-        let _ = driver.await;
-    }));
+    let connection = Http2::connect(address).await;
     let mut answers = vec![(0, String::new()); bodies.len()];
     // Aborts what runs when this is dropped.
     let mut running = JoinSet::new();
     for (place, body) in bodies.into_iter().enumerate() {
-        let mut sender = sender.clone();
-        let uri = format!("http://{address}{path}");
+        let answer = connection.post(path, &[], body);
         running.spawn(async move {
-            let request = Request::post(uri)
-                .header("content-type", "application/json")
-                .body(Full::new(Bytes::from(body)))
-                .unwrap();
-            let answer = sender.send_request(request).await.unwrap();
-            let status = answer.status().as_u16();
-            let body = answer.into_body().collect().await.unwrap().to_bytes();
-            (place, status, String::from_utf8(body.to_vec()).unwrap())
+            let (status, body) = answer.await;
+            (place, status, body)
         });
     }
     while let Some(done) = tokio::time::timeout(too_long(), running.join_next())

@@ -7,9 +7,10 @@ mod memory;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast, tenant};
@@ -341,6 +342,66 @@ async fn a_connection_that_was_idle_for_long_serves_on() {
     let answers = String::from_utf8(answers).unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
     assert!(answers.contains("malformed_request"), "{answers}");
+}
+
+/// A router that closes idle connections at once, and a page of 10 MB that it writes in one piece.
+async fn with_a_long_page() -> (Cluster, String) {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.advanced.idle_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let item = json!({"role": "user", "content": "x".repeat(500_000)});
+    let conversation = json!({"items": vec![item; 20]}).to_string();
+    let made = cluster.post("/v1/conversations", conversation).await;
+    assert_eq!(made.status, 200, "{}", made.text());
+    let made = made.json();
+    let path = format!("/v1/conversations/{}/items", made["id"].as_str().unwrap());
+    (cluster, path)
+}
+
+#[tokio::test]
+async fn an_answer_that_its_client_reads_slowly_arrives_whole() {
+    let (cluster, path) = with_a_long_page().await;
+    let socket = TcpSocket::new_v4().unwrap();
+    // A small buffer, and the one of the other end: most of the page waits in the router.
+    socket.set_recv_buffer_size(256 << 10).unwrap();
+    let mut stream = socket.connect(cluster.router.api).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let mut part = vec![0; 256 << 10];
+    loop {
+        let read = tokio::time::timeout(too_long(), stream.read(&mut part)).await;
+        let length = read.unwrap().unwrap();
+        if length == 0 {
+            break;
+        }
+        answer.extend_from_slice(&part[..length]);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let length = header(&head.to_lowercase(), "content-length").to_owned();
+    assert_eq!(length, body.len().to_string());
+    assert!(body.len() > 10_000_000);
+}
+
+#[tokio::test]
+async fn an_answer_that_its_client_reads_slowly_over_http2_arrives_whole() {
+    let (cluster, path) = with_a_long_page().await;
+    let connection = client::Http2::connect(cluster.router.api).await;
+    let answer = connection.get(&path).await;
+    let length = answer.headers()["content-length"].clone();
+    let mut body = answer.into_body();
+    let mut read = 0;
+    while let Some(frame) = tokio::time::timeout(too_long(), body.frame())
+        .await
+        .unwrap()
+    {
+        read += frame.unwrap().into_data().unwrap().len();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(length, read.to_string());
 }
 
 #[tokio::test]

@@ -49,13 +49,13 @@ pub(crate) fn unnoticed(config: &mut Config) {
 }
 
 /// The router believes what [`post_from`] says of a client's address.
-fn several_clients(config: &mut Config) {
+pub(crate) fn several_clients(config: &mut Config) {
     let proxies = vec!["127.0.0.1".to_owned()];
     config.api.requests.trusted_proxies = proxies.try_into().unwrap();
 }
 
 /// A chat of a client with a number of its own.
-async fn post_from(cluster: &Cluster, client: u8, body: String) -> Answer {
+pub(crate) async fn post_from(cluster: &Cluster, client: u8, body: String) -> Answer {
     let address = format!("198.51.100.{client}");
     let headers = [("x-forwarded-for", &*address)];
     client::send(cluster.router.api, "POST", CHAT, &headers, body).await

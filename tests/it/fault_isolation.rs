@@ -649,6 +649,16 @@ async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_oth
     }
     let small = client::post(fleet.router.api, CHAT, chat("x", 1, false)).await;
     assert_eq!(small.status, 200);
+    finish(uploads, rest).await;
+    eventually("their memory is free", async || {
+        fleet.has_metric("warmroute_request_body_bytes 0").await
+    })
+    .await;
+    assert_eq!(fleet.post_as(GUILTY, body).await.status, 200);
+}
+
+/// Sends the rest of each upload, and reads its answer.
+async fn finish(uploads: Vec<TcpStream>, rest: &str) {
     for mut upload in uploads {
         upload.write_all(rest.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -656,11 +666,44 @@ async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_oth
         read.unwrap().unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
-    eventually("their memory is free", async || {
-        fleet.has_metric("warmroute_request_body_bytes 0").await
+}
+
+#[tokio::test]
+async fn a_body_that_waits_for_memory_holds_up_no_other_of_its_http2_connection() {
+    let fleet = Fleet::start(&["sim"], |config| {
+        config.api.requests.max_total_body = 8 << 20;
+        config.api.requests.max_body_wait = too_long();
     })
     .await;
-    assert_eq!(fleet.post_as(GUILTY, body).await.status, 200);
+    let body = chat(&"x".repeat(900 << 10), 1, false);
+    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
+    let held = 4 << 20;
+    eventually("four bodies are held", async || {
+        fleet
+            .has_metric(&format!("warmroute_request_body_bytes {held}"))
+            .await
+    })
+    .await;
+    let waits = "warmroute_request_bodies_waiting 1";
+    let connection = client::Http2::connect(fleet.router.api).await;
+    // From the address of the uploads, which has its share. Its bytes alone would fill hyper's window of a connection.
+    let large = connection.post(CHAT, &[], chat(&"x".repeat(2 << 20), 1, false));
+    let large = tokio::spawn(large);
+    eventually("the large one waits", async || {
+        fleet.has_metric(waits).await
+    })
+    .await;
+    let innocent = [("x-forwarded-for", INNOCENT)];
+    let other = connection.post(CHAT, &innocent, chat(&"x".repeat(100_000), 1, false));
+    let (status, text) = tokio::time::timeout(too_long(), other).await.unwrap();
+    assert_eq!(status, 200, "{text}");
+    assert!(fleet.has_metric(waits).await, "the large one still waits");
+    finish(uploads, rest).await;
+    let (status, text) = tokio::time::timeout(too_long(), large)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(status, 200, "{text}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use warmroute::config::Config;
 use warmroute::routing::Policy;
-use warmroute::sim::worker::Role;
+use warmroute::sim::worker::{Connector, Role, Settings};
 
 use crate::client;
 use crate::cluster::{Cluster, Engine, chat, eventually, fast, generating, unhurried};
@@ -169,6 +169,55 @@ async fn a_pair_with_a_frozen_worker_is_replaced() {
             are_answered(&cluster, 2, &format!("{connector:?}, {name}")).await;
             cluster.engines[frozen].signal("CONT");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_goes_on_without_the_prefill_worker_whose_blocks_were_fetched() {
+    for connector in BOTH {
+        let child = |(name, role)| {
+            let settings = Settings {
+                decode_ms: 20,
+                ..engine(role, connector)
+            };
+            Engine::child(name, &settings)
+        };
+        let roles = [
+            ("p0", Role::Prefill),
+            ("p1", Role::Prefill),
+            ("d0", Role::Decode),
+        ];
+        let cluster = Cluster::with(Vec::from(roles.map(child)), |config| {
+            split(config, connector);
+            probed_quickly(config);
+            // Twice this time is over before a worker is found to be down.
+            config.prefill_decode.advanced.transfer_timeout = Duration::from_millis(100);
+        })
+        .await;
+        if connector == Connector::Mooncake {
+            for name in ["p0", "p1"] {
+                eventually("its bootstrap server is known", async || {
+                    cluster.worker(name).await["kv_transfers"]["bootstrap"].is_string()
+                })
+                .await;
+            }
+        }
+        let decode = &cluster.engines[2];
+        let [(path, body), ..] = generating(300, false);
+        let waiting = tokio::spawn(client::post(cluster.router.api, path, body));
+        eventually("its blocks are fetched", async || {
+            decode.kv_transfers().await.received == 1
+        })
+        .await;
+        let granted = cluster.engines[0].kv_transfers().await.granted;
+        let frozen = &cluster.engines[usize::from(granted == 0)];
+        frozen.signal("STOP");
+        cluster.is_worker(&frozen.name, "health", "down").await;
+        let answer = waiting.await.unwrap();
+        frozen.signal("CONT");
+        assert_eq!(answer.status, 200, "{connector:?}: {}", answer.text());
+        let legs = decode.kv_transfers().await.decode_legs;
+        assert_eq!(legs, 1, "{connector:?}: it was begun again");
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     Slow(Duration),
     /// The blocks of prompts are fetched, and no answer follows.
     Silent,
+    /// Streams begin, and say that the request is at fault.
+    Refusal,
 }
 
 /// Where the engines of a fleet meet.
@@ -298,6 +300,12 @@ impl State {
             Fault::Status(status) => return answer(error(status, "as the test wants it")).await,
             Fault::Hang => return std::future::pending().await,
             Fault::Slow(time) => tokio::time::sleep(time).await,
+            Fault::Refusal => {
+                let error =
+                    json!({"object": "error", "message": "as the test wants it", "code": 400});
+                let error = json!({"error": error});
+                return answer(format!("{EVENTS}data: {error}\n\ndata: [DONE]\n\n")).await;
+            }
             Fault::None | Fault::Transfer(_) | Fault::Silent => {}
         }
         let prompt = body["messages"].to_string() + &body["prompt"].to_string();

@@ -2,9 +2,11 @@
 
 pub(crate) mod receiver;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use warmroute::config::Config;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
@@ -415,6 +417,44 @@ async fn what_a_killed_replica_was_delivering_is_delivered_by_another() {
     .await;
 }
 
+/// A router whose file has an endpoint at this receiver, and the text of that file.
+async fn cluster_of_file(folder: &Folder, receiver: &Receiver) -> (Cluster, String) {
+    let engine = Engine::here("w0", fast()).await;
+    let file = folder.path("secret");
+    std::fs::write(&file, std::str::from_utf8(KEY).unwrap()).unwrap();
+    let (url, secret) = (receiver.url(), file.display());
+    let listed = workers([&engine]);
+    let config = text(&format!(
+        "{listed}webhooks: {{endpoints: [{{name: hook, url: '{url}', allow_http: true, allowed_networks: \
+         [127.0.0.1], secrets: ['file:{secret}']}}]}}\n"
+    ));
+    let cluster = folder.start(vec![engine], &config).await;
+    cluster.all_up().await;
+    (cluster, config)
+}
+
+#[tokio::test]
+async fn a_late_410_of_a_former_url_drops_no_event_of_the_new_one() {
+    let signal = Arc::new(Notify::new());
+    let before = Receiver::start(Reply::StatusAfter(signal.clone(), 410)).await;
+    let after = Receiver::start(Reply::Status(200)).await;
+    let folder = Folder::new();
+    let (cluster, first) = cluster_of_file(&folder, &before).await;
+    let mut expected = vec![begin(&cluster.router, "", 3).await];
+    received(&before, 1).await;
+    folder.write(&first.replace(&before.url(), &after.url()));
+    let reloaded = cluster.post_admin("/reload", "").await;
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    signal.notify_one();
+    expected.push(begin(&cluster.router, "", 3).await);
+    let events = received(&after, 2).await;
+    let mut ended: Vec<String> = events.iter().map(Received::ended).collect();
+    ended.sort();
+    expected.sort();
+    assert_eq!(ended, expected);
+    assert_eq!(page(&cluster.router).await["state"], "ok");
+}
+
 #[tokio::test]
 async fn a_reload_rotates_a_secret_and_moves_an_endpoint() {
     let (before, after) = (
@@ -422,20 +462,7 @@ async fn a_reload_rotates_a_secret_and_moves_an_endpoint() {
         Receiver::start(Reply::Status(200)).await,
     );
     let folder = Folder::new();
-    let engine = Engine::here("w0", fast()).await;
-    let secret = folder.path("secret");
-    std::fs::write(&secret, std::str::from_utf8(KEY).unwrap()).unwrap();
-    let config = |url: &str, more: &str| {
-        let workers = workers([&engine]);
-        let secret = secret.display();
-        text(&format!(
-            "{workers}webhooks: {{endpoints: [{{name: hook, url: '{url}', allow_http: true, allowed_networks: \
-             [127.0.0.1], secrets: ['file:{secret}'{more}]}}]}}\n"
-        ))
-    };
-    let first = config(&before.url(), "");
-    let cluster = folder.start(vec![engine], &first).await;
-    cluster.all_up().await;
+    let (cluster, first) = cluster_of_file(&folder, &before).await;
     begin(&cluster.router, "", 3).await;
     assert!(received(&before, 1).await[0].is_signed_by(KEY));
     let next = "another key of twenty-four bytes";

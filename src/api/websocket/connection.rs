@@ -34,7 +34,8 @@ use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
 /// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
 const READS_WHILE_BLOCKED: u32 = 64;
-/// Parts of messages up to this size are not counted: every connection has a buffer for the next one.
+/// Parts of messages up to this size are not counted: every connection has a buffer for the next one. Nor does less of
+/// a message show that its client is still there.
 const UNCOUNTED_BYTES: u64 = 8 << 10;
 /// Parts of messages up to this size are read on when there is no room: most messages are shorter.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -100,6 +101,7 @@ impl Connection {
             reads_while_blocked: 0,
             unread: None,
             read_before: 0,
+            read_when_alive: 0,
             partial_bytes: 0,
             closing: None,
             is_discarding: false,
@@ -135,6 +137,8 @@ struct Live<'a> {
     unread: Option<Bytes>,
     /// Bytes that had been read of the socket when the latest message was complete, and those of control frames since then.
     read_before: u64,
+    /// Bytes that had been read of the socket when the client last showed that it is there.
+    read_when_alive: u64,
     /// Bytes that have come of a message of which only a part has come, if it is large.
     partial_bytes: u64,
     /// Why it closes, and until when the client may answer.
@@ -214,6 +218,7 @@ impl Live<'_> {
         let message = match Pin::new(&mut self.socket).poll_next(cx) {
             Poll::Pending => {
                 self.unread = None;
+                self.on_upload();
                 return Ok(self.on_partial());
             }
             Poll::Ready(None) => return Err("client"),
@@ -233,7 +238,7 @@ impl Live<'_> {
             }
             Poll::Ready(Some(Ok(message))) => message,
         };
-        self.lifetime.on_received();
+        self.on_alive();
         self.reads_while_blocked += u32::from(self.blocked_since.is_some());
         let (is_text, is_binary, is_close) =
             (message.is_text(), message.is_binary(), message.is_close());
@@ -261,6 +266,19 @@ impl Live<'_> {
         }
         self.unread = Some(payload);
         Ok(true)
+    }
+
+    /// A client can answer no ping while it sends a frame, which may take minutes: it is there as long as parts of it
+    /// come. A byte now and then is not enough: whoever sends so would keep the memory of what came before.
+    fn on_upload(&mut self) {
+        if self.socket.get_ref().bytes_read - self.read_when_alive >= UNCOUNTED_BYTES {
+            self.on_alive();
+        }
+    }
+
+    fn on_alive(&mut self) {
+        self.read_when_alive = self.socket.get_ref().bytes_read;
+        self.lifetime.on_received();
     }
 
     /// Counts the message of which a part has come, if that is large. True if there is no room for more of it: the

@@ -1,5 +1,6 @@
 //! One line of a batch: through the gate, to an engine, and again if that fails.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::input_lines::InputLine;
@@ -23,6 +25,10 @@ use crate::openai::error::ApiError;
 
 /// Of an answer that is no JSON, a result has so many bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
+
+/// Models that a run of a shard has engines asked for, one after the other, for a second or two each. Lines of further
+/// models that are not known are refused at once: a file with that many has names of its own making.
+const MAX_LOOKED_UP: usize = 32;
 
 /// What the lines of a shard share.
 #[derive(Debug)]
@@ -43,6 +49,10 @@ pub(super) struct LineContext {
     pub(super) earlier_tries: FailedTries,
     /// Of lines without a result that were tried in this run, with the earlier ones.
     pub(super) tries: Mutex<FailedTries>,
+    /// Models that engines were asked for in this run.
+    pub(super) looked_up: Mutex<BTreeSet<Arc<str>>>,
+    /// For one look-up at a time: the lines of a model share it, and leave the places of look-ups to other requests.
+    pub(super) look_up_turn: Semaphore,
 }
 
 /// A line with its result.
@@ -75,7 +85,7 @@ impl Drop for LineInFlight<'_> {
 
 /// Runs a line until it has a result. Dropped, it is given up.
 pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedLine {
-    if let Some(refused) = context.refused(&line) {
+    if let Some(refused) = context.refused(&line).await {
         return refused;
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
@@ -94,6 +104,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let request = LineRequest {
             tenant: context.tenant.clone(),
             endpoint: context.endpoint,
+            model: line.model.clone(),
             body: line.body.clone(),
             batch: context.batch.clone(),
             entering,
@@ -153,14 +164,33 @@ impl LineContext {
 
     /// The result of a line whose model cannot be used. The lines of a file were checked for that before; those of a
     /// batch of Messages are checked one by one.
-    fn refused(&self, line: &InputLine) -> Option<FinishedLine> {
+    async fn refused(&self, line: &InputLine) -> Option<FinishedLine> {
         if self.flavor == Flavor::OpenAi {
             return None;
         }
-        let (tenant, endpoint) = (&self.tenant, self.endpoint);
-        let (code, message) = self.sender.refusal(tenant, &line.model, endpoint)?;
+        let (code, message) = self.refusal(&line.model).await?;
         let error = LineError::new(&code, message, Some("model"));
         Some(self.unsent(line.number, &line.custom_id, &error))
+    }
+
+    /// Why a model cannot be used, after the engines were asked for it.
+    async fn refusal(&self, model: &Arc<str>) -> Option<(String, String)> {
+        let refusal = || self.sender.refusal(&self.tenant, model, self.endpoint);
+        refusal()?;
+        // The permit is never refused: nobody closes the semaphore.
+        let _turn = self.look_up_turn.acquire().await;
+        let refused = refusal()?;
+        {
+            let mut looked_up = self.looked_up.lock();
+            if looked_up.len() >= MAX_LOOKED_UP || !looked_up.insert(model.clone()) {
+                return Some(refused);
+            }
+        }
+        if self.sender.look_up(&self.tenant, model).await {
+            refusal()
+        } else {
+            Some(refused)
+        }
     }
 
     /// The result of a line that cannot be sent because of this error.
@@ -323,6 +353,8 @@ mod tests {
             retries: AtomicU32::new(0),
             earlier_tries: FailedTries::new(),
             tries: Mutex::default(),
+            looked_up: Mutex::default(),
+            look_up_turn: Semaphore::new(1),
         });
         let line = InputLine {
             number: 3,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -79,6 +79,8 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             retries: AtomicU32::new(0),
             earlier_tries: loaded.tries,
             tries: Mutex::default(),
+            looked_up: Mutex::default(),
+            look_up_turn: Semaphore::new(1),
         }),
         part: PartBuffer::default(),
         writer: fastrand::u64(..),

@@ -1,3 +1,4 @@
+mod hanging_store;
 mod outbox;
 mod storage;
 mod world;
@@ -12,7 +13,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::outbox::WatchfulOutbox;
-use self::world::{Engines, FULL_MODEL, LINES, Replica, Shared, has_ended, lines, lines_of};
+use self::world::{
+    Engines, FULL_MODEL, LINES, NEW_MODEL, Replica, Shared, has_ended, lines, lines_of,
+};
 use super::assembling::file_ids;
 use super::{Runner, Taken};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
@@ -187,6 +190,71 @@ async fn a_model_that_cannot_be_used_fails_the_batch() {
         .await;
     assert_eq!(batch["status"], "failed");
     assert_eq!(batch["errors"]["data"][0]["code"], "model_not_found");
+    assert_eq!(replica.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_model_that_was_loaded_just_now_is_looked_up() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        has_new_model: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines(NEW_MODEL)).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    assert_eq!(*replica.engines.looked_up.lock(), [NEW_MODEL]);
+}
+
+#[tokio::test]
+async fn requests_of_a_batch_of_messages_share_the_look_up_of_their_model() {
+    const COUNT: usize = 20;
+    for (has_new_model, outcome) in [(true, "succeeded"), (false, "errored")] {
+        let shared = Shared::new();
+        let replica = shared.replica_with(Engines {
+            has_new_model,
+            ..Engines::default()
+        });
+        let id = replica.create_of_messages_for(NEW_MODEL, COUNT).await;
+        let batch = replica
+            .until(&id, |batch| batch["processing_status"] == "ended")
+            .await;
+        assert_eq!(batch["request_counts"][outcome], COUNT, "{batch}");
+        assert_eq!(*replica.engines.looked_up.lock(), [NEW_MODEL]);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_know_a_tenant_leaves_its_batch_to_others() {
+    let shared = Shared::new();
+    let other = shared.replica_with(Engines {
+        lacks_tenant: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&other, &lines("m")).await;
+    let created = other.create(&file).await;
+    let replica = shared.replica();
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
+    assert_eq!(other.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_batch_whose_tenant_nobody_knows_expires() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        lacks_tenant: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create_within(&file, "2s").await.unwrap();
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "expired", "{batch}");
     assert_eq!(replica.engines.answered.load(Relaxed), 0);
 }
 

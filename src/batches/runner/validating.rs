@@ -1,6 +1,8 @@
 //! Checks the input of a batch, and cuts it into shards.
 
-use tokio::task::yield_now;
+use std::collections::BTreeSet;
+
+use tokio::task::{JoinSet, yield_now};
 use tracing::info;
 
 use super::assembling::write_failed;
@@ -12,7 +14,7 @@ use crate::batches::paths;
 use crate::batches::queued_tokens;
 use crate::batches::shards;
 use crate::batches::storage::StorageError;
-use crate::batches::validation::{Plan, Validator};
+use crate::batches::validation::{MAX_MODELS, Plan, Validator};
 
 /// Bytes that are checked at a time: less than a millisecond, after which requests on this thread have their turn.
 const PIECE_BYTES: usize = 128 << 10;
@@ -92,15 +94,52 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     Ok(Ok(plan))
 }
 
+/// Checks the input, and once more if the engines turn out to serve a model by now that they were not known to serve.
 async fn validate(
     work: &WorkContext,
     record: &BatchRecord,
     path: &str,
 ) -> Result<Found, StorageError> {
+    let mut refused = BTreeSet::new();
+    let found = validate_once(work, record, path, &mut refused).await?;
+    if !look_up(work, &record.tenant_name, refused).await {
+        return Ok(found);
+    }
+    validate_once(work, record, path, &mut BTreeSet::new()).await
+}
+
+/// Has the engines asked for models, all in the same round. True if one of them was found.
+async fn look_up(work: &WorkContext, tenant: &str, models: BTreeSet<String>) -> bool {
+    // Dropped, it gives the look-ups up.
+    let mut asked = JoinSet::new();
+    for model in models {
+        let (sender, tenant) = (work.sender.clone(), tenant.to_owned());
+        asked.spawn(async move { sender.look_up(&tenant, &model).await });
+    }
+    let mut is_any_found = false;
+    while let Some(found) = asked.join_next().await {
+        is_any_found |= found.unwrap_or(false);
+    }
+    is_any_found
+}
+
+/// `refused`: gets the models that were refused, not all of them if they are many.
+async fn validate_once(
+    work: &WorkContext,
+    record: &BatchRecord,
+    path: &str,
+    refused: &mut BTreeSet<String>,
+) -> Result<Found, StorageError> {
     let mut reader = work.batches.storage.read(path, None).await?;
     let max_lines = work.batches.settings.max_lines;
     let (endpoint, tenant) = (record.endpoint, record.tenant_name.as_str());
-    let refusal = |model: &str| work.sender.refusal(tenant, model, endpoint);
+    let refusal = |model: &str| {
+        let refusal = work.sender.refusal(tenant, model, endpoint);
+        if refusal.is_some() && refused.len() < MAX_MODELS {
+            refused.insert(model.to_owned());
+        }
+        refusal
+    };
     let mut validator = Validator::new(endpoint, record.flavor, max_lines, refusal);
     while let Some(piece) = reader.next().await? {
         for chunk in piece.chunks(PIECE_BYTES) {

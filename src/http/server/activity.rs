@@ -74,7 +74,8 @@ pub(super) struct Activity {
     has_unread_body: AtomicBool,
     /// The body that was dropped, if what is left of it may be read.
     unread_body: Mutex<Option<Incoming>>,
-    /// When the connection became idle, or when the first byte of the head came.
+    /// When the connection became idle, which it is not before its last answer has gone out, or when the first byte of
+    /// the head came.
     since_ms: AtomicU64,
     /// When a write first found the socket's buffer full; 0 while writes succeed.
     blocked_ms: AtomicU64,
@@ -223,8 +224,14 @@ impl Activity {
     pub(super) fn check(&self, now: Instant, limits: &Limits) -> Verdict {
         let now_ms = self.ms(now);
         let blocked_ms = self.blocked_ms.load(Relaxed);
-        if blocked_ms != 0 && now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64 {
-            return Verdict::NotReading;
+        if blocked_ms != 0 {
+            // Also without a request: hyper drops a body when it takes its last frame, and may have sent nothing of it.
+            let is_late = now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64;
+            return if is_late {
+                Verdict::NotReading
+            } else {
+                Verdict::Fine
+            };
         }
         if self.has_requests() {
             return Verdict::Fine;
@@ -320,6 +327,9 @@ impl Activity {
                 .store(self.ms(observe::now()).max(1), Relaxed),
             (false, since) if since != 0 => {
                 self.blocked_ms.store(0, Relaxed);
+                if !self.has_requests() {
+                    self.since_ms.store(self.ms(observe::now()), Relaxed);
+                }
                 if let Some(waker) = self.waiting_body.lock().take() {
                     waker.wake();
                 }
@@ -334,10 +344,14 @@ impl Activity {
 }
 
 impl Busy {
+    pub(super) fn is_http2(&self) -> bool {
+        self.stream.is_some()
+    }
+
     /// True while the socket of an HTTP/1 connection takes nothing. hyper would keep 16 frames in memory, each with the
     /// buffer that it was read into; they can wait in the engine's socket. The task is woken when bytes go out again.
     pub(super) fn must_wait(&self, cx: &Context<'_>) -> bool {
-        let must_wait = self.stream.is_none() && self.activity.blocked_ms.load(Relaxed) != 0;
+        let must_wait = !self.is_http2() && self.activity.blocked_ms.load(Relaxed) != 0;
         if must_wait {
             *self.activity.waiting_body.lock() = Some(cx.waker().clone());
         }
@@ -462,6 +476,45 @@ mod tests {
         activity.on_write(false);
         assert_eq!(after(&activity, 32), Verdict::Fine);
         drop(busy);
+    }
+
+    #[test]
+    fn a_connection_is_not_idle_while_its_last_answer_goes_out() {
+        // Seconds: since when there is no request, since when a write is blocked (0: none is), and now.
+        for (idle, blocked, now, verdict) in [
+            (1, 0, 61, Verdict::Fine),
+            (1, 0, 62, Verdict::Idle),
+            (1, 60, 62, Verdict::Fine),
+            (1, 3_000, 3_030, Verdict::Fine),
+            (1, 3_000, 3_031, Verdict::NotReading),
+            // All of it has gone out.
+            (3_010, 0, 3_070, Verdict::Fine),
+            (3_010, 0, 3_071, Verdict::Idle),
+        ] {
+            let activity = Activity::new(observe::now());
+            activity.since_ms.store(idle * 1_000, Relaxed);
+            activity.blocked_ms.store(blocked * 1_000, Relaxed);
+            assert_eq!(after(&activity, now), verdict, "{idle}, {blocked}, {now}");
+        }
+    }
+
+    #[test]
+    fn the_idle_time_begins_when_the_rest_of_the_last_answer_has_gone_out() {
+        const BEFORE: u64 = u64::MAX;
+        for (has_request, was_blocked, begins) in [
+            (false, true, true),
+            (false, false, false),
+            (true, true, false),
+        ] {
+            let activity = Arc::new(Activity::new(observe::now()));
+            let busy = has_request.then(|| activity.begin(Version::HTTP_11));
+            activity.on_write(was_blocked);
+            activity.since_ms.store(BEFORE, Relaxed);
+            activity.on_write(false);
+            let has_begun = activity.since_ms.load(Relaxed) != BEFORE;
+            assert_eq!(has_begun, begins, "{has_request}, {was_blocked}");
+            drop(busy);
+        }
     }
 
     #[test]

@@ -117,11 +117,24 @@ impl Body for RequestBody {
     }
 }
 
+/// Over HTTP/2 a longer frame goes to hyper in pieces of this size, each of which waits until the client's window has
+/// taken those before it: only so does it show whether the client reads, and the request runs for as long as it does.
+const PIECE_BYTES: usize = 64 << 10;
+
 /// A response body that keeps its connection busy until it has been sent or dropped.
 #[derive(Debug)]
 pub(super) struct BusyBody<B> {
-    pub(super) body: B,
-    pub(super) busy: Busy,
+    body: B,
+    /// What is left of a long frame.
+    rest: Bytes,
+    busy: Busy,
+}
+
+impl<B> BusyBody<B> {
+    pub(super) fn new(body: B, busy: Busy) -> Self {
+        let rest = Bytes::new();
+        Self { body, rest, busy }
+    }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
@@ -136,18 +149,71 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
         if self.busy.must_wait(cx) {
             return Poll::Pending;
         }
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(_))) = &polled {
+        if !self.rest.is_empty() {
+            let length = self.rest.len().min(PIECE_BYTES);
+            let piece = self.rest.split_to(length);
             self.busy.on_frame();
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled {
+            self.busy.on_frame();
+            if self.busy.is_http2()
+                && let Some(data) = frame.data_mut()
+                && data.len() > PIECE_BYTES
+            {
+                self.rest = data.split_off(PIECE_BYTES);
+            }
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
+    /// hyper asks before the first frame, when nothing is left of one.
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use http_body_util::Full;
+    use hyper::Version;
+
+    use super::*;
+    use crate::observe;
+
+    /// The lengths of the frames that hyper gets of a body of one frame.
+    fn frames(version: Version, length: usize) -> Vec<usize> {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let body = Full::new(Bytes::from(vec![b'x'; length]));
+        let mut body = BusyBody::new(body, activity.begin(version));
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut lengths = Vec::new();
+        while !body.is_end_stream() {
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => lengths.push(frame.into_data().unwrap().len()),
+                _ => panic!("no frame before the end"),
+            }
+        }
+        lengths
+    }
+
+    #[test]
+    fn a_long_frame_goes_out_in_pieces_over_http2() {
+        for (length, expected) in [
+            (1, vec![1]),
+            (PIECE_BYTES, vec![PIECE_BYTES]),
+            (PIECE_BYTES + 1, vec![PIECE_BYTES, 1]),
+            (3 * PIECE_BYTES, vec![PIECE_BYTES; 3]),
+        ] {
+            assert_eq!(frames(Version::HTTP_2, length), expected, "{length}");
+            assert_eq!(frames(Version::HTTP_11, length), [length]);
+        }
     }
 }

@@ -48,8 +48,14 @@ const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 /// A connection without a request for this long gives its buffers back. Clients that send one request after the other
 /// keep theirs.
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
-/// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size. A larger head is refused (431).
-const MAX_BUFFER_BYTES: usize = 64 << 10;
+/// A larger head of a request is refused (431). Over HTTP/2 each of its fields counts 32 bytes more.
+const MAX_REQUEST_HEAD: u32 = 64 << 10;
+/// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
+const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
+/// What one HTTP/2 stream may have sent that nobody has read: a small part of the connection's window, so that a body
+/// that is not read yet does not stop all others of its connection. An upload gets one window in each round trip, which
+/// is still a megabyte a second over 250 ms.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -133,7 +139,7 @@ where
                         let close = HeaderValue::from_static("close");
                         response.headers_mut().insert(CONNECTION, close);
                     }
-                    Ok::<_, Infallible>(response.map(|body| BusyBody { body, busy }))
+                    Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy)))
                 }
             }
         });
@@ -168,7 +174,11 @@ impl<H> Listener<H> {
             reset: self.metrics.reset.clone(),
         };
         let mut builder = http2::Builder::new(executor);
-        builder.max_concurrent_streams(self.settings.max_http2_streams);
+        builder
+            .max_concurrent_streams(self.settings.max_http2_streams)
+            .max_header_list_size(MAX_REQUEST_HEAD)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(self.settings.http2_connection_window);
         let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
         let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
         let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);

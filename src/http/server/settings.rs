@@ -33,6 +33,10 @@ pub struct Settings {
     /// Requests at a time on one HTTP/2 connection.
     #[serde(skip)]
     pub max_http2_streams: u32,
+    /// Bytes that all streams of one HTTP/2 connection together may have sent and nobody has read. They count in no
+    /// memory budget.
+    #[serde(skip)]
+    pub http2_connection_window: u32,
     /// Each connection must begin with a PROXY protocol header (version 1 or 2), which names the client; others
     /// are closed.
     pub proxy_protocol: bool,
@@ -48,6 +52,9 @@ impl Default for Settings {
             send_timeout: Duration::from_secs(60),
             // A gateway has few connections and many requests on each.
             max_http2_streams: 1_024,
+            // 64 bodies of a connection may wait for memory, each with its stream's window full, before others stand
+            // still. Only a connection that has so many at a time takes so much, and only while they wait.
+            http2_connection_window: 16 << 20,
             proxy_protocol: false,
         }
     }

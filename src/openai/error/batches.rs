@@ -7,6 +7,9 @@ use hyper::StatusCode;
 use super::ApiError;
 use crate::observe::shortened;
 
+/// Until a line is tried again that the configuration of this replica refuses. After a minute its shard is given back.
+const CONFIGURATION_PAUSE: Duration = Duration::from_secs(20);
+
 impl ApiError {
     pub fn unknown_batch(id: &str) -> Self {
         let message = format!("No batch found with id '{}'.", shortened(id));
@@ -84,10 +87,21 @@ impl ApiError {
         Self::bad("invalid_value", message).param("requests")
     }
 
-    /// The tenant of a batch is not configured any more.
+    /// The configuration of this replica does not have the tenant of a batch, as that of another one had. The line
+    /// waits for another replica, or for the next configuration.
     pub fn no_tenant_of_batch() -> Self {
-        let message = "the tenant of this batch is not configured any more";
-        Self::new(StatusCode::FORBIDDEN, "unknown_tenant", message)
+        let message = "the configuration of this replica does not have the tenant of this batch";
+        Self::unavailable("unknown_tenant", message).retry_after(CONFIGURATION_PAUSE)
+    }
+
+    /// The configuration of this replica does not let the tenant of a batch use the model of a line, as that of the
+    /// replica did which has checked the line. The line waits as without a tenant.
+    pub fn no_model_of_batch(model: &str) -> Self {
+        let message = format!(
+            "the configuration of this replica does not let the tenant of this batch use the model '{}'",
+            shortened(model)
+        );
+        Self::unavailable("model_not_found", message).retry_after(CONFIGURATION_PAUSE)
     }
 
     /// The answer to a line of a batch is too long to be kept.

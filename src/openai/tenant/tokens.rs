@@ -1,9 +1,8 @@
 //! Whose request it is that came with a JSON Web Token: the tenant that the token names. Verified tokens are known by
 //! their digest.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use super::admitted::Admitted;
 use super::spec::{KeyDigest, TenantSpec};
@@ -17,7 +16,7 @@ use crate::openai::error::ApiError;
 pub(super) struct TokenTenants {
     verifier: Arc<Verifier>,
     known: Cache<Arc<Admitted>>,
-    listed: FxHashMap<String, Arc<Admitted>>,
+    listed: HashMap<String, Arc<Admitted>>,
     /// What those share that are not listed.
     default: Option<(TenantSpec, Arc<Admitted>)>,
 }

@@ -1,26 +1,31 @@
-//! Trees that are given over real sockets: to those who leave, and of an engine that this replica has lost.
+//! Trees and predicted blocks that are given over real sockets: to those who leave, of an engine that this replica has
+//! lost, and of single ranks.
 
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::fleet::registry::tests::registry;
+use crate::fleet::Member;
+use crate::fleet::events::{Endpoint, Events};
+use crate::fleet::registry::tests::{member, registry};
 use crate::kv::event::{Batch, EngineHash, Event, Stored};
 use crate::kv::indexes::{self, PrefixIndexes};
 use crate::kv::source::{Source, SourceBatch, SourceEvent};
 use crate::kv::subscriber::joins::{self, Joins};
 use crate::kv::subscriber::{self, Shared, Subject};
-use crate::kv::{predicted, stream};
+use crate::kv::{predicted, stream, text_block};
 use crate::observe::metrics;
 use crate::peers::handle::tests::{Replica, eventually, replica};
+use crate::peers::take_trees::TreeTaker;
 use crate::peers::wire::TreeChunk;
 
+fn index(metrics: &metrics::Registry) -> PredictedIndex {
+    let metrics = predicted::Metrics::new(metrics);
+    PredictedIndex::new(predicted::Settings::default(), metrics, observe::now())
+}
+
 fn giver(max_stale: Duration) -> TreeGiver {
-    let (metrics, now) = (metrics::Registry::default(), observe::now());
-    let predicted = PredictedIndex::new(
-        predicted::Settings::default(),
-        predicted::Metrics::new(&metrics),
-        now,
-    );
+    let metrics = metrics::Registry::default();
+    let predicted = index(&metrics);
     let trees = TreeMetrics::new(&metrics);
     let giver = TreeGiver::new(registry(&["a"]), Arc::default(), Arc::new(predicted), trees);
     TreeGiver { max_stale, ..giver }
@@ -190,5 +195,54 @@ async fn a_tree_that_is_not_verified_in_time_is_refused_as_cold() {
     tokio::select! {
         () = follow(&giver, events) => unreachable!("it never ends"),
         () = test => {}
+    }
+}
+
+/// A worker with so many dp ranks.
+fn ranked(ranks: usize) -> Member {
+    let endpoint = Endpoint::Zmq {
+        publisher: "tcp://a.test:5557".to_owned(),
+        replay: None,
+        topic: String::new(),
+    };
+    Member {
+        events: Events::At(vec![endpoint; ranks]),
+        ..member("a")
+    }
+}
+
+#[tokio::test]
+async fn what_is_predicted_of_a_rank_counts_for_that_rank_where_it_is_taken() {
+    let giver = giver(MAX_STALE);
+    giver.fleet.set_members("static", vec![ranked(2)]);
+    let root = text_block::chain_root("m", None);
+    let prompt = text_block::chain(root, [(1, 10), (2, 10)].into_iter());
+    let (now, own) = (observe::now(), worker(&giver).id);
+    giver.predicted.record(now, own, 0, &prompt[..1]);
+    let rank = own.at_rank(1).unwrap();
+    giver.predicted.record(now, rank, 0, &prompt);
+    let giving = replica(&[]).await;
+    giving.peers.set_ready(true);
+    giving.peers.serve_trees(giver.handler());
+    let late = replica(&[&giving]).await;
+    eventually("the giver is ready", || {
+        !late.peers.tree_sources().ready.is_empty()
+    })
+    .await;
+    let trees = TreeMetrics::new(&metrics::Registry::default());
+    let taker = TreeTaker::new(late.peers.clone(), Duration::from_secs(10), trees);
+    // A rank that the taker's worker has not is left out.
+    for (ranks, expected) in [(2, [1, 0, 2]), (1, [1, 0, 0])] {
+        let fleet = registry(&["b"]);
+        fleet.set_members("static", vec![member("b"), ranked(ranks)]);
+        let snapshot = fleet.snapshot().clone();
+        let predicted = index(&metrics::Registry::default());
+        let source = taker.take_predicted(&snapshot, &predicted).await;
+        assert!(source.is_some());
+        let mut workers = snapshot.workers.iter().map(|status| &status.worker);
+        let worker = workers.find(|worker| *worker.name == *"a").unwrap();
+        let owners = [None, Some(0), Some(1)].map(|rank| worker.id.cache_owner(rank));
+        let known = owners.map(|owner| predicted.depth(owner, &prompt));
+        assert_eq!(known, expected, "{ranks} ranks");
     }
 }

@@ -81,6 +81,38 @@ fn a_name_with_escapes_is_scanned() {
 }
 
 #[test]
+fn of_a_repeated_key_the_last_value_alone_is_hashed_and_kept() {
+    let hashed = |body: &str| {
+        check_scanned(Api::Responses, body);
+        let found = scanned(body.as_bytes(), reader(Api::Responses, false)).unwrap();
+        let sections = found.hasher.section_count();
+        (sections, found.finish().unwrap().prompt)
+    };
+    let last = r#""documents":["d"],"tools":["t"],"functions":["f"],"input":"a long conversation""#;
+    let (sections, alone) = hashed(&format!("{{{last}}}"));
+    assert_eq!((sections, alone.blocks.len()), (4, 4));
+    let pairs = r#""tools":1,"input":1,"#.repeat(1_000);
+    let all = r#""instructions":1,"functions":1,"documents":1,"chat_template":1,"#.repeat(10);
+    assert_eq!(hashed(&format!("{{{pairs}{last}}}")), (4, alone));
+    let (sections, _) = hashed(&format!("{{{pairs}{all}{last}}}"));
+    assert_eq!(sections, 6);
+}
+
+#[test]
+fn tools_functions_and_documents_are_hashed_in_the_order_of_the_body() {
+    let hashed = |members: [&str; 3]| {
+        let body = format!(r#"{{"input":"i",{}}}"#, members.join(","));
+        peek(Api::Responses, body.as_bytes(), 16).unwrap().prompt
+    };
+    let [tools, functions, documents] = [r#""tools":1"#, r#""functions":2"#, r#""documents":3"#];
+    let in_order = hashed([tools, functions, documents]);
+    let turned = hashed([documents, functions, tools]);
+    let reversed: Vec<_> = in_order.blocks.iter().rev().collect();
+    assert_eq!(turned.blocks.iter().collect::<Vec<_>>(), reversed);
+    assert_ne!(in_order, turned);
+}
+
+#[test]
 fn deep_values_are_scanned_as_far_as_they_are_parsed() {
     for levels in [63, 64, 65, 125, 126, 127, 128, 1_000] {
         for (begin, end) in [("[", "]"), ("{\"a\":", "}")] {

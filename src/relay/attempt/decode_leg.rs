@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::exchange::{self, Sending};
 use super::first_token;
@@ -27,6 +27,13 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 const ENDED: &str = "the stream ended before its first token";
 pub(super) const PREFILL_GONE: &str = "the engine process that computed the prompt is gone";
 
+/// What a decode leg was answered.
+pub(super) struct Decoded {
+    answer: exchange::Answer,
+    /// The decode worker has the prompt's blocks. Otherwise it refuses the request, by its status or within a stream.
+    pub(super) has_prompt: bool,
+}
+
 /// Why a decode leg has no first token.
 pub(super) enum DecodeFailure {
     /// The prefill leg, which runs at the same time, has failed.
@@ -47,7 +54,7 @@ impl LegContext<'_> {
         body: &Bytes,
         now: Instant,
         span: Option<&TrySpan>,
-    ) -> Result<exchange::Answer, DecodeFailure> {
+    ) -> Result<Decoded, DecodeFailure> {
         let timer = Box::pin(tokio::time::sleep_until(self.attempt_deadline(now).into()));
         let sending = Sending {
             rank: self.decode_rank(),
@@ -61,10 +68,11 @@ impl LegContext<'_> {
             .map_err(DecodeFailure::Exchange)?;
         // What comes before the first token stays in the answer, for the client.
         let why = match first_token::wait(self.job, &mut answer).await {
-            Ok(Verdict::Token) => return Ok(answer),
-            Ok(Verdict::Refusal | Verdict::Error) => {
-                "the engine reported an error before its first token"
+            Ok(verdict @ (Verdict::Token | Verdict::Refusal)) => {
+                let has_prompt = verdict == Verdict::Token && answer.head.status.is_success();
+                return Ok(Decoded { answer, has_prompt });
             }
+            Ok(Verdict::Error) => "the engine reported an error before its first token",
             Ok(Verdict::GivenUp | Verdict::Undecided) => ENDED,
             // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
             Err(error) if self.job.api == Api::Responses && error.is_cut() => ENDED,
@@ -79,13 +87,9 @@ impl LegContext<'_> {
         body: Bytes,
         now: Instant,
         span: Option<&TrySpan>,
-    ) -> Result<exchange::Answer, DecodeFailure> {
+    ) -> Result<Decoded, DecodeFailure> {
         let Self { plan, settings, .. } = *self;
         let mut answer = pin!(self.decode_leg(&body, now, span));
-        if !settings.connector.needs_bootstrap() {
-            // The decode engine itself reports a failed transfer.
-            return answer.await;
-        }
         let patience = if plan.is_stream {
             settings.transfer_timeout
         } else {
@@ -93,6 +97,13 @@ impl LegContext<'_> {
             2 * settings.transfer_timeout
         };
         let watched_until = now + patience;
+        if !plan.is_stream {
+            self.prefill.set_done(watched_until);
+        }
+        if !settings.connector.needs_bootstrap() {
+            // The decode engine itself reports a failed transfer.
+            return answer.await;
+        }
         loop {
             if self.is_prefill_gone() {
                 return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
@@ -115,18 +126,18 @@ impl LegContext<'_> {
         }
     }
 
-    /// What the decode leg's end means for the attempt. An answer with a status of success: the decode worker has the prompt's
-    /// blocks. `tokens`: the prompt's, and those that the prefill worker had cached, if it says so.
+    /// What the decode leg's end means for the attempt. `tokens`: the prompt's, and those that the prefill worker had
+    /// cached, if it says so.
     pub(super) fn decode_ended(
         &self,
-        answer: Result<exchange::Answer, DecodeFailure>,
+        decoded: Result<Decoded, DecodeFailure>,
         mut running: Running,
         mut span: Option<Box<TrySpan>>,
         transfer: PendingTransfer<'_>,
         tokens: Option<(u64, u64)>,
     ) -> AttemptOutcome {
-        let answer = match answer {
-            Ok(answer) => answer,
+        let Decoded { answer, has_prompt } = match decoded {
+            Ok(decoded) => decoded,
             Err(failure) => {
                 let failed = self.decode_failed(failure, transfer);
                 failed.end_try(span.as_deref_mut());
@@ -149,7 +160,7 @@ impl LegContext<'_> {
             running,
             decision: self.choice.decision,
             attempts: self.course.count,
-            split: Split::Pair(self.prefill.leg(tokens.filter(|_| status.is_success()))),
+            split: Split::Pair(self.prefill.leg(tokens.filter(|_| has_prompt))),
         };
         let fault = Fault::of_answer(Part::DecodeLeg, status, sign);
         if sign == Sign::Retryable {
@@ -160,7 +171,7 @@ impl LegContext<'_> {
         } else {
             // A decode engine that refuses the request itself, or its rank, makes the prefill engine free the blocks.
             transfer.release();
-            if !status.is_success() {
+            if !has_prompt {
                 self.metrics.count_transfer("refused");
             }
         }
@@ -186,9 +197,8 @@ impl LegContext<'_> {
         metrics.queue.observe(queued.as_secs_f64());
         metrics.decode.observe(took.as_secs_f64());
         metrics.completed.inc();
-        if prefill.worker.kv_transfer_breaker.on_success(now) {
-            info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
-        }
+        plan.model
+            .report_transferred(&prefill.worker, job.context.client);
         let (worker, rank) = (&choice.worker, self.decode_rank());
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);

@@ -78,10 +78,11 @@ impl Relay {
                 );
             }
             Extra::TokenIds => {
-                if !worker.refuses_token_ids.swap(true, Relaxed) {
+                if !plan.refuses_token_ids(worker).swap(true, Relaxed) {
                     warn!(
                         worker = %worker.name,
-                        "engine refuses streamed requests for token ids; its streams are not continued on other workers"
+                        api = plan.api.as_str(),
+                        "engine refuses streamed requests for token ids; its streams of this API are not continued on other workers"
                     );
                 }
             }

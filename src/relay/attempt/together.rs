@@ -7,7 +7,7 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use super::decode_leg::{CHECK_EVERY, DecodeFailure, PREFILL_GONE};
+use super::decode_leg::{CHECK_EVERY, DecodeFailure, Decoded, PREFILL_GONE};
 use super::exchange::{self, Sending};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
@@ -77,16 +77,17 @@ impl LegContext<'_> {
         let limit = self.attempt_deadline(started);
         let mut prefill_leg =
             self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
-        let answer = {
+        let decoded = {
             let body = legs.meeting(&room);
             let decode_leg = self.decode_leg(&body, started, span.as_deref());
             let prefill_leg = (&mut prefill_leg, prefill_span.as_deref_mut());
             self.wait_for_both(decode_leg, prefill_leg, &mut computing)
                 .await
         };
+        let has_prompt = decoded.as_ref().is_ok_and(|decoded| decoded.has_prompt);
         // What the prefill worker had cached is in the decode worker's own usage.
-        let mut answer = self.decode_ended(answer, running, span, transfer, None)?;
-        if !answer.answer.head.status.is_success() {
+        let mut answer = self.decode_ended(decoded, running, span, transfer, None)?;
+        if !has_prompt {
             return Ok(answer);
         }
         let now = observe::now();
@@ -158,10 +159,10 @@ impl LegContext<'_> {
     /// prefill worker, until the decode worker has the blocks.
     async fn wait_for_both(
         &self,
-        decode_leg: impl Future<Output = Result<exchange::Answer, DecodeFailure>>,
+        decode_leg: impl Future<Output = Result<Decoded, DecodeFailure>>,
         (prefill_leg, mut span): (&mut OpenLeg, Option<&mut TrySpan>),
         computing: &mut Option<Running>,
-    ) -> Result<exchange::Answer, DecodeFailure> {
+    ) -> Result<Decoded, DecodeFailure> {
         let mut decode_leg = pin!(decode_leg);
         let mut is_prefill_open = true;
         // Until when the decode worker must have its first token, or its answer.
@@ -199,6 +200,7 @@ impl LegContext<'_> {
                                 span.end(now);
                             }
                             end_prefill(computing, now);
+                            self.prefill.set_done(now);
                             // An answer that is not streamed comes at its end.
                             if self.plan.is_stream {
                                 silent_at = Some(now + self.settings.transfer_timeout);

@@ -100,9 +100,10 @@ impl LegContext<'_> {
         let body = legs.decode(result.params);
         let sent = observe::now();
         let span = self.begin_try(sent, Leg::Decode, self.decode_rank());
-        let answer = self.run_decode_leg(body, sent, span.as_deref()).await;
-        let answer = self.decode_ended(answer, running, span, transfer, Some(tokens))?;
-        if answer.answer.head.status.is_success() {
+        let decoded = self.run_decode_leg(body, sent, span.as_deref()).await;
+        let has_prompt = decoded.as_ref().is_ok_and(|decoded| decoded.has_prompt);
+        let answer = self.decode_ended(decoded, running, span, transfer, Some(tokens))?;
+        if has_prompt {
             self.on_transferred(observe::now(), started, sent);
             let prefill = computed.saturating_duration_since(started);
             let dispatch = sent.saturating_duration_since(computed);

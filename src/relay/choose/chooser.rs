@@ -1,12 +1,12 @@
 //! From a plan to a worker, or to a prefill and a decode worker: one cache lookup, and a view of the fleet for each
 //! role.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, Trial};
+use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, TransferTrial, Trial};
 use super::failed_workers::FailedWorkers;
 use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
@@ -83,15 +83,15 @@ impl<'c> Chooser<'c> {
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
-            let mut prefill_trial = None;
+            let (mut prefill_trial, mut transfer_trial) = (None, None);
             if let Split::Pair(decision) = split {
                 let prefill = plan.group.worker(decision.index);
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
                 let mut is_admitted = || {
-                    let admitted = self.admit(plan, prefill, now)?;
-                    prefill_trial = admitted;
-                    prefill.kv_transfer_breaker.admit(now).then_some(())
+                    prefill_trial = self.admit(plan, prefill, now)?;
+                    transfer_trial = admit_transfer(prefill, now)?;
+                    Some(())
                 };
                 if !may_both || (may_admit && is_admitted().is_none()) {
                     failed.prefill.push(prefill.id);
@@ -110,6 +110,8 @@ impl<'c> Chooser<'c> {
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
+                    _transfer_trial: transfer_trial,
+                    done_at: OnceLock::new(),
                 }
             });
             if plan.group.is_adapter {
@@ -272,13 +274,10 @@ impl<'c> Chooser<'c> {
         reason.is_some_and(|reason| self.lacks_prefill(choice.worker.role, reason))
     }
 
-    /// True if a worker of this role must not run a request that has no prefill leg for this reason.
+    /// As [`lacks_prefill`]; false if requests are not disaggregated.
     fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
-        match self.disaggregation {
-            Some(settings) if !settings.connector.decodes_alone() => role == Role::Decode,
-            Some(settings) => !may_compute_locally(settings, reason),
-            None => false,
-        }
+        let settings = self.disaggregation;
+        settings.is_some_and(|settings| lacks_prefill(settings, role, reason))
     }
 
     /// Why no worker of the model takes a request that cannot be split: its decode workers compute no prompts.
@@ -299,6 +298,17 @@ impl<'c> Chooser<'c> {
         let settings = self.disaggregation;
         settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
+}
+
+/// Has the circuit breaker of a prefill worker's KV transfers admit the request, which may be its trial then. `None` if
+/// it does not.
+fn admit_transfer(prefill: &Arc<Worker>, now: Instant) -> Option<Option<TransferTrial>> {
+    let breaker = &prefill.kv_transfer_breaker;
+    if !breaker.admit(now) {
+        return None;
+    }
+    let is_trial = breaker.state() == State::HalfOpen;
+    Some(is_trial.then(|| TransferTrial(prefill.clone())))
 }
 
 /// A worker for the whole request where decode workers take none.
@@ -322,12 +332,16 @@ fn choose_pair(
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
     let group = decode.prefixes.places.group();
+    let role = |index: WorkerIndex| group.worker(index).role;
     let may_pair = |from: ViewIndex, to: ViewIndex| {
         let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
-        let role = |index: WorkerIndex| group.worker(index).role;
         let has_roles = settings.connector.decodes_alone()
             || role(from) == Role::Prefill && role(to) == Role::Decode;
         from != to && has_roles && group.is_pair(from, to)
+    };
+    let computes_alone = |worker: ViewIndex| {
+        let no_pair = NotDisaggregated::Local(LocalReason::NoPair);
+        !lacks_prefill(settings, role(decode.worker_index(worker)), no_pair)
     };
     let pair = pair::decide(
         &settings.pair,
@@ -336,12 +350,22 @@ fn choose_pair(
         prefill,
         decode,
         may_pair,
+        computes_alone,
     )?;
     let split = match pair.prefill {
         Ok(decision) => Split::Pair(prefill.in_fleet(decision)),
         Err(reason) => Split::Whole(NotDisaggregated::Local(reason)),
     };
     Some((decode.in_fleet(pair.decode), split))
+}
+
+/// True if a worker of this role must not run a request that has no prefill leg for this reason.
+fn lacks_prefill(settings: &Disaggregation, role: Role, reason: NotDisaggregated) -> bool {
+    if settings.connector.decodes_alone() {
+        !may_compute_locally(settings, reason)
+    } else {
+        role == Role::Decode
+    }
 }
 
 /// True if a decode worker may compute the prompt of a request that has no prefill leg for this reason.

@@ -1,6 +1,7 @@
 //! What was chosen for a request, and what that promises its workers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
@@ -112,11 +113,9 @@ impl NotDisaggregated {
     /// True if the request would have a prefill leg if a prefill worker were there for it.
     pub(in crate::relay) fn is_lack_of_prefill(self) -> bool {
         match self {
-            NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
-            | NotDisaggregated::Failed => true,
-            NotDisaggregated::Local(LocalReason::PrefixCached) | NotDisaggregated::Request(_) => {
-                false
-            }
+            NotDisaggregated::Local(reason) => reason.is_lack_of_prefill(),
+            NotDisaggregated::Failed => true,
+            NotDisaggregated::Request(_) => false,
         }
     }
 }
@@ -137,8 +136,11 @@ pub(in crate::relay) struct Prefill {
     pub(in crate::relay) decision: Decision,
     pub(in crate::relay) worker: Arc<Worker>,
     pub(super) _trial: Option<Trial>,
+    pub(super) _transfer_trial: Option<TransferTrial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
+    /// See [`Prefill::is_needed`].
+    pub(super) done_at: OnceLock<Instant>,
 }
 
 /// The prefill leg of a disaggregated request.
@@ -152,6 +154,16 @@ pub(in crate::relay) struct PrefillLeg {
 }
 
 impl Prefill {
+    /// The decode worker has the prompt's blocks by then.
+    pub(in crate::relay) fn set_done(&self, at: Instant) {
+        let _ = self.done_at.set(at);
+    }
+
+    /// False once the answer goes on whatever becomes of this worker.
+    pub(in crate::relay) fn is_needed(&self, now: Instant) -> bool {
+        self.done_at.get().is_none_or(|at| now < *at)
+    }
+
     /// `tokens`: the prompt's, and those that the worker had cached.
     pub(in crate::relay) fn leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
@@ -171,5 +183,36 @@ pub(in crate::relay) struct Trial(pub(super) Arc<Worker>);
 impl Drop for Trial {
     fn drop(&mut self) {
         self.0.breaker.release_trial(observe::now());
+    }
+}
+
+/// As [`Trial`], of the circuit breaker of a prefill worker's KV transfers.
+#[derive(Debug)]
+pub(in crate::relay) struct TransferTrial(pub(super) Arc<Worker>);
+
+impl Drop for TransferTrial {
+    fn drop(&mut self) {
+        self.0.kv_transfer_breaker.release_trial(observe::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::registry::tests::worker;
+
+    #[test]
+    fn a_trial_of_kv_transfers_that_shows_nothing_leaves_it_to_the_next_request() {
+        let (prefill, now) = (worker("p"), observe::now());
+        let breaker = &prefill.kv_transfer_breaker;
+        while !breaker.on_failure(now) {}
+        let later = now + Duration::from_secs(3_600);
+        assert!(breaker.admit(later));
+        let trial = TransferTrial(prefill.clone());
+        assert!(!breaker.may_admit(later));
+        drop(trial);
+        assert!(breaker.may_admit(later));
     }
 }

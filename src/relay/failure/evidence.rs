@@ -8,6 +8,8 @@
 //! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, or
 //! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
 //!
+//! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
+//!
 //! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
 //!
 //! The machine is pure; [`SharedEvidence`] lets requests pass without a lock while nothing fails.

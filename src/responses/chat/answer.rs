@@ -334,7 +334,7 @@ impl ChatAnswer {
             if self.text.as_ref().is_some_and(|text| text.index < index) {
                 self.close_text(Some(Phase::Commentary), out);
             }
-            if let Some(item) = call.close(out) {
+            if let Some(item) = call.close(is_complete, out) {
                 self.keep(index, item);
             }
         }

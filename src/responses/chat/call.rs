@@ -30,6 +30,12 @@ struct Opened {
     sent: usize,
 }
 
+impl Opened {
+    fn is_function(&self) -> bool {
+        matches!(self.tool, Tool::Function { .. })
+    }
+}
+
 impl Call {
     pub(super) fn new(key: u64) -> Self {
         Self {
@@ -113,8 +119,14 @@ impl Call {
         }
     }
 
-    /// Ends its item, and returns it. `None` if it never had a name.
-    pub(super) fn close(mut self, out: &mut Vec<u8>) -> Option<Vec<u8>> {
+    /// Ends its item, and returns it. `None` if it never had a name. `is_complete`: whether the answer ended by itself,
+    /// and not at a limit.
+    pub(super) fn close(mut self, is_complete: bool, out: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let is_function = self.opened.as_ref().is_some_and(Opened::is_function);
+        if is_complete && is_function && !self.has_arguments() {
+            // The parsers of some engines send no fragment of an empty object, which clients read as JSON.
+            self.arguments.push_str("{}");
+        }
         self.send(out);
         let Opened { index, tool, sent } = self.opened.take()?;
         let item = match tool {

@@ -3,19 +3,22 @@
 //! Written like this because templates are strict: one system message at the head, no two assistant messages in a row,
 //! and the outputs of calls directly after their assistant message, in the order of the calls.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::parts::put_content;
+use super::parts::{put_content, put_other_parts};
 use super::settings::{ChatSettings, InvalidArguments};
 use crate::relay::NotConvertible;
 use crate::responses::allowed_tools::qualified;
 use crate::responses::item::joined_text;
+use crate::responses::known_json;
 use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Between system texts, and between texts of the assistant that were separate messages.
 const PARAGRAPH: &str = r"\n\n";
+/// The arguments of a function that is called without any, as JSON.
+const NO_ARGUMENTS: &str = "\"{}\"";
 
 /// What was written.
 pub(super) struct Written {
@@ -40,12 +43,9 @@ pub(super) fn write(
     if input.starts_with('"') {
         messages.message("user", input, "input")?;
     } else {
-        let items = members::objects(input);
-        let items = items.ok_or_else(|| NotConvertible::new("input", "is no list of items"))?;
-        continues = items.last().is_some_and(is_unfinished);
-        messages.pair_outputs(&items);
-        for (index, item) in items.iter().enumerate() {
-            messages.item(index, item)?;
+        continues = messages.pair_outputs(input)?;
+        for (index, item) in known_json::each_object(Some(input)).enumerate() {
+            messages.item(index, &item)?;
         }
     }
     let replaced_arguments = messages.replaced_arguments;
@@ -71,10 +71,17 @@ struct Messages<'a> {
     json: Vec<u8>,
     assistant: Assistant,
     /// The output of each call, by the place of the call among the items.
-    outputs: FxHashMap<usize, &'a str>,
+    outputs: FxHashMap<usize, Output<'a>>,
     /// The places of those outputs.
     paired: FxHashSet<usize>,
     replaced_arguments: u64,
+}
+
+/// The output of a call.
+struct Output<'a> {
+    /// Its place among the items.
+    index: usize,
+    json: &'a str,
 }
 
 /// The assistant message that is being collected. Texts are JSON strings without quotes.
@@ -104,10 +111,15 @@ impl<'a> Messages<'a> {
     }
 
     /// An output belongs to the first call before it with its id that has none yet: engines may give the same id in
-    /// every turn.
-    fn pair_outputs(&mut self, items: &[Members<'a>]) {
-        let mut open: FxHashMap<String, VecDeque<usize>> = FxHashMap::default();
-        for (index, item) in items.iter().enumerate() {
+    /// every turn. Returns whether the last item is to be continued.
+    fn pair_outputs(&mut self, input: &'a str) -> Result<bool, NotConvertible> {
+        let no_items = || NotConvertible::new("input", "is no list of items");
+        let mut open: HashMap<String, VecDeque<usize>> = HashMap::new();
+        let mut continues = false;
+        let items = known_json::objects(input).ok_or_else(no_items)?;
+        for (index, item) in items.enumerate() {
+            let item = item.ok_or_else(no_items)?;
+            continues = is_unfinished(&item);
             let id = || item.text("call_id").unwrap_or_default();
             match item.text("type").as_deref() {
                 Some("function_call" | "custom_tool_call") => {
@@ -116,14 +128,14 @@ impl<'a> Messages<'a> {
                 Some("function_call_output" | "custom_tool_call_output") => {
                     let call = open.get_mut(&*id()).and_then(VecDeque::pop_front);
                     if let Some(call) = call {
-                        self.outputs
-                            .insert(call, item.get("output").unwrap_or("\"\""));
+                        self.outputs.insert(call, Output::of(&item, index));
                         self.paired.insert(index);
                     }
                 }
                 _ => {}
             }
         }
+        Ok(continues)
     }
 
     fn item(&mut self, index: usize, item: &Members<'a>) -> Result<(), NotConvertible> {
@@ -165,8 +177,7 @@ impl<'a> Messages<'a> {
                 }
                 // Of a call that stands nowhere, or a second output: it stays here.
                 let id = item.text("call_id").unwrap_or_default();
-                let output = item.get("output").unwrap_or("\"\"");
-                self.tool_messages(&[(id.into_owned(), output)])
+                self.tool_messages(&[(id.into_owned(), Output::of(item, index))])
             }
             kind => Err(NotConvertible::new(
                 &format!("input[{index}]"),
@@ -224,7 +235,10 @@ impl<'a> Messages<'a> {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
         let arguments = if replaces && !is_object(arguments) {
             self.replaced_arguments += 1;
-            "\"{}\""
+            NO_ARGUMENTS
+        } else if arguments == "\"\"" {
+            // An engine sent none, and templates read them as JSON.
+            NO_ARGUMENTS
         } else {
             arguments
         };
@@ -283,25 +297,23 @@ impl<'a> Messages<'a> {
     }
 
     /// Writes tool messages. They have text only: what else the outputs have follows as a user message.
-    fn tool_messages(&mut self, outputs: &[(String, &str)]) -> Result<(), NotConvertible> {
-        let mut others: Vec<&str> = Vec::new();
+    fn tool_messages(&mut self, outputs: &[(String, Output<'_>)]) -> Result<(), NotConvertible> {
+        // A list without its brackets.
+        let mut others = Vec::new();
         for (id, output) in outputs {
             self.begin("tool");
             put_string(&mut self.json, "tool_call_id", id);
-            let text = joined_text(output, r"\n").unwrap_or_default();
+            let text = joined_text(output.json, r"\n").unwrap_or_default();
             put(&mut self.json, "content", &format!("\"{text}\""));
             self.json.push(b'}');
-            let parts = members::list(output).unwrap_or_default();
-            others.extend(parts.into_iter().filter(|part| {
-                let kind = Members::parse(part).ok().and_then(|part| part.text("type"));
-                !matches!(kind.as_deref(), Some("input_text" | "output_text" | "text"))
-            }));
+            let param = format!("input[{}].output", output.index);
+            put_other_parts(&mut others, output.json, &param)?;
         }
         if !others.is_empty() {
             self.begin("user");
-            put(&mut self.json, "content", "");
-            put_content(&mut self.json, &format!("[{}]", others.join(",")), "input")?;
-            self.json.push(b'}');
+            put(&mut self.json, "content", "[");
+            self.json.extend_from_slice(&others);
+            self.json.extend_from_slice(b"]}");
         }
         Ok(())
     }
@@ -320,6 +332,16 @@ impl<'a> Messages<'a> {
         out.extend_from_slice(&self.json);
         out.push(b']');
         Ok(())
+    }
+}
+
+impl<'a> Output<'a> {
+    /// The output in the item at `index`.
+    fn of(item: &Members<'a>, index: usize) -> Self {
+        Self {
+            index,
+            json: item.get("output").unwrap_or("\"\""),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The parts of a message's content. Pure.
 
 use crate::relay::NotConvertible;
-use crate::responses::members::{self, Members, put, put_comma};
+use crate::responses::known_json;
+use crate::responses::members::{Members, put, put_comma};
 
 /// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
 /// lists only of models with images.
@@ -14,20 +15,52 @@ pub(super) fn put_content(
         out.extend_from_slice(content.as_bytes());
         return Ok(());
     }
-    let parts = members::objects(content).unwrap_or_default();
-    if let [part] = &*parts
-        && let Some("input_text" | "output_text" | "text") = part.text("type").as_deref()
+    let parts = known_json::objects(content).into_iter().flatten();
+    let mut parts = parts.peekable();
+    let first = parts.next();
+    if let Some(Some(part)) = &first
+        && is_text(part)
+        && parts.peek().is_none()
     {
         out.extend_from_slice(part.get("text").unwrap_or("\"\"").as_bytes());
         return Ok(());
     }
     out.push(b'[');
-    for (index, part) in parts.iter().enumerate() {
-        put_comma(out);
-        put_part(out, part)
-            .map_err(|why| NotConvertible::new(&format!("{param}[{index}]"), &why))?;
-    }
+    put_parts(out, first.into_iter().chain(parts), param, |_| true)?;
     out.push(b']');
+    Ok(())
+}
+
+/// Writes the parts of a tool's output that a tool message cannot have: a list without its brackets.
+pub(super) fn put_other_parts(
+    out: &mut Vec<u8>,
+    output: &str,
+    param: &str,
+) -> Result<(), NotConvertible> {
+    let parts = known_json::objects(output).into_iter().flatten();
+    put_parts(out, parts, param, |part| !is_text(part))
+}
+
+fn is_text(part: &Members<'_>) -> bool {
+    let kind = part.text("type");
+    matches!(kind.as_deref(), Some("input_text" | "output_text" | "text"))
+}
+
+/// Writes the parts that are wanted, with commas between them. `param`: the name of the list in errors.
+fn put_parts<'a>(
+    out: &mut Vec<u8>,
+    parts: impl Iterator<Item = Option<Members<'a>>>,
+    param: &str,
+    is_wanted: impl Fn(&Members<'_>) -> bool,
+) -> Result<(), NotConvertible> {
+    for (index, part) in parts.enumerate() {
+        let refused = |why: &str| NotConvertible::new(&format!("{param}[{index}]"), why);
+        let part = part.ok_or_else(|| refused("is no object"))?;
+        if is_wanted(&part) {
+            put_comma(out);
+            put_part(out, &part).map_err(|why| refused(&why))?;
+        }
+    }
     Ok(())
 }
 

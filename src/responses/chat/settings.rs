@@ -73,7 +73,7 @@ pub enum UnsupportedTools {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InvalidArguments {
-    /// They are sent as the model wrote them.
+    /// They are sent as the model wrote them, or as `{}` if it wrote none.
     #[default]
     Keep,
     /// They are replaced by `{}`.

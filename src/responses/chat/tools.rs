@@ -2,18 +2,21 @@
 //! Pure.
 
 use std::borrow::Cow;
-
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::allowed_tools::{AllowedTools, qualified};
+use crate::responses::known_json;
 use crate::responses::member_table::ALLOWED_TOOLS;
 use crate::responses::members::{self, Members, put, put_comma, put_string, put_text, quoted};
 
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
+/// Types of tools that are named when they are left out. The header that names them has room for about as many, and
+/// each type of a request is compared with all that are named.
+const MAX_LEFT_OUT: usize = 32;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
@@ -23,9 +26,8 @@ pub(super) fn chat_tools(
     unsupported: UnsupportedTools,
     loss: ToolLoss,
 ) -> Result<Option<String>, NotConvertible> {
-    let tools = tools.and_then(members::objects).unwrap_or_default();
     let mut out = vec![b'['];
-    for (index, tool) in tools.iter().enumerate() {
+    for (index, tool) in known_json::each_object(tools).enumerate() {
         let kind = tool.text("type").unwrap_or_default();
         let refused = |why: &str| {
             let why = format!(
@@ -34,17 +36,16 @@ pub(super) fn chat_tools(
             NotConvertible::new(&format!("tools[{index}]"), &why)
         };
         match &*kind {
-            "function" => function(&mut out, "", tool),
+            "function" => function(&mut out, "", &tool),
             "custom" => {
-                if loss == ToolLoss::Refused && grammar(tool).is_some() {
+                if loss == ToolLoss::Refused && grammar(&tool).is_some() {
                     return Err(refused("the grammar of a custom tool"));
                 }
-                custom(&mut out, tool);
+                custom(&mut out, &tool);
             }
             "namespace" => {
                 let namespace = tool.text("name").unwrap_or_default();
-                let inner = tool.get("tools").and_then(members::objects);
-                for inner in inner.unwrap_or_default() {
+                for inner in known_json::each_object(tool.get("tools")) {
                     if inner.get("type") == Some("\"function\"") {
                         function(&mut out, &namespace, &inner);
                     }
@@ -155,10 +156,10 @@ pub(super) enum Tool {
 #[derive(Clone, Debug, Default)]
 pub(in crate::responses) struct AnsweredTools {
     /// By the name that the model knows.
-    tools: FxHashMap<String, Tool>,
+    tools: HashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
-    /// Types of tools that were left out.
+    /// Types of tools that were left out: of many, the first ones.
     pub(in crate::responses) left_out: Vec<String>,
     /// The functions that `allowed_tools` lists, if the request has it.
     pub(super) allowed: Option<AllowedTools>,
@@ -174,10 +175,9 @@ impl AnsweredTools {
     /// What the answer to a request with this native body needs of it. What cannot be read was refused before.
     pub(in crate::responses) fn of(native: &[u8]) -> Self {
         let native = Members::of_bytes(native).unwrap_or_default();
-        let mut tools = FxHashMap::default();
+        let mut tools = HashMap::new();
         let mut left_out: Vec<String> = Vec::new();
-        let list = native.get("tools").and_then(members::objects);
-        for tool in list.unwrap_or_default() {
+        for tool in known_json::each_object(native.get("tools")) {
             let name = tool.text("name").unwrap_or_default();
             match tool.text("type").as_deref() {
                 Some("function") => {
@@ -187,8 +187,7 @@ impl AnsweredTools {
                     tools.insert(name.into_owned(), Tool::Custom);
                 }
                 Some("namespace") => {
-                    let inner = tool.get("tools").and_then(members::objects);
-                    for inner in inner.unwrap_or_default() {
+                    for inner in known_json::each_object(tool.get("tools")) {
                         let inner = inner.text("name").unwrap_or_default();
                         let qualified = qualified(&name, &inner).into_owned();
                         tools.insert(qualified, in_namespace(&name, &inner));
@@ -196,7 +195,8 @@ impl AnsweredTools {
                 }
                 kind => {
                     let kind = kind.unwrap_or_default();
-                    if !left_out.iter().any(|known| known == kind) {
+                    let has_room = left_out.len() < MAX_LEFT_OUT;
+                    if has_room && !left_out.iter().any(|known| known == kind) {
                         left_out.push(kind.to_owned());
                     }
                 }

@@ -376,6 +376,38 @@ fn a_reference_is_replaced_by_its_item() {
     assert_eq!(own.items[0].id, "msg_1");
 }
 
+#[test]
+fn a_long_list_is_read_to_its_first_wrong_item_only() {
+    let long = "{},".repeat((1 << 20) / 3);
+    for (input, expected) in [
+        (
+            format!("[{long}{{}}]"),
+            "missing_required_parameter input[0].type",
+        ),
+        // What follows the items is not even JSON.
+        (
+            format!("[{long}not JSON"),
+            "missing_required_parameter input[0].type",
+        ),
+        (format!("[7,{long}not JSON"), "invalid_type input[0]"),
+        (
+            format!(r#"[{{"role":"user","content":"a"}},[],{long}not JSON"#),
+            "invalid_type input[1]",
+        ),
+        ("7".to_owned(), "invalid_type input"),
+        (
+            format!(r#"[{{"role":"user","content":[{long}{{}}]}}]"#),
+            "missing_required_parameter input[0].content[0].type",
+        ),
+    ] {
+        let error = read(&input, &ReferencedItems::new()).unwrap_err();
+        let found = format!("{} {}", error.code, error.param_or_empty());
+        assert_eq!(found, expected);
+    }
+    let references = references(Some(&format!(r#"[{long}{{"id":"msg_1"}}]"#)));
+    assert_eq!(references, HashSet::from(["msg_1".to_owned()]));
+}
+
 /// Any item, valid or not.
 fn any_item() -> impl Strategy<Value = Value> {
     let text = "[a-z\"\\\\\u{e9} ]{0,6}";

@@ -45,7 +45,7 @@ impl Lifetime {
         }
     }
 
-    /// Bytes came from the client.
+    /// A frame came from the client, or a part of one that is large enough to show that it is there.
     pub fn on_received(&mut self) {
         self.unanswered = 0;
     }

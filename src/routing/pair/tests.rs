@@ -31,6 +31,7 @@ fn chosen(
         prefill,
         decode,
         any,
+        |_| true,
     )?;
     Some((
         pair.decode.index.get(),
@@ -58,6 +59,7 @@ fn each_worker_is_chosen_for_its_own_cached_prefix() {
         &prefill,
         &decode,
         |_, _| true,
+        |_| true,
     )
     .unwrap();
     let prefill = pair.prefill.unwrap();
@@ -78,7 +80,8 @@ fn a_pairs_decode_worker_is_explained_as_it_was_chosen() {
     for in_gpu in [0, 3_900] {
         let decode = Table::new(&[(true, 9, 1_000, in_gpu)]);
         let any = |_, _| true;
-        let pair = decide(&SETTINGS, &routing, &asked, &prefill, &decode, any).unwrap();
+        let alone = |_| true;
+        let pair = decide(&SETTINGS, &routing, &asked, &prefill, &decode, any, alone).unwrap();
         let costs = Costs::new(&routing, &asked, &decode);
         let (state, cached) = (&decode.states[0], &decode.cached[0]);
         let leg = match pair.prefill {
@@ -145,12 +148,86 @@ fn incompatible_workers_are_not_chosen_together() {
     let index = |may_pair: fn(ViewIndex, ViewIndex) -> bool| {
         let routing = Routing::default();
         let request = request(4_000);
-        let pair = decide(&SETTINGS, &routing, &request, &prefill, &decode, may_pair).unwrap();
-        pair.prefill.map(|prefill| prefill.index.get())
+        let alone = |_| true;
+        let pair = decide(
+            &SETTINGS, &routing, &request, &prefill, &decode, may_pair, alone,
+        );
+        pair.unwrap().prefill.map(|prefill| prefill.index.get())
     };
     assert_eq!(index(|_, _| true), Ok(0));
     assert_eq!(index(|prefill, _| prefill.get() == 1), Ok(1));
     assert_eq!(index(|_, _| false), Err(LocalReason::NoPair));
+}
+
+#[test]
+fn a_decode_worker_without_a_pair_comes_last_where_it_may_not_compute_alone() {
+    let prefill = Table::new(&[(true, 0, 0, 0)]);
+    let no_pair = Err(LocalReason::NoPair);
+    // The first one is in another zone, and the third may compute alone.
+    let rows = |cached: [u32; 3]| cached.map(|cached| (true, 0_u32, 0_u64, cached));
+    let check = |policy, rows: &[(bool, u32, u64, u32)], alone: [bool; 3], expected| {
+        let routing = Routing {
+            policy,
+            ..Routing::default()
+        };
+        let decode = Table::new(rows);
+        let may_pair = |_, to: ViewIndex| to.get() == 1;
+        let alone_at = |to: ViewIndex| alone[to.get()];
+        let request = request(4_000);
+        let pair = decide(
+            &SETTINGS, &routing, &request, &prefill, &decode, may_pair, alone_at,
+        );
+        let found = pair.map(|pair| {
+            let prefill = pair.prefill.map(|prefill| prefill.index.get());
+            (pair.decode.index.get(), prefill)
+        });
+        assert_eq!(found, expected, "{policy:?} {rows:?} {alone:?}");
+    };
+    let by_cost = Policy::CacheAware;
+    let nowhere = rows([3_000, 0, 0]);
+    for policy in Policy::ALL {
+        check(policy, &nowhere[..2], [false; 3], Some((1, Ok(0))));
+        check(policy, &nowhere[..1], [false; 3], Some((0, no_pair)));
+    }
+    check(by_cost, &nowhere, [true; 3], Some((0, no_pair)));
+    check(by_cost, &nowhere, [false; 3], Some((1, Ok(0))));
+    let third = [false, false, true];
+    check(by_cost, &rows([3_000, 0, 3_000]), third, Some((2, no_pair)));
+    let mut busy = rows([3_000, 0, 3_000]);
+    busy[2].2 = 1_000_000;
+    check(by_cost, &busy, third, Some((1, Ok(0))));
+    // It needs no prefill worker.
+    let cached = Err(LocalReason::PrefixCached);
+    check(by_cost, &rows([3_900, 0, 0]), [false; 3], Some((0, cached)));
+    let mut busy = rows([3_000, 0, 3_900]);
+    busy[2].2 = 1_000_000;
+    busy[1].0 = false;
+    check(by_cost, &busy, [false; 3], Some((2, cached)));
+    busy[2].0 = false;
+    check(by_cost, &busy, [false; 3], Some((0, no_pair)));
+}
+
+#[test]
+fn the_only_decode_worker_with_a_pair_is_found_in_a_large_fleet() {
+    let prefill = Table::new(&[(true, 0, 0, 0)]);
+    let decode = Table::new(&[(true, 0, 0, 0); 100]);
+    for policy in Policy::ALL {
+        let routing = Routing {
+            policy,
+            ..Routing::default()
+        };
+        for last in [0, 50, 99] {
+            let may_pair = |_, to: ViewIndex| to.get() == last;
+            let alone = |_| false;
+            let request = request(4_000);
+            let pair = decide(
+                &SETTINGS, &routing, &request, &prefill, &decode, may_pair, alone,
+            );
+            let pair = pair.unwrap();
+            assert_eq!(pair.decode.index.get(), last, "{policy:?}");
+            assert!(pair.prefill.is_ok(), "{policy:?}");
+        }
+    }
 }
 
 type Row = (bool, u32, u64, u32, u32, u64);
@@ -190,12 +267,14 @@ fn table(rows: &[Row], bounds: bool) -> Table {
 }
 
 /// The cost formula of the module header, written independently: the decode worker's cost, whether the request
-/// would be disaggregated, and the cost of every prefill worker.
+/// would be disaggregated, and the cost of every prefill worker. Decode workers that may not compute alone count only
+/// where no other can be sent the request.
 fn model(
     prompt_tokens: u32,
     prefill: &[Row],
     decode: &[Row],
     may_pair: impl Fn(ViewIndex, ViewIndex) -> bool,
+    computes_alone: impl Fn(ViewIndex) -> bool,
 ) -> Option<f64> {
     let token = 1.0 / 12_000.0;
     let prompt = f64::from(prompt_tokens);
@@ -206,7 +285,7 @@ fn model(
         250.0 * (2.0 * 2e-5 * n + 3e-8 * (n * prompt + row.5 as f64))
     };
     let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
-    let mut costs = Vec::new();
+    let (mut costs, mut last) = (Vec::new(), Vec::new());
     for (to, decoder) in decode.iter().enumerate().filter(|(_, row)| row.0) {
         let local = wait(decoder) + computes(decoder, lacks(decoder)) + answer(decoder);
         let missing = prompt_tokens.saturating_sub(decoder.3 + decoder.4);
@@ -220,12 +299,17 @@ fn model(
                 pairs.push(wait(decoder) + received + answer(decoder) + leg);
             }
         }
-        if lacks(decoder) < 256 || pairs.is_empty() {
+        if lacks(decoder) < 256 {
+            costs.push(local);
+        } else if !pairs.is_empty() {
+            costs.extend(pairs);
+        } else if computes_alone(ViewIndex::new(to)) {
             costs.push(local);
         } else {
-            costs.extend(pairs);
+            last.push(local);
         }
     }
+    let costs = if costs.is_empty() { last } else { costs };
     costs.into_iter().min_by(f64::total_cmp)
 }
 
@@ -234,46 +318,60 @@ proptest! {
     #[test]
     fn no_pair_costs_less_than_the_one_that_is_chosen(
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
-        apart in any::<u64>(), bounds in any::<bool>(),
+        apart in any::<u64>(), alone in any::<u8>(), bounds in any::<bool>(),
     ) {
         let may_pair = |from: ViewIndex, to: ViewIndex| apart.rotate_left((from.get() * 6 + to.get()) as u32) & 1 == 0;
+        let alone = |to: ViewIndex| (alone >> to.get()) & 1 == 0;
         let request = Request { prompt_tokens, answer_tokens: 250.0, seed, ..Request::default() };
         let (prefillers, decoders) = (table(&prefill, bounds), table(&decode, bounds));
         let routing = Routing::default();
-        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
-        let expected = model(prompt_tokens, &prefill, &decode, may_pair);
+        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair, alone);
+        let expected = model(prompt_tokens, &prefill, &decode, may_pair, alone);
         prop_assert_eq!(found.is_some(), expected.is_some());
         let (Some(found), Some(expected)) = (found, expected) else { return Ok(()) };
         let cost = found.decode.cost + found.prefill.map_or(0.0, |prefill| prefill.cost);
         prop_assert!((cost - expected).abs() < 1e-6, "{} against {}: {:?}", cost, expected, found);
-        prop_assert_eq!(decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair), Some(found));
+        let again = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair, alone);
+        prop_assert_eq!(again, Some(found));
     }
 
     /// With every policy, only usable and compatible workers are chosen, and the reason for a single worker is true.
     #[test]
     fn every_policy_keeps_the_rules(
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
-        ticket in any::<u64>(), affinity in any::<Option<u64>>(), apart in any::<u64>(), policy in 0usize..6,
+        ticket in any::<u64>(), affinity in any::<Option<u64>>(), apart in any::<u64>(), alone in any::<u8>(),
+        policy in 0usize..6,
     ) {
         let may_pair = |from: ViewIndex, to: ViewIndex| apart.rotate_left((from.get() * 6 + to.get()) as u32) & 1 == 0;
+        let alone = |to: ViewIndex| (alone >> to.get()) & 1 == 0;
         let request = Request { prompt_tokens, seed, ticket, affinity, ..Request::default() };
         let routing = Routing { policy: Policy::ALL[policy], ..Routing::default() };
         let (prefillers, decoders) = (table(&prefill, false), table(&decode, false));
-        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
+        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair, alone);
         prop_assert_eq!(found.is_some(), decode.iter().any(|row| row.0));
         let Some(found) = found else { return Ok(()) };
         let to = found.decode.index;
         let decoder = decode[to.get()];
         prop_assert!(decoder.0);
-        let pairs = prefill.iter().enumerate().filter(|(from, row)| row.0 && may_pair(ViewIndex::new(*from), to));
-        let lacks = prompt_tokens.saturating_sub(decoder.3 + (f64::from(decoder.4) * 0.8) as u32);
+        let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
+        let has_pair = |to: ViewIndex| {
+            let mut rows = prefill.iter().enumerate();
+            rows.any(|(from, row)| row.0 && may_pair(ViewIndex::new(from), to))
+        };
+        let can_be_sent = |to: ViewIndex| {
+            let row = &decode[to.get()];
+            row.0 && (lacks(row) < 256 || has_pair(to) || alone(to))
+        };
+        let mut all = ViewIndex::range(0..decode.len());
+        prop_assert_eq!(can_be_sent(to), all.any(can_be_sent));
+        let lacks = lacks(&decoder);
         match found.prefill {
             Ok(chosen) => {
                 prop_assert!(lacks >= 256 && prefill[chosen.index.get()].0 && may_pair(chosen.index, to));
             }
             Err(LocalReason::PrefixCached) => prop_assert!(lacks < 256),
             Err(LocalReason::NoPrefillWorker) => prop_assert!(!prefill.iter().any(|row| row.0)),
-            Err(LocalReason::NoPair) => prop_assert_eq!(pairs.count(), 0),
+            Err(LocalReason::NoPair) => prop_assert!(!has_pair(to)),
         }
     }
 }

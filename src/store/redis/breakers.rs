@@ -108,6 +108,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
     use crate::observe;
+    use crate::store::redis::keys::Keys;
 
     #[test]
     fn slots_are_those_of_redis() {
@@ -120,6 +121,13 @@ mod tests {
         ] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
         }
+    }
+
+    #[test]
+    fn each_probe_of_a_cluster_lies_in_another_quarter_of_its_slots() {
+        let probes = Keys::new("wr:").probes();
+        let quarters = probes.map(|key| slot(key.as_bytes()) * 4 / SLOTS);
+        assert_eq!(quarters, [3, 2, 1, 0]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command};
@@ -70,9 +71,8 @@ impl ResponseStore for Redis {
     fn admit(&self) -> StoreFuture<'_, ()> {
         self.meters.meter(Op::Admit, move || async move {
             self.check_commands().await?;
-            // In a cluster one reply says nothing about the other nodes.
-            if self.is_cluster() && self.is_up() {
-                return Ok(());
+            if self.is_cluster() {
+                return self.check_nodes().await;
             }
             if self.executor.is_fresh() && !self.memory.is_due() {
                 return self.memory.last();
@@ -160,13 +160,12 @@ impl Redis {
     ) -> io::Result<Self> {
         let meters = Meters::new(registry);
         let target = Target::new(settings).map_err(io::Error::other)?;
-        let timeout = settings.advanced.connect_timeout;
         let own = match settings.mode {
             // The cluster client has its own connection to each node.
             Mode::Cluster => 0,
             Mode::Standalone | Mode::Sentinel => io_threads.min(MAX_THREAD_CONNECTIONS),
         };
-        let link = Link::new(target, timeout, own, &meters);
+        let link = Link::new(target, own, &meters);
         let link = Arc::new(link);
         Ok(Self {
             executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
@@ -244,6 +243,32 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
+    /// Whether any node of a cluster replies and takes writes. One that is down refuses only its own keys, so nothing
+    /// is asked while one has replied lately.
+    async fn check_nodes(&self) -> Result<(), Error> {
+        if self.executor.has_replied_lately() {
+            return Ok(());
+        }
+        let mut asked = JoinSet::new();
+        for key in self.keys.probes() {
+            let executor = self.executor.clone();
+            // Changes nothing: there is no such key.
+            let write = Request::command("ZADD", (key, "XX", 0, ""));
+            let ask = async move { executor.execute(SHARED, Kind::Write, &write).await };
+            asked.spawn_on(ask, self.own_thread.runtime());
+        }
+        let mut result = Err(closing());
+        while let Some(reply) = asked.join_next().await {
+            match reply {
+                // The others are not waited for.
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => result = Err(error),
+                Err(_) => {}
+            }
+        }
+        result
+    }
+
     /// Checks now and then which commands are refused. An error names them.
     async fn check_commands(&self) -> Result<(), Error> {
         if self.lacking.is_due() {
@@ -257,13 +282,16 @@ impl Redis {
                 }
                 // The script itself may be what is refused.
                 Err(error) => {
-                    let Error::Unavailable { reason, .. } = &error else {
-                        return Err(error);
+                    let reason = match &error {
+                        Error::Unavailable { reason, .. } => &**reason,
+                        _ => "",
                     };
-                    let Some(name) = refused_command(reason) else {
-                        return Err(error);
-                    };
-                    refused.push((name, reason.to_string()));
+                    match refused_command(reason) {
+                        Some(name) => refused.push((name, reason.to_owned())),
+                        // One node of a cluster failed; the next check asks several.
+                        None if self.is_cluster() => return self.lacking.check(),
+                        None => return Err(error),
+                    }
                 }
             }
             self.lacking.on_checked(&refused);

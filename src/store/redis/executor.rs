@@ -77,11 +77,14 @@ impl Executor {
 
     /// Whether Redis replied within the last second, and nothing has failed since.
     pub(super) fn is_fresh(&self) -> bool {
+        self.has_replied_lately() && self.breakers.is_healthy()
+    }
+
+    /// Whether Redis, or any node of a cluster, replied within the last second.
+    pub(super) fn has_replied_lately(&self) -> bool {
         let last_reply = self.last_reply_ms.load(Relaxed);
         let since = self.started.elapsed().as_millis() as u64;
-        last_reply != 0
-            && since.saturating_sub(last_reply) < FRESH.as_millis() as u64
-            && self.breakers.is_healthy()
+        last_reply != 0 && since.saturating_sub(last_reply) < FRESH.as_millis() as u64
     }
 
     pub(super) fn in_flight(&self) -> u32 {
@@ -212,7 +215,7 @@ impl Executor {
             },
             Ok(Err(error)) => {
                 let failure = classify(&error);
-                if failure.is_server_failure && !connection.wire.is_cluster() {
+                if failure.is_server_failure && self.must_replace(&connection.wire) {
                     self.link.lose(index, connection.number);
                 }
                 Err(failure)
@@ -220,6 +223,8 @@ impl Executor {
             Err(_) => {
                 if !connection.wire.is_cluster() {
                     self.link.on_timeout(index, connection.number);
+                } else if self.must_replace(&connection.wire) {
+                    self.link.lose(index, connection.number);
                 }
                 let reason = match kind {
                     Kind::Read => "no reply within the time-out",
@@ -228,6 +233,12 @@ impl Executor {
                 Err(server_failure(unknown(reason)))
             }
         }
+    }
+
+    /// Whether a connection on which an operation failed must be opened anew. The cluster library opens those to the
+    /// nodes itself, always with the password that the first ones had.
+    fn must_replace(&self, wire: &Wire) -> bool {
+        !wire.is_cluster() || self.link.has_new_password(observe::now())
     }
 
     /// Returns the connection and its index: the requested one, or the shared one if it cannot be opened.

@@ -11,6 +11,7 @@
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
+//! | `probe:` with `{0}` to `{3}` | nothing: asked whether a node of a cluster replies |
 //! | `hd:`, `ha:`, `he:`, `ho:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 //! | `bd:{batches}:collection` | the documents of a collection, of all tenants, and sums of each tenant's |
@@ -104,6 +105,11 @@ impl Keys {
     /// Never exists.
     pub(super) fn lacking(&self) -> String {
         format!("{}none:{:016x}", self.prefix, fastrand::u64(..))
+    }
+
+    /// Keys that never exist. Each lies in another quarter of the slots, so that one node of a cluster rarely has all.
+    pub(super) fn probes(&self) -> [String; 4] {
+        ["0", "1", "2", "3"].map(|tag| format!("{}probe:{{{tag}}}", self.prefix))
     }
 
     /// Exists while the lease of the owner is valid.

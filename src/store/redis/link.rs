@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
-use redis::RedisError;
+use redis::{RedisError, Value};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
@@ -21,6 +21,8 @@ use crate::store::meters::Meters;
 pub(super) const SHARED: usize = 0;
 /// A connection is replaced after this many time-outs in a row. A single one may be due to one slow command.
 const TIMEOUTS_MAX: u32 = 3;
+/// The policy under which Redis drops nothing.
+const NO_EVICTION: &str = "noeviction";
 /// How long an I/O thread uses the shared connection after its own could not be opened: Redis may have reached
 /// its limit of clients.
 const OWN_RETRY: Duration = Duration::from_secs(1);
@@ -103,7 +105,7 @@ pub(super) struct Connection {
 
 impl Link {
     /// With own connections for the first `own` I/O threads.
-    pub(super) fn new(target: Target, timeout: Duration, own: usize, meters: &Meters) -> Self {
+    pub(super) fn new(target: Target, own: usize, meters: &Meters) -> Self {
         let slot = |_| Slot {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
@@ -111,8 +113,8 @@ impl Link {
             anchor: Arc::default(),
         };
         Self {
+            timeout: target.connect_timeout(),
             target,
-            timeout,
             slots: (0..own + 2).map(slot).collect(),
             own,
             opened: AtomicU64::new(0),
@@ -223,16 +225,10 @@ impl Link {
         let reply = tokio::time::timeout(self.timeout, wire.one(info.arg("memory"))).await;
         // Some services refuse this command.
         let Ok(Ok(value)) = reply else { return };
-        let Ok(text) = redis::from_redis_value::<String>(value) else {
+        let Some(policy) = eviction_policy(value) else {
             return;
         };
-        let policy = text
-            .lines()
-            .find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        let Some(policy) = policy.map(str::trim) else {
-            return;
-        };
-        let may_evict = policy != "noeviction";
+        let may_evict = policy != NO_EVICTION;
         self.may_evict.set(may_evict.into());
         let warning = if may_evict {
             format!(
@@ -307,9 +303,30 @@ impl Link {
         }
     }
 
+    /// See [`Target::has_new_password`].
+    pub(super) fn has_new_password(&self, now: Instant) -> bool {
+        self.target.has_new_password(now)
+    }
+
     pub(super) fn opened(&self) -> u64 {
         self.opened.load(Relaxed)
     }
+}
+
+/// The `maxmemory-policy` in a reply to `INFO`; `None` if there is none. A cluster replies with a text of each master:
+/// this is a policy that evicts, if any master has one.
+fn eviction_policy(reply: Value) -> Option<String> {
+    let replies: Vec<Value> = match reply {
+        Value::Map(masters) => masters.into_iter().map(|(_, reply)| reply).collect(),
+        reply => vec![reply],
+    };
+    let policies = replies.into_iter().filter_map(|reply| {
+        let text = redis::from_redis_value::<String>(reply).ok()?;
+        let mut lines = text.lines();
+        let policy = lines.find_map(|line| line.strip_prefix("maxmemory_policy:"))?;
+        Some(policy.trim().to_owned())
+    });
+    policies.max_by_key(|policy| policy != NO_EVICTION)
 }
 
 /// The text of an error, for logs and operators.
@@ -317,5 +334,52 @@ pub(super) fn error_text(error: &RedisError) -> String {
     match error.detail() {
         Some(detail) => format!("{}: {detail}", error.category()),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(policy: &str) -> Value {
+        let text =
+            format!("# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:{policy}\r\nmem_clients:1\r\n");
+        Value::BulkString(text.into())
+    }
+
+    fn of_masters(replies: &[Value]) -> Value {
+        let with_address = |reply: &Value| (Value::BulkString(b"a:1".to_vec()), reply.clone());
+        Value::Map(replies.iter().map(with_address).collect())
+    }
+
+    #[test]
+    fn the_policy_of_a_cluster_is_one_that_evicts_if_any_master_has_one() {
+        let (safe, lru) = (info("noeviction"), info("allkeys-lru"));
+        for (reply, expected) in [
+            (safe.clone(), Some("noeviction")),
+            (lru.clone(), Some("allkeys-lru")),
+            (
+                of_masters(&[safe.clone(), safe.clone()]),
+                Some("noeviction"),
+            ),
+            (
+                of_masters(&[lru.clone(), safe.clone()]),
+                Some("allkeys-lru"),
+            ),
+            (
+                of_masters(&[Value::Nil, safe.clone(), lru]),
+                Some("allkeys-lru"),
+            ),
+            (of_masters(&[Value::Nil, safe]), Some("noeviction")),
+            (of_masters(&[]), None),
+            (Value::Nil, None),
+            (Value::BulkString(b"maxmemory:0".to_vec()), None),
+        ] {
+            assert_eq!(
+                eviction_policy(reply.clone()).as_deref(),
+                expected,
+                "{reply:?}"
+            );
+        }
     }
 }

@@ -234,6 +234,15 @@ impl Settings {
         }
         problems
     }
+
+    /// With the passwords that their files have now.
+    pub(super) fn read_again(&self) -> Self {
+        Self {
+            password: self.password.read_again(),
+            sentinel_password: self.sentinel_password.read_again(),
+            ..self.clone()
+        }
+    }
 }
 
 /// Whether it is TLS, the host and the port.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use parking_lot::Mutex;
@@ -22,15 +22,24 @@ use socket2::TcpKeepalive;
 use tracing::{info, warn};
 
 use super::settings::{Mode, Settings, address};
+use crate::observe;
 
 /// Attempts of the cluster library per operation, redirections included. The deadline of the operation bounds
 /// them too.
 const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_MS: u64 = 50;
+/// A cluster is connected in two steps. Each waits for its slowest node: of those in the settings, then of all that
+/// these name. So a node has half the time of a server that is alone, and the cluster twice that time: a node that
+/// hangs in both steps leaves as much again for the others.
+const NODE_TIMEOUT_DIVISOR: u32 = 2;
+const CLUSTER_TIMEOUT_FACTOR: u32 = 2;
 /// The library follows redirections at once, and uses up its attempts within a millisecond if it has no connection to the
 /// node then: it opens them anew, all of them, when one node is lost. So such an operation, which no node has executed, is
 /// tried again after these pauses.
 const MOVED_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(100)];
+
+/// How often passwords' files are read at most because operations fail: all that wait for a lost node fail at once.
+const PASSWORD_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Write buffer of a connection: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
@@ -67,6 +76,8 @@ pub(super) struct Target {
 struct Current {
     settings: Settings,
     kind: Arc<Kind>,
+    /// When the passwords' files may be read again because an operation failed.
+    check_at: Instant,
 }
 
 enum Kind {
@@ -191,7 +202,7 @@ impl Kind {
                     .collect();
                 let timeout = settings.advanced.connect_timeout;
                 let mut builder = ClusterClientBuilder::new(nodes.map_err(wrong)?)
-                    .connection_timeout(timeout)
+                    .connection_timeout(timeout / NODE_TIMEOUT_DIVISOR)
                     .tcp_settings(tcp())
                     .response_timeout(settings.advanced.write_timeout)
                     .retries(CLUSTER_RETRIES)
@@ -214,27 +225,40 @@ impl Target {
             current: Mutex::new(Current {
                 settings: settings.clone(),
                 kind: Arc::new(Kind::new(settings)?),
+                check_at: observe::now(),
             }),
             timeout: settings.advanced.connect_timeout,
         })
     }
 
+    /// How long a connection may take, that to a cluster with those to its nodes.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        match self.mode {
+            Mode::Standalone | Mode::Sentinel => self.timeout,
+            Mode::Cluster => self.timeout * CLUSTER_TIMEOUT_FACTOR,
+        }
+    }
+
+    /// Whether a password's file has another one than connections were opened with. False if it was looked at lately.
+    pub(super) fn has_new_password(&self, now: Instant) -> bool {
+        let mut current = self.current.lock();
+        if now < current.check_at {
+            return false;
+        }
+        current.check_at = now + PASSWORD_CHECK_INTERVAL;
+        current.settings.read_again() != current.settings
+    }
+
     /// With the passwords that their files have now: a connection is opened seldom, and passwords are rotated.
     fn current(&self) -> Arc<Kind> {
         let mut current = self.current.lock();
-        let settings = Settings {
-            password: current.settings.password.read_again(),
-            sentinel_password: current.settings.sentinel_password.read_again(),
-            ..current.settings.clone()
-        };
+        let settings = current.settings.read_again();
         if settings != current.settings {
             match Kind::new(&settings) {
                 Ok(kind) => {
                     info!("a password of Redis was replaced in its file");
-                    *current = Current {
-                        settings,
-                        kind: Arc::new(kind),
-                    };
+                    current.settings = settings;
+                    current.kind = Arc::new(kind);
                 }
                 Err(error) => warn!(error, "cannot take up a password of Redis"),
             }

@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use warmroute::config::{DiscoveryEntry, WorkersFile};
 use warmroute::fleet::discovery::WorkerDefaults;
 use warmroute::sim::fault::Faults;
+use warmroute::store::redis::Mode;
 
 use super::fleet::{Fleet, end, ends_once, replayed, retrieved};
-use super::{PATH, Pair, ask, cancel, create, ended, events, get, part, path, said};
+use super::{PATH, Pair, ask, cancel, create, ended, events, get, over, part, path, said};
 use crate::client::{self, Open};
-use crate::cluster::{self, Engine, Removed, Router, eventually, unhurried};
+use crate::cluster::{self, Engine, Removed, Router, eventually, fast, unhurried};
 use crate::model_names::serving;
-use crate::redis_server::Server;
+use crate::redis_server::{self, Server};
 
 /// A stream that the first router runs: its text up to some event, and the response.
 async fn started(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
@@ -376,7 +377,7 @@ async fn a_run_whose_worker_is_replaced_waits_for_the_next_one_of_its_model() {
     let mut own = String::new();
     let pair = Pair::with(unhurried(), |config| {
         own = config.workers.remove(0).url;
-        list(&[&other, &own]);
+        list(&[other.as_str(), own.as_str()]);
         config.discovery = vec![DiscoveryEntry::File(WorkersFile {
             path: file.0.to_str().unwrap().to_owned(),
             interval: Duration::from_millis(20),
@@ -396,7 +397,7 @@ async fn a_run_whose_worker_is_replaced_waits_for_the_next_one_of_its_model() {
     };
     pair.engine.fault(refusing).await;
     let response = create(&pair.a, &ask(20, json!({}))).await;
-    list(&[&other]);
+    list(&[other.as_str()]);
     // The run asks for a worker of a model that none is listed for.
     let in_vain = "warmroute_model_lookups_total{outcome=\"not_found\"}";
     eventually("it is looked for in vain", async || {
@@ -406,13 +407,40 @@ async fn a_run_whose_worker_is_replaced_waits_for_the_next_one_of_its_model() {
     })
     .await;
     pair.engine.fault(Faults::default()).await;
-    list(&[&other, &own]);
+    list(&[other.as_str(), own.as_str()]);
     let last = ended(&pair.a, &response).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
         (&json!("incomplete"), &json!(20)),
         "{last}"
     );
+}
+
+#[tokio::test]
+async fn nothing_is_generated_while_no_node_of_the_stores_cluster_replies() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let engine = Engine::here("w0", fast()).await;
+    let mut config = over(&engine, &nodes[0]);
+    let redis = config.responses.store.redis.as_mut().unwrap();
+    redis.mode = Mode::Cluster;
+    redis.urls = nodes.iter().map(Server::url).collect();
+    let router = Router::here(&config).await;
+    router.worker_is_up().await;
+    let body = json!({"model": "sim", "input": "hello", "max_output_tokens": 1}).to_string();
+    let post = async || client::post(router.api, PATH, body.clone()).await;
+    eventually("one is stored", async || post().await.status == 200).await;
+    for node in &nodes {
+        node.pause();
+    }
+    // A reply counts for a second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = engine.generated().await;
+    for _ in 0..4 {
+        let refused = post().await;
+        let code = refused.code();
+        assert_eq!((refused.status, &*code), (503, "store_unavailable"));
+    }
+    assert_eq!(engine.generated().await, before);
 }
 
 /// Keeps copies of all keys of responses and owners; `restore` puts them back, as a failover to a copy does that has

@@ -5,9 +5,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::ResponsesApi;
+use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
+use warmroute::store::record::{Content, InitialState};
 use warmroute::store::redis::{self, Redis};
-use warmroute::store::{Owner, Responses, RetentionSettings, Status};
+use warmroute::store::{
+    IdempotencyToken, NewRecord, Owner, ResponseKey, Responses, RetentionSettings, RoutingHint,
+    Status,
+};
 
 use super::{PATH, cancel, create, short_lease, store_running};
 use crate::client::{self, Answer};
@@ -153,6 +158,71 @@ async fn a_history_without_memory_is_refused_until_there_is_some() {
     // The refusal has left the conversation unlocked.
     let mut live = client::open(router.api, "POST", PATH, &[], short.to_string()).await;
     live.until("output_text.delta").await;
+}
+
+/// Stores a response whose input is one message with so many bytes of text. Returns the id of the message.
+async fn store_message(store: &Redis, bytes: usize) -> String {
+    let key = ResponseKey {
+        tenant: Tenant::default(),
+        id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+    };
+    // The first item of its input.
+    let item = format!("msg_{}8000", &key.id.to_string()["resp_".len()..]);
+    let text = json!({"type": "input_text", "text": "x".repeat(bytes)});
+    let message = json!({
+        "id": item, "type": "message", "role": "user", "status": "completed", "content": [text],
+    });
+    let record = NewRecord {
+        token: IdempotencyToken(fastrand::u64(..)),
+        parent: None,
+        hint: RoutingHint {
+            model: "sim".into(),
+            worker: None,
+        },
+        input: json!([message]).to_string().into(),
+        content: Content {
+            response: "{\"object\":\"response\"}".into(),
+            output: "[]".into(),
+        },
+        initial: InitialState::Finished {
+            status: Status::Completed,
+        },
+    };
+    store.create(key, record).await.unwrap();
+    item
+}
+
+#[tokio::test]
+async fn items_of_other_responses_are_read_only_until_they_are_too_many_bytes() {
+    let stub = Stub::start(format!("{HEAD}{TEXT}{STOP}{DONE}")).await;
+    let redis = Server::start().await;
+    let settings = redis::Settings {
+        urls: vec![redis.url()],
+        ..redis::Settings::default()
+    };
+    let router = router(&stub, 256 << 20, |config| {
+        config.responses.store.redis = Some(settings.clone());
+        config.responses.state_token.keys = vec![super::key()];
+    })
+    .await;
+    let registry = Registry::default();
+    let store = Redis::open(&settings, &RetentionSettings::default(), 1, &registry).unwrap();
+    let mut input = Vec::new();
+    for _ in 0..60 {
+        let id = store_message(&store, 2 << 20).await;
+        input.push(json!({"type": "item_reference", "id": id}));
+    }
+    let few = json!({"model": "sim", "input": input[..2]});
+    let answer = post(&router, &few).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let all = json!({"model": "sim", "input": input});
+    let answer = post(&router, &all).await;
+    let refused = (answer.status, answer.code());
+    assert_eq!(refused, (400, "context_length_exceeded".to_owned()));
+    let reads = "warmroute_store_operations_total{operation=\"input\",outcome=\"ok\"}";
+    let reads = metric(&router, reads).await;
+    assert!((2.0..30.0).contains(&reads), "{reads}");
+    eventually("all memory is free", async || used(&router).await == 0.0).await;
 }
 
 #[tokio::test]

@@ -1,11 +1,14 @@
 //! Anthropic's Message Batches.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::clients::{Client, chat_line, custom_ids, json_lines};
 use super::{fast_cluster, start};
+use crate::adapters::load;
 use crate::client::Answer;
-use crate::cluster::{eventually, unhurried};
+use crate::cluster::{eventually, fast, unhurried};
 
 const PATH: &str = "/v1/messages/batches";
 
@@ -106,6 +109,24 @@ async fn a_batch_of_messages_has_a_result_for_each_request() {
     assert_eq!(error(&client.get(&path(&batch)).await), gone);
     let results = client.get(batch["results_url"].as_str().unwrap()).await;
     assert_eq!(error(&results), gone);
+}
+
+#[tokio::test]
+async fn an_adapter_that_was_loaded_just_now_is_found_by_a_batch_of_messages() {
+    let (cluster, _folder) = start(fast(), |config| {
+        // The health checks find nothing in the meantime.
+        config.fleet.health.interval = Duration::from_secs(600);
+    })
+    .await;
+    let client = Client::of(&cluster.router);
+    load(&cluster.engines[0], "new").await;
+    let mut requests = [request("a", 1), request("b", 1)];
+    for request in &mut requests {
+        request["params"]["model"] = "new".into();
+    }
+    let created = create(&client, &requests).await;
+    let batch = ended(&client, &created).await;
+    assert_eq!(batch["request_counts"]["succeeded"], 2, "{batch}");
 }
 
 #[tokio::test]

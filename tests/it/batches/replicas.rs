@@ -13,7 +13,7 @@ use warmroute::store::redis;
 
 use super::clients::{Client, FORM, chat_line, custom_ids, form};
 use crate::client::{self, Answer};
-use crate::cluster::{self, Engine, Router, eventually, fast};
+use crate::cluster::{self, Engine, Router, eventually, fast, tenant};
 use crate::failures::hang;
 use crate::patience::too_long;
 use crate::redis_server::Server;
@@ -255,6 +255,31 @@ async fn a_replica_with_a_folder_of_its_own_does_no_harm() {
     assert_whole(&client, &batch, COUNT).await;
     assert_eq!(finished_by(&router).await, COUNT as f64);
     assert_eq!(finished_by(&other).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_know_a_tenant_yet_leaves_its_batch_to_the_others() {
+    const COUNT: usize = 1_600;
+    let engine = Settings {
+        decode_ms: 10,
+        ..fast()
+    };
+    let mut site = Site::new(engine).await;
+    site.config.workers[0].slots = NonZeroU32::new(SLOTS);
+    // However slow the machine is, no claim runs out.
+    site.config.responses.store.lease.duration = Duration::from_secs(600);
+    site.config.tenants = vec![tenant("a")];
+    let behind = site.router().await;
+    site.config.tenants.push(tenant("b"));
+    let router = site.router().await;
+    let client = Client::with_key(&router, "sk-b");
+    // These are more shards than one replica runs at a time, and the other one looks for work meanwhile.
+    let file = client.upload(&lines(COUNT, 8)).await;
+    let created = client.create(&file, json!({})).await;
+    let batch = client.ended(&created).await;
+    assert_whole(&client, &batch, COUNT).await;
+    assert_eq!(finished_by(&router).await, COUNT as f64);
+    assert_eq!(finished_by(&behind).await, 0.0);
 }
 
 #[tokio::test]

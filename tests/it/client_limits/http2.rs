@@ -1,4 +1,5 @@
-//! How HTTP/2 connections end, with frames written by hand, so that a test decides when bytes are read.
+//! Heads over HTTP/2, and how its connections end, with frames written by hand, so that a test decides when bytes are
+//! read.
 
 use std::time::Duration;
 
@@ -72,6 +73,22 @@ async fn has_frame(stream: &mut TcpStream, wanted: u8) -> bool {
     };
     let found = tokio::time::timeout(too_long(), read).await;
     found.expect("a frame or an end, but no hang").is_some()
+}
+
+#[tokio::test]
+async fn a_head_may_be_as_large_as_over_http1() {
+    let cluster = Cluster::fast(1).await;
+    let connection = client::Http2::connect(cluster.router.api).await;
+    for length in [30 << 10, 60 << 10] {
+        let value = "x".repeat(length);
+        let headers = [("x-mine", &*value)];
+        let answer = connection.post(CHAT, &headers, chat("x", 1, false));
+        let (status, text) = tokio::time::timeout(too_long(), answer).await.unwrap();
+        assert_eq!(status, 200, "{length}: {text}");
+        let body = chat("x", 1, false);
+        let over_http1 = client::send(cluster.router.api, "POST", CHAT, &headers, body).await;
+        assert_eq!(over_http1.status, 200, "{length}");
+    }
 }
 
 #[tokio::test]

@@ -177,6 +177,47 @@ async fn a_background_response_is_charged_at_its_run() {
     .await;
 }
 
+/// The error of a background response of tenant `a`, which fails.
+async fn failed(router: &Router, input: &str) -> serde_json::Value {
+    let body = json!({"model": "sim", "input": input, "max_output_tokens": 7, "background": true});
+    let created = post_as(router, "a", "/v1/responses", &body.to_string()).await;
+    assert_eq!(created.status, 200, "{}", created.text());
+    let path = format!("/v1/responses/{}", created.json()["id"].as_str().unwrap());
+    let headers = [("authorization", &*bearer("a"))];
+    let mut last = serde_json::Value::Null;
+    eventually("it has failed", async || {
+        let answer = client::send(router.api, "GET", &path, &headers, "").await;
+        last = answer.json();
+        last["status"] == "failed"
+    })
+    .await;
+    last["error"].clone()
+}
+
+#[tokio::test]
+async fn a_background_response_that_no_limit_ever_has_room_for_fails_at_once() {
+    let replicas = Replicas::start(1, fast(), |config| {
+        config.tenants = vec![tenant("a", r#"{"tokens_per_minute": 100}"#)];
+        config.responses.background.queue_timeout = Duration::from_secs(3_600);
+    })
+    .await;
+    let error = failed(&replicas.routers[0], &"word ".repeat(1_000)).await;
+    assert_eq!(error["code"], "invalid_prompt", "{error}");
+}
+
+#[tokio::test]
+async fn a_background_response_that_gets_no_room_in_a_limit_may_be_sent_again() {
+    let replicas = Replicas::start(1, fast(), |config| {
+        let limits = r#"{"requests_per_minute": 1, "burst": "60s"}"#;
+        config.tenants = vec![tenant("a", limits)];
+        config.responses.background.queue_timeout = Duration::from_secs(1);
+    })
+    .await;
+    assert_eq!(chat_as(&replicas.routers[0], "a").await.status, 200);
+    let error = failed(&replicas.routers[0], "hello").await;
+    assert_eq!(error["code"], "rate_limit_exceeded", "{error}");
+}
+
 #[tokio::test]
 async fn limits_change_with_a_reload_and_keep_what_was_used() {
     let engine = Engine::here("w0", fast()).await;

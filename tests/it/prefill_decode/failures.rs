@@ -13,7 +13,7 @@ use warmroute::sim::worker::{Connector, Role, Settings, TransferStats};
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, chat, eventually, fast, router_connector, with_role};
-use crate::failures::{hang, refuse, unnoticed};
+use crate::failures::{hang, post_from, refuse, several_clients, unnoticed};
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
@@ -721,6 +721,31 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     assert!(fleet.outcome("failed").await >= 3.0);
     let row = fleet.cluster.worker("p0").await;
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "closed");
+}
+
+#[tokio::test]
+async fn one_client_does_not_keep_a_prefill_worker_from_all_others() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {
+        unnoticed(config);
+        several_clients(config);
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+    })
+    .await;
+    for place in 0..3 {
+        let fails = TransferFaults {
+            transfer_fails_ms: Some(5),
+            ..TransferFaults::default()
+        };
+        fleet.decode(place).fault(transfer_faults(fails)).await;
+    }
+    for (client, state) in [(1, "closed"), (1, "closed"), (1, "closed"), (2, "open")] {
+        let (_, body, _) = fleet.kinds(3).swap_remove(0);
+        let answer = post_from(&fleet.cluster, client, body).await;
+        assert!(answer.status >= 500, "{}", answer.text());
+        let row = fleet.cluster.worker("p0").await;
+        assert_eq!(row["kv_transfers"]["circuit_breaker"], state);
+    }
 }
 
 #[tokio::test]

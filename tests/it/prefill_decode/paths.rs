@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
+use warmroute::routing::Policy;
 use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
@@ -14,6 +15,7 @@ use crate::client::{self, Answer};
 use crate::cluster::{
     Cluster, Engine, eventually, fast, generating, router_connector, unhurried, with_role,
 };
+use crate::failures::several_clients;
 
 const NIXL: worker::Connector = worker::Connector::Nixl;
 
@@ -329,31 +331,46 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     eventually("the lease ends", async || pinned().await == 0.0).await;
 }
 
+/// The second and the third worker are in one zone.
+pub(super) fn one_pair_in_a_zone(config: &mut Config) {
+    config.prefill_decode.topology = "zone".to_owned();
+    for (worker, zone) in config.workers.iter_mut().zip(["a", "b", "b", "c"]) {
+        worker.labels.insert("zone".to_owned(), zone.to_owned());
+    }
+}
+
 #[tokio::test]
 async fn workers_of_different_places_are_no_pair() {
-    let cluster = pairs(2, NIXL, fast(), |config| {
-        config.prefill_decode.topology = "zone".to_owned();
-        for (worker, zone) in config.workers.iter_mut().zip(["a", "b", "b", "c"]) {
-            worker.labels.insert("zone".to_owned(), zone.to_owned());
-        }
-    })
-    .await;
-    for number in 0..12 {
-        let body = json!({"model": "sim", "max_tokens": 2,
-            "prompt": format!("{number} is the number. ").repeat(40)});
-        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let (worker, split) = (
-            decision(&answer, "worker"),
-            decision(&answer, "disaggregated"),
-        );
-        match worker {
-            "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
-            "w3" => assert_eq!(split, "no_pair"),
-            other => panic!("{other}"),
+    for on_failure in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
+        for policy in [Policy::CacheAware, Policy::RoundRobin] {
+            let context = format!("{on_failure:?} {policy:?}");
+            let cluster = pairs(2, NIXL, fast(), |config| {
+                one_pair_in_a_zone(config);
+                config.prefill_decode.on_prefill_failure = on_failure;
+                config.routing.policy = policy;
+            })
+            .await;
+            for number in 0..12 {
+                let body = json!({"model": "sim", "max_tokens": 2,
+                    "prompt": format!("{number} is the number. ").repeat(40)});
+                let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+                assert_eq!(answer.status, 200, "{context}: {}", answer.text());
+                let (worker, split) = (
+                    decision(&answer, "worker"),
+                    decision(&answer, "disaggregated"),
+                );
+                match worker {
+                    "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
+                    "w3" if on_failure == OnPrefillFailure::Local => {
+                        assert_eq!(split, "no_pair", "{context}");
+                    }
+                    other => panic!("{context}: {other}"),
+                }
+            }
+            let legs = cluster.engines[0].kv_transfers().await.prefill_legs;
+            assert_eq!(legs, 0, "{context}");
         }
     }
-    assert_eq!(cluster.engines[0].kv_transfers().await.prefill_legs, 0);
 }
 
 #[tokio::test]
@@ -446,7 +463,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
 
 #[tokio::test]
 async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
-    let cluster = pairs(2, NIXL, fast(), |_| {}).await;
+    let cluster = pairs(2, NIXL, fast(), several_clients).await;
     let fails = transfer_faults(TransferFaults {
         no_params: true,
         ..TransferFaults::default()
@@ -455,7 +472,13 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     let split_by = async |number: usize| {
         let body = json!({"model": "sim", "max_tokens": 2,
             "prompt": format!("{number} is the number. ").repeat(40)});
-        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+        let address = format!("198.51.100.{number}");
+        let headers = [
+            ("x-warmroute-decision", "1"),
+            ("x-forwarded-for", &*address),
+        ];
+        let (api, body) = (cluster.router.api, body.to_string());
+        let answer = client::send(api, "POST", "/v1/completions", &headers, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(decision(&answer, "disaggregated"), "yes");
         assert_eq!(decision(&answer, "prefill"), "w1");
@@ -463,7 +486,7 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     for number in 0..24 {
         split_by(number).await;
     }
-    // After three in a row it is not asked, but it is not down either.
+    // After the failures of three clients in a row it is not asked, but it is not down either.
     let row = cluster.worker("w0").await;
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "open");
     assert_eq!(row["circuit_breaker"], "closed");

@@ -11,9 +11,10 @@ use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::kv_transfer::Connector;
+use warmroute::routing::Policy;
 
 use super::failures::said;
-use super::paths::decision;
+use super::paths::{decision, one_pair_in_a_zone};
 use crate::client::{self, Answer};
 use crate::cluster::{self, Router, eventually};
 use crate::patience::too_long;
@@ -245,6 +246,41 @@ async fn a_prompt_that_is_too_long_is_refused_once_by_the_engine() {
 }
 
 #[tokio::test]
+async fn what_the_engines_refuse_within_a_stream_is_the_clients_answer() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    let engines = [&pairs.prefills[0], &pairs.decodes[0]];
+    // Whichever of the two says so first.
+    for faults in [[true, true], [false, true]] {
+        let before = pairs.decodes[0].bodies().len();
+        for (engine, refuses) in engines.into_iter().zip(faults) {
+            engine.fault(if refuses { Fault::Refusal } else { Fault::None });
+        }
+        for _ in 0..4 {
+            let answer = pairs.ask(&chat("x", true)).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            assert!(
+                answer.text().contains("as the test wants it"),
+                "{}",
+                answer.text()
+            );
+        }
+        assert_eq!(pairs.decodes[0].bodies().len(), before + 4);
+        pairs.nothing_stays_open().await;
+    }
+    let page = client::get(pairs.router.admin, "/fleet").await.json();
+    for row in page["workers"].as_array().unwrap() {
+        assert_eq!(row["circuit_breaker"], "closed");
+        let of_transfers = &row["kv_transfers"]["circuit_breaker"];
+        assert!(of_transfers.is_null() || of_transfers == "closed");
+    }
+    for engine in engines {
+        engine.fault(Fault::None);
+    }
+    let answer = pairs.ask(&chat("x", true)).await;
+    assert_eq!(said(answer.text()), "together with another");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_closes_both_legs() {
     let pairs = Pairs::start(1, 1).await.up().await;
     pairs.decodes[0].fault(Fault::Hang);
@@ -327,6 +363,24 @@ async fn without_a_registered_prefill_worker_nothing_is_sent_and_the_error_says_
     pairs.prefills[0].set_registered(true);
     let pairs = pairs.up().await;
     assert!(pairs.prefills[0].asked("/route?prefill_dp_rank=-1") > 0);
+}
+
+#[tokio::test]
+async fn a_decode_worker_without_a_prefill_worker_in_its_zone_gets_nothing() {
+    for policy in [Policy::CacheAware, Policy::RoundRobin] {
+        let pairs = Pairs::with(2, 2, &[], |config| {
+            one_pair_in_a_zone(config);
+            config.routing.policy = policy;
+        });
+        let pairs = pairs.await.up().await;
+        for round in 0..12 {
+            let body = chat(&format!("round {round}"), round % 2 == 0);
+            let answer = pairs.ask(&body).await;
+            assert_eq!(answer.status, 200, "{policy:?}: {}", answer.text());
+        }
+        assert_eq!(pairs.prefills[0].bodies().len(), 0, "{policy:?}");
+        assert_eq!(pairs.decodes[1].bodies().len(), 0, "{policy:?}");
+    }
 }
 
 #[tokio::test]

@@ -38,6 +38,15 @@ fn impatient(server: &Server) -> Settings {
     }
 }
 
+/// These settings, for the cluster of these nodes.
+fn of_cluster(nodes: &[Server], settings: Settings) -> Settings {
+    Settings {
+        mode: Mode::Cluster,
+        urls: nodes.iter().map(Server::url).collect(),
+        ..settings
+    }
+}
+
 fn is_unavailable<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Unavailable { .. }))
 }
@@ -596,6 +605,59 @@ async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
     assert!(store.health().is_up);
     let report = store.report().await.unwrap();
     assert_eq!(report.details["server"]["cluster_state"], "ok");
+}
+
+#[tokio::test]
+async fn a_store_opens_while_a_node_of_its_cluster_hangs() {
+    let nodes = redis_server::cluster().await;
+    let is_replica = |node: &&Server| node.cli(&["role"]).starts_with("slave");
+    nodes.iter().find(is_replica).unwrap().pause();
+    let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
+    eventually("it connects", async || {
+        store.create(new_key(), finished()).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
+    let patient = open(&of_cluster(&nodes, at(&nodes[0])), &keep());
+    eventually("it is admitted", async || store.admit().await.is_ok()).await;
+    patient.admit().await.unwrap();
+    nodes[0].pause();
+    for _ in 0..3 {
+        // A reply counts for a second.
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        patient.admit().await.unwrap();
+    }
+    for node in &nodes[1..] {
+        node.pause();
+    }
+    eventually("nothing is admitted", async || store.admit().await.is_err()).await;
+    for _ in 0..8 {
+        assert!(store.admit().await.is_err());
+    }
+    for node in &nodes {
+        node.wake();
+    }
+    eventually("it is admitted again", async || store.admit().await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn one_node_of_a_cluster_that_may_evict_is_warned_of() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let store = open(&of_cluster(&nodes, at(&nodes[0])), &keep());
+    let warned = async || {
+        store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+        store.health().warning.contains("allkeys-lru")
+    };
+    assert!(!warned().await);
+    nodes[1].cli(&["config", "set", "maxmemory-policy", "allkeys-lru"]);
+    eventually("it is noticed", async || warned().await).await;
+    nodes[1].cli(&["config", "set", "maxmemory-policy", "noeviction"]);
+    eventually("it is over", async || !warned().await).await;
 }
 
 #[tokio::test]
@@ -1475,8 +1537,9 @@ impl PasswordFile {
     }
 }
 
-/// A store whose user's password is replaced on the servers and in its file: it goes on with the new one.
-async fn check_rotated(servers: &[&Server], sentinel: Option<&Server>, more: &str) {
+/// A store whose user's password is replaced on the servers and in its file, and whose connections to the first
+/// `closed` servers are closed then: it goes on with the new one.
+async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Server>, more: &str) {
     let (password, of_sentinel) = (PasswordFile::new("old"), PasswordFile::new("old-too"));
     let users = |server: &Server, password: &str| {
         server.cli(&[
@@ -1521,7 +1584,7 @@ async fn check_rotated(servers: &[&Server], sentinel: Option<&Server>, more: &st
         users(sentinel, "new-too");
         sentinel.cli(&["client", "kill", "user", "router"]);
     }
-    for server in servers {
+    for server in &servers[..closed] {
         server.cli(&["client", "kill", "user", "router"]);
     }
     eventually("the new password is used at every node", async || {
@@ -1537,7 +1600,7 @@ async fn check_rotated(servers: &[&Server], sentinel: Option<&Server>, more: &st
 #[tokio::test]
 async fn a_password_that_is_replaced_in_its_file_is_taken_up() {
     let server = Server::start().await;
-    check_rotated(&[&server], None, "").await;
+    check_rotated(&[&server], 1, None, "").await;
 }
 
 #[tokio::test]
@@ -1545,12 +1608,19 @@ async fn passwords_of_sentinels_and_of_their_master_are_taken_up_from_their_file
     let master = Server::start().await;
     let sentinel = Server::sentinel(&master).await;
     let mode = "      mode: sentinel\n      master: main\n";
-    check_rotated(&[&master], Some(&sentinel), mode).await;
+    check_rotated(&[&master], 1, Some(&sentinel), mode).await;
 }
 
 #[tokio::test]
 async fn a_password_of_a_cluster_is_taken_up_from_its_file() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let nodes: Vec<&Server> = nodes.iter().collect();
-    check_rotated(&nodes, None, "      mode: cluster\n").await;
+    check_rotated(&nodes, nodes.len(), None, "      mode: cluster\n").await;
+}
+
+#[tokio::test]
+async fn a_password_of_a_cluster_is_taken_up_when_one_node_has_closed_its_connections() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    check_rotated(&nodes, 1, None, "      mode: cluster\n").await;
 }

@@ -15,6 +15,7 @@ use serde_json::Value;
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -22,6 +23,8 @@ use tokio_rustls::TlsAcceptor;
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     Status(u16),
+    /// A status, once the receiver is notified.
+    StatusAfter(Arc<Notify>, u16),
     RedirectTo(String),
     /// Nothing, and the connection stays open.
     Never,
@@ -219,6 +222,13 @@ async fn serve(
             format!("HTTP/1.1 {status} X\r\ncontent-length: 2\r\n\r\nok"),
             None,
         ),
+        Reply::StatusAfter(signal, status) => {
+            signal.notified().await;
+            (
+                format!("HTTP/1.1 {status} X\r\ncontent-length: 2\r\n\r\nok"),
+                None,
+            )
+        }
         Reply::RedirectTo(url) => (
             format!("HTTP/1.1 307 X\r\nlocation: {url}\r\ncontent-length: 0\r\n\r\n"),
             None,

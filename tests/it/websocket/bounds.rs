@@ -253,6 +253,47 @@ async fn a_client_that_answers_no_ping_is_disconnected() {
     drop(silent);
 }
 
+/// Spaces before a frame's JSON change nothing.
+const PIECE: usize = 20_000;
+
+#[tokio::test]
+async fn a_client_that_sends_a_long_message_is_there() {
+    let cluster =
+        with(|config| config.responses.websocket.ping_interval = Duration::from_secs(1)).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let create = r#"{"type":"response.create","model":"sim","input":"x","max_output_tokens":4}"#;
+    let spaces = [b' '; PIECE];
+    socket
+        .begin((10 * PIECE + create.len()) as u64, PIECE)
+        .await;
+    for _ in 1..10 {
+        // In all longer than a client may leave pings unanswered.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        socket.go_on(&spaces).await;
+    }
+    socket.go_on(create.as_bytes()).await;
+    let events = socket.turn().await;
+    assert_eq!(kinds(&events).last(), Some(&"response.incomplete"));
+}
+
+#[tokio::test]
+async fn a_client_that_sends_a_byte_now_and_then_is_disconnected() {
+    let cluster =
+        with(|config| config.responses.websocket.ping_interval = Duration::from_secs(1)).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    socket.begin(10 * PIECE as u64, PIECE).await;
+    let drips = async {
+        loop {
+            socket.go_on(b" ").await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        () = closed(&cluster.router, "unresponsive") => {}
+        () = drips => {}
+    }
+}
+
 #[tokio::test]
 async fn a_drain_closes_after_the_turns_that_run() {
     let mut cluster = Cluster::with_router_child(vec![unhurried()], |_| {}).await;

@@ -80,6 +80,11 @@ impl Socket {
         let _ = self.0.get_mut().write_all(&bytes).await;
     }
 
+    /// Sends more of a message that has begun.
+    pub(super) async fn go_on(&mut self, bytes: &[u8]) {
+        let _ = self.0.get_mut().write_all(bytes).await;
+    }
+
     /// Sends fragments of one message, each of which is never the last, with a ping behind each.
     pub(super) async fn fragments(&mut self, numbers: Range<usize>, size: u16) {
         for number in numbers {

@@ -1,6 +1,7 @@
 //! Replicas whose storage fails, is lost, or is not the one of the others.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::{fs, mem};
@@ -8,6 +9,7 @@ use std::{fs, mem};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
+use super::hanging_store::HangingStore;
 use super::world::{FULL_MODEL, LINES, Replica, Shared, has_ended, lines};
 use crate::batches::line::Flavor;
 use crate::batches::routes::BatchEndpoint;
@@ -233,6 +235,76 @@ async fn what_the_mount_point_of_a_lost_mount_lacks_is_not_gone() {
     assert!(replica.batches.try_storage().await);
     let batch = replica.until(id, has_ended).await;
     replica.assert_whole(&batch).await;
+}
+
+#[tokio::test]
+async fn no_batch_makes_room_for_another_while_its_mount_is_lost() {
+    let mut shared = Shared::new();
+    shared.max_batches = Some(1);
+    let (storage, folder, _temporary) = storage_in_a_folder();
+    shared.storage = storage;
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    replica.until(id, has_ended).await;
+    // Its end is settled, and no trial will notice the loss.
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    fs::rename(&folder, folder.with_extension("away")).unwrap();
+    fs::create_dir(&folder).unwrap();
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(refused.code, "batch_storage_differs");
+    assert_eq!(replica.batch(id).await["status"], "completed");
+}
+
+/// A replica that does nothing by itself, its storage, and the id of a file there.
+async fn replica_of_a_storage_that_may_hang() -> (Replica, Arc<HangingStore>, String) {
+    let store = Arc::new(HangingStore::default());
+    let mut shared = Shared::new();
+    shared.is_idle = true;
+    shared.trial_timeout = Some(Duration::from_millis(200));
+    shared.storage = Storage::over(store.clone());
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    replica.batches.storage_id().await.unwrap();
+    (replica, store, file)
+}
+
+async fn assert_unavailable(replica: &Replica, file: &str) {
+    let content = BatchEndpoint::FileContent(file.to_owned());
+    let answer = replica.try_answer(&content, String::new());
+    let answer = timeout(LIMIT, answer).await.expect("it is answered");
+    let refused = answer.unwrap_err();
+    let found = (refused.status.as_u16(), refused.code);
+    assert_eq!(found, (503, "storage_unavailable"));
+}
+
+#[tokio::test]
+async fn requests_for_a_storage_that_hangs_are_refused_without_asking_it() {
+    let (replica, store, file) = replica_of_a_storage_that_may_hang().await;
+    store.hang(true);
+    let refused = async {
+        until_usable(&replica, "read", 0).await;
+        let before = store.reads();
+        for _ in 0..3 {
+            assert_unavailable(&replica, &file).await;
+        }
+        assert_eq!(store.reads(), before);
+        // A new batch is asked for of the store alone.
+        replica.create(&file).await;
+        store.hang(false);
+    };
+    let (is_usable, ()) = tokio::join!(replica.batches.try_storage(), refused);
+    assert!(is_usable);
+    let content = BatchEndpoint::FileContent(file);
+    assert_eq!(replica.json_lines(&content).await.len(), LINES);
+}
+
+#[tokio::test]
+async fn a_request_does_not_wait_for_ever_for_a_storage_that_hangs() {
+    let (replica, store, file) = replica_of_a_storage_that_may_hang().await;
+    store.hang(true);
+    assert_unavailable(&replica, &file).await;
 }
 
 #[tokio::test]

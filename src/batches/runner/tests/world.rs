@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -17,7 +18,7 @@ use crate::batches::file::{self, FilePurpose, FileRecord};
 use crate::batches::files::{FileUpload, Files};
 use crate::batches::line::LineEndpoint;
 use crate::batches::routes::BatchEndpoint;
-use crate::batches::send::{LineAnswer, LineRequest, SendFuture, SendLine};
+use crate::batches::send::{LineAnswer, LineRequest, LookUpFuture, SendFuture, SendLine};
 use crate::batches::service::{BatchCaller, Batches};
 use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
@@ -33,6 +34,8 @@ use crate::store::memory::Memory;
 use crate::store::{OpenStore, RetentionSettings};
 
 pub(super) const LINES: usize = 600;
+/// A model that is not known before it is looked up.
+pub(super) const NEW_MODEL: &str = "new";
 /// A model that has no room for any line until [`Engines::is_open`] is set.
 pub(super) const FULL_MODEL: &str = "full";
 const CALLER: &str = "default";
@@ -53,6 +56,12 @@ pub(super) struct Engines {
     pub(super) is_open: AtomicBool,
     /// As [`SendLine::tokens_queued_max`] has it.
     pub(super) tokens_max: Option<u64>,
+    /// The replica's configuration does not have the tenant.
+    pub(super) lacks_tenant: bool,
+    /// [`NEW_MODEL`] is found when it is looked up.
+    pub(super) has_new_model: bool,
+    /// Models that were looked up.
+    pub(super) looked_up: Mutex<Vec<String>>,
 }
 
 impl SendLine for Engines {
@@ -95,9 +104,22 @@ impl SendLine for Engines {
         Vec::new()
     }
 
+    fn knows_tenant(&self, _: &str) -> bool {
+        !self.lacks_tenant
+    }
+
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
-        let exists = ["m", FULL_MODEL].contains(&model);
+        let is_new = self.has_new_model && model == NEW_MODEL && !self.looked_up.lock().is_empty();
+        let exists = is_new || ["m", FULL_MODEL].contains(&model);
         (!exists).then(|| ("model_not_found".to_owned(), "no".to_owned()))
+    }
+
+    fn look_up<'a>(&'a self, _: &'a str, model: &'a str) -> LookUpFuture<'a> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.looked_up.lock().push(model.to_owned());
+            self.has_new_model && model == NEW_MODEL
+        })
     }
 
     fn tokens_queued_max(&self, _: &str) -> Option<u64> {
@@ -117,6 +139,8 @@ pub(super) struct Shared {
     pub(super) host_ms: Option<fn() -> u64>,
     /// The next replicas do not look for work.
     pub(super) is_idle: bool,
+    /// How long the storage may take to answer the next replicas, if it is not as usual.
+    pub(super) trial_timeout: Option<Duration>,
 }
 
 /// One replica.
@@ -144,6 +168,7 @@ impl Shared {
             max_batches: None,
             host_ms: None,
             is_idle: false,
+            trial_timeout: None,
         }
     }
 
@@ -175,6 +200,9 @@ impl Shared {
         let mut batches = batches.with_lease(self.lease);
         if let Some(max_batches) = self.max_batches {
             batches.max_batches = max_batches;
+        }
+        if let Some(trial_timeout) = self.trial_timeout {
+            batches.trial_timeout = trial_timeout;
         }
         if let Some(host_ms) = self.host_ms {
             batches = batches.with_clock(host_ms);
@@ -291,8 +319,12 @@ impl Replica {
 
     /// Creates a batch of Messages with so many requests, and returns its id.
     pub(super) async fn create_of_messages(&self, count: usize) -> String {
+        self.create_of_messages_for("m", count).await
+    }
+
+    pub(super) async fn create_of_messages_for(&self, model: &str, count: usize) -> String {
         let request = |number: usize| {
-            let params = json!({"model": "m", "max_tokens": 9});
+            let params = json!({"model": model, "max_tokens": 9});
             json!({"custom_id": number.to_string(), "params": params})
         };
         let requests: Vec<Value> = (0..count).map(request).collect();

@@ -2,6 +2,7 @@
 //! clock and draws idempotency tokens, but does no I/O of its own.
 
 use bytes::Bytes;
+use hyper::StatusCode;
 
 use crate::observe;
 use crate::openai::error::ApiError;
@@ -115,13 +116,17 @@ impl EventEncoder {
     }
 
     /// The response fails because no engine accepted the request. An engine's 4xx means that the request is wrong, so
-    /// its error code is `invalid_prompt`, as OpenAI's, instead of `server_error`.
+    /// its error code is `invalid_prompt`, as OpenAI's, instead of `server_error`. A 429 means that it may be accepted
+    /// later, unless clients are asked not to send it again.
     pub(super) fn fail_refused(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
         let (out, mut outcome) = self.fail(&error.message);
         if let Some(failure) = &mut outcome.error
             && error.status.is_client_error()
         {
-            failure.code = "invalid_prompt";
+            failure.code = match error.status {
+                StatusCode::TOO_MANY_REQUESTS if !error.is_not_retried() => "rate_limit_exceeded",
+                _ => "invalid_prompt",
+            };
         }
         (out, outcome)
     }

@@ -73,8 +73,11 @@ impl Responses {
             );
             let may_help = is_passing || lost_model;
             let ends_engines = error.code == CUTS_CONNECTIONS;
+            // A limit of the tenant never has room for it.
+            let is_refused =
+                error.status == StatusCode::TOO_MANY_REQUESTS && error.is_not_retried();
             let waited = observe::now().saturating_duration_since(began);
-            if ends_engines || !may_help || waited + pause > limit {
+            if ends_engines || is_refused || !may_help || waited + pause > limit {
                 return Err(error);
             }
             sleep(pause).await;

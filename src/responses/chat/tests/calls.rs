@@ -69,6 +69,59 @@ fn fragments_of_calls_are_joined_however_servers_cut_them() {
     assert!(older[0].0.starts_with("call_"));
 }
 
+/// The arguments or the input of the only call of an answer: joined from its deltas, at its end, and in its item.
+fn said(chunks: &[Value], member: &str) -> [String; 3] {
+    let request =
+        json!({"tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]});
+    let events = events(&request, chunks);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let of_kind = |ends: &[&str]| {
+        let is_kind = |event: &&Value| {
+            let kind = event["type"].as_str().unwrap_or_default();
+            ends.iter().any(|end| kind.ends_with(*end))
+        };
+        events.iter().filter(is_kind).collect::<Vec<_>>()
+    };
+    let deltas = of_kind(&[".delta"]);
+    let deltas: String = deltas.iter().map(|event| text(&event["delta"])).collect();
+    let ends = of_kind(&["_arguments.done", "_input.done"]);
+    assert_eq!(ends.len(), 1, "{events:?}");
+    [
+        deltas,
+        text(&ends[0][member]),
+        text(&item(&events, 0)[member]),
+    ]
+}
+
+#[test]
+fn a_function_that_is_called_without_arguments_has_an_empty_object() {
+    let bare = |name: &str| {
+        let call = json!({"index": 0, "id": "1", "function": {"name": name}});
+        delta(json!({"tool_calls": [call]}))
+    };
+    let one = |name: &str, arguments: &str| vec![fragment(0, "1", name, arguments)];
+    let two = vec![fragment(0, "1", "f", ""), fragment(0, "", "", "")];
+    for (fragments, reason, member, expected) in [
+        (one("f", ""), "tool_calls", "arguments", "{}"),
+        (one("f", ""), "stop", "arguments", "{}"),
+        (vec![bare("f")], "tool_calls", "arguments", "{}"),
+        // A tool that was not in the request.
+        (one("g", ""), "tool_calls", "arguments", "{}"),
+        (two, "tool_calls", "arguments", "{}"),
+        (one("f", "{}"), "tool_calls", "arguments", "{}"),
+        (one("f", "{\"a"), "tool_calls", "arguments", "{\"a"),
+        // It was cut off, and what came of it is what there is.
+        (one("f", ""), "length", "arguments", ""),
+        (one("f", "{\"a"), "length", "arguments", "{\"a"),
+        // The input of a custom tool is any text.
+        (one("c", ""), "tool_calls", "input", ""),
+        (vec![bare("c")], "stop", "input", ""),
+    ] {
+        let chunks = [fragments, vec![finish(reason), done()]].concat();
+        assert_eq!(said(&chunks, member), [expected; 3], "{chunks:?}");
+    }
+}
+
 #[test]
 fn two_calls_without_an_index_are_told_apart_by_their_ids() {
     let call =

@@ -217,6 +217,20 @@ fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
         "tools[0]",
         "(responses.chat.unsupported_tools)",
     );
+    // In the output of a call, whether it follows the call or stands alone.
+    let file = json!([{"type": "input_text", "text": "a"}, {"type": "input_file", "file_id": "f"}]);
+    let image = json!([{"type": "input_image", "image_url": "data:x"}]);
+    let items = [
+        message("user", "q"),
+        call("1", "f", "{}"),
+        call("2", "g", "{}"),
+        output("1", image),
+        message("user", "r"),
+        output("2", file.clone()),
+    ];
+    check_refused(json!({"input": items}), "input[5].output[1]", "file_data");
+    let alone = [message("user", "q"), output("3", file)];
+    check_refused(json!({"input": alone}), "input[1].output[1]", "file_data");
     let choice = json!({"type": "web_search"});
     let function = json!({"type": "function", "name": "f"});
     check_refused(
@@ -363,6 +377,23 @@ fn the_images_of_outputs_follow_all_tool_messages() {
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}}]},
         ]),
     );
+    // The images of several outputs are one message.
+    let image = |url: &str| json!([{"type": "input_image", "image_url": url, "detail": "low"}]);
+    let sent = |url: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
+    check(
+        json!([
+            call("1", "f", "{}"),
+            call("2", "g", "{}"),
+            output("1", image("data:x")),
+            output("2", image("data:y"))
+        ]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]},
+            tool("1", ""),
+            tool("2", ""),
+            {"role": "user", "content": [sent("data:x"), sent("data:y")]},
+        ]),
+    );
 }
 
 #[test]
@@ -422,6 +453,26 @@ fn invalid_arguments_pass_unless_the_setting_replaces_them() {
         json!([call("1", "f", "{\"a\":1}")]),
         expected("{\"a\":1}"),
     );
+}
+
+#[test]
+fn a_call_without_arguments_has_an_empty_object_whatever_the_setting_is() {
+    let expected = |arguments: &str| json!([{"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", arguments)]}]);
+    let replacing = ChatSettings {
+        invalid_arguments: InvalidArguments::EmptyObject,
+        ..DEFAULT
+    };
+    let missing = json!({"type": "function_call", "call_id": "1", "name": "f"});
+    let custom = json!({"type": "custom_tool_call", "call_id": "1", "name": "f", "input": ""});
+    for settings in [DEFAULT, replacing] {
+        for (item, arguments) in [
+            (call("1", "f", ""), "{}"),
+            (missing.clone(), "{}"),
+            (custom.clone(), "{\"input\":\"\"}"),
+        ] {
+            check_with(&settings, Value::Null, json!([item]), expected(arguments));
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::body::chat_body;
 use super::super::settings::{ChatSettings, UnsupportedTools};
+use super::super::tools::AnsweredTools;
 use super::messages::{DEFAULT, accepts, check_members, convert};
 use crate::relay::ToolLoss;
 
@@ -100,6 +101,19 @@ fn the_grammar_of_a_custom_tool_is_in_its_description() {
     );
     assert_eq!(found["parameters"]["required"], json!(["input"]));
     assert_eq!(tool(Value::Null)["description"], grammar);
+}
+
+#[test]
+fn only_the_first_types_of_many_that_are_left_out_are_named() {
+    let left_out = |types: usize| {
+        let tools: Vec<Value> = (0..2 * types)
+            .map(|number| json!({"type": format!("t{}", number / 2)}))
+            .collect();
+        AnsweredTools::of(json!({"tools": tools}).to_string().as_bytes()).left_out
+    };
+    assert_eq!(left_out(3), ["t0", "t1", "t2"]);
+    assert_eq!(left_out(64).len(), 64);
+    assert_eq!(left_out(1_000), left_out(64));
 }
 
 #[test]
