@@ -132,8 +132,8 @@ pub struct ParsedWorkers {
     pub secret_files: WatchedFiles,
 }
 
-/// Reads the text of a file of workers, and the files of its secrets. `has_roles` says whether workers may be prefill or
-/// decode workers.
+/// Reads the text of a file of workers, and the files of its secrets. `has_roles` says whether workers may be prefill
+/// or decode workers.
 pub fn parse_workers(
     name: &str,
     text: &str,

@@ -12,8 +12,8 @@ use crate::ids::Model;
 
 /// How long a model is remembered: a large model is loaded by a new pod in minutes.
 const REMEMBERED_FOR: Duration = Duration::from_secs(15 * 60);
-/// Models that are remembered; of more, those that left first are forgotten. Enough for the adapters of a large fleet, of
-/// which only the names are kept.
+/// Models that are remembered; of more, those that left first are forgotten. Enough for the adapters of a large fleet,
+/// of which only the names are kept.
 const MAX_MODELS: usize = 10_000;
 
 /// The models, and when their last workers left.
@@ -21,8 +21,8 @@ const MAX_MODELS: usize = 10_000;
 pub(super) struct DepartedModels(BTreeMap<Model, Instant>);
 
 impl DepartedModels {
-    /// Workers with the models of `left` left; those with the models of `rest` stay. Returns how many models were forgotten
-    /// for lack of room.
+    /// Workers with the models of `left` left; those with the models of `rest` stay. Returns how many models were
+    /// forgotten for lack of room.
     pub(super) fn on_left<'a>(
         &mut self,
         now: Instant,

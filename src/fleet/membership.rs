@@ -16,9 +16,9 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// `names`: the members of now, address -> what it is called. `name_conflicts`: as the last merge had them. A member
-    /// keeps what it is called for as long as it is listed with the same name, whoever else comes or goes: it would be
-    /// another worker otherwise.
+    /// `names`: the members of now, address -> what it is called. `name_conflicts`: as the last merge had them. A
+    /// member keeps what it is called for as long as it is listed with the same name, whoever else comes or goes: it would
+    /// be another worker otherwise.
     pub(super) fn merge<'a>(
         listed: impl Iterator<Item = &'a Member>,
         names: &BTreeMap<&str, &str>,

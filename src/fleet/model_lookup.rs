@@ -12,8 +12,8 @@ use tokio::sync::{Notify, watch};
 use crate::observe::metrics::words;
 use crate::units::DurationText;
 
-/// Requests that wait at the same time. For further ones no worker serves their model. Far more than clients that wait for
-/// one adapter, and little memory if they only have a name wrong.
+/// Requests that wait at the same time. For further ones no worker serves their model. Far more than clients that wait
+/// for one adapter, and little memory if they only have a name wrong.
 const MAX_WAITING: u32 = 1_024;
 
 /// What a request does that names a model of which no worker is known, or an adapter that not all workers of its base model
@@ -25,8 +25,8 @@ pub struct Settings {
     /// requests name models that are not known.
     #[serde(skip)]
     pub interval: Duration,
-    /// How long a request waits for its round; then no worker serves its model. `0s`: requests do not wait, and an adapter
-    /// that is loaded while the router runs is found by the health checks, within about 16 s.
+    /// How long a request waits for its round; then no worker serves its model. `0s`: requests do not wait, and an
+    /// adapter that is loaded while the router runs is found by the health checks, within about 16 s.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub timeout: Duration,

@@ -587,22 +587,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_engine_is_asked_again_after_a_restart_for_what_it_refused() {
-        let registry = registry(&["a"]);
-        let worker = registry.snapshot().workers[0].worker.clone();
-        let refusals = [
-            &worker.refuses_reports,
-            &worker.refuses_chat_token_ids,
-            &worker.refuses_completion_token_ids,
-        ];
-        for refusal in refusals {
-            refusal.store(true, Relaxed);
-        }
-        registry.restarted(worker.id);
-        assert!(refusals.iter().all(|refusal| !refusal.load(Relaxed)));
-    }
-
-    #[test]
     fn an_engine_that_restarts_with_another_context_length_is_known_with_it() {
         let registry = registry(&["a", "b"]);
         let ids: Vec<WorkerId> = {
@@ -642,6 +626,22 @@ pub(crate) mod tests {
         assert!(!changes.has_changed().unwrap());
         registry.set_facts(ids[0], of(4_096, 1));
         assert!(changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn an_engine_is_asked_again_after_a_restart_for_what_it_refused() {
+        let registry = registry(&["a"]);
+        let worker = registry.snapshot().workers[0].worker.clone();
+        let refusals = [
+            &worker.refuses_reports,
+            &worker.refuses_chat_token_ids,
+            &worker.refuses_completion_token_ids,
+        ];
+        for refusal in refusals {
+            refusal.store(true, Relaxed);
+        }
+        registry.restarted(worker.id);
+        assert!(refusals.iter().all(|refusal| !refusal.load(Relaxed)));
     }
 
     #[test]

@@ -385,8 +385,8 @@ mod tests {
         }
         segments.push(&header[start..]);
         let parameters = segments[1..].iter().filter_map(|text| text.split_once('='));
-        let names = parameters.filter(|(key, _)| key.trim().eq_ignore_ascii_case("name"));
-        let value = names.last().map_or("", |(_, value)| value.trim());
+        let mut names = parameters.filter(|(key, _)| key.trim().eq_ignore_ascii_case("name"));
+        let value = names.next_back().map_or("", |(_, value)| value.trim());
         let unwrapped = |first: char, last: char| value.strip_prefix(first)?.strip_suffix(last);
         match unwrapped('"', '"') {
             Some(inside) => inside.replace("\\\\", "\\").replace("\\\"", "\""),

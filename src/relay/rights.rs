@@ -20,7 +20,8 @@ impl Relay {
     }
 
     /// Whether requests for a name may find a worker, for who can wait: a worker serves it, the last one that did left
-    /// lately, or the configuration names it. Also while a worker that is listed, or none is, has yet to say what it serves.
+    /// lately, or the configuration names it. Also while a worker that is listed, or none is, has yet to say what it
+    /// serves.
     pub fn may_know(&self, name: &str) -> bool {
         let snapshot = self.fleet().snapshot();
         snapshot.models.contains_key(name)

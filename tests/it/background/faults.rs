@@ -366,6 +366,57 @@ async fn a_background_response_has_its_own_time_and_waits_for_an_engine_from_whe
 }
 
 #[tokio::test]
+async fn a_run_whose_worker_is_replaced_waits_for_the_next_one_of_its_model() {
+    let other_engine = Engine::here("other", serving("other")).await;
+    let other = other_engine.listed().url;
+    let file = Removed::new("workers: []\n");
+    let list = |urls: &[&str]| {
+        let lines: String = urls.iter().map(|url| format!("- {url}\n")).collect();
+        std::fs::write(&file.0, format!("workers:\n{lines}")).unwrap();
+    };
+    let mut own = String::new();
+    let pair = Pair::with(unhurried(), |config| {
+        own = config.workers.remove(0).url;
+        list(&[other.as_str(), own.as_str()]);
+        config.discovery = vec![DiscoveryEntry::File(WorkersFile {
+            path: file.0.to_str().unwrap().to_owned(),
+            interval: Duration::from_millis(20),
+            defaults: WorkerDefaults::default(),
+        })];
+    })
+    .await;
+    eventually("both models are served", async || {
+        let models = client::get(pair.a.api, "/v1/models").await.json();
+        models["data"].as_array().unwrap().len() == 2
+    })
+    .await;
+    // The engine is about to end.
+    let refusing = Faults {
+        refuse: Some(503),
+        ..Faults::default()
+    };
+    pair.engine.fault(refusing).await;
+    let response = create(&pair.a, &ask(20, json!({}))).await;
+    list(&[other.as_str()]);
+    // The run asks for a worker of a model that none is listed for.
+    let in_vain = "warmroute_model_lookups_total{outcome=\"not_found\"}";
+    eventually("it is looked for in vain", async || {
+        let page = client::get(pair.a.admin, "/metrics").await;
+        let mut samples = page.text().lines();
+        samples.any(|line| line.starts_with(in_vain) && !line.ends_with(" 0"))
+    })
+    .await;
+    pair.engine.fault(Faults::default()).await;
+    list(&[other.as_str(), own.as_str()]);
+    let last = ended(&pair.a, &response).await;
+    assert_eq!(
+        (&last["status"], tokens(&last)),
+        (&json!("incomplete"), &json!(20)),
+        "{last}"
+    );
+}
+
+#[tokio::test]
 async fn nothing_is_generated_while_no_node_of_the_stores_cluster_replies() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let engine = Engine::here("w0", fast()).await;
@@ -390,57 +441,6 @@ async fn nothing_is_generated_while_no_node_of_the_stores_cluster_replies() {
         assert_eq!((refused.status, &*code), (503, "store_unavailable"));
     }
     assert_eq!(engine.generated().await, before);
-}
-
-#[tokio::test]
-async fn a_run_whose_worker_is_replaced_waits_for_the_next_one_of_its_model() {
-    let other_engine = Engine::here("other", serving("other")).await;
-    let other = other_engine.listed().url;
-    let file = Removed::new("workers: []\n");
-    let list = |urls: &[&str]| {
-        let lines: String = urls.iter().map(|url| format!("- {url}\n")).collect();
-        std::fs::write(&file.0, format!("workers:\n{lines}")).unwrap();
-    };
-    let mut own = String::new();
-    let pair = Pair::with(unhurried(), |config| {
-        own = config.workers.remove(0).url;
-        list(&[&other, &own]);
-        config.discovery = vec![DiscoveryEntry::File(WorkersFile {
-            path: file.0.to_str().unwrap().to_owned(),
-            interval: Duration::from_millis(20),
-            defaults: WorkerDefaults::default(),
-        })];
-    })
-    .await;
-    eventually("both models are served", async || {
-        let models = client::get(pair.a.api, "/v1/models").await.json();
-        models["data"].as_array().unwrap().len() == 2
-    })
-    .await;
-    // The engine is about to end.
-    let refusing = Faults {
-        refuse: Some(503),
-        ..Faults::default()
-    };
-    pair.engine.fault(refusing).await;
-    let response = create(&pair.a, &ask(20, json!({}))).await;
-    list(&[&other]);
-    // The run asks for a worker of a model that none is listed for.
-    let in_vain = "warmroute_model_lookups_total{outcome=\"not_found\"}";
-    eventually("it is looked for in vain", async || {
-        let page = client::get(pair.a.admin, "/metrics").await;
-        let mut samples = page.text().lines();
-        samples.any(|line| line.starts_with(in_vain) && !line.ends_with(" 0"))
-    })
-    .await;
-    pair.engine.fault(Faults::default()).await;
-    list(&[&other, &own]);
-    let last = ended(&pair.a, &response).await;
-    assert_eq!(
-        (&last["status"], tokens(&last)),
-        (&json!("incomplete"), &json!(20)),
-        "{last}"
-    );
 }
 
 /// Keeps copies of all keys of responses and owners; `restore` puts them back, as a failover to a copy does that has

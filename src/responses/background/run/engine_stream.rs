@@ -35,8 +35,8 @@ const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Responses {
-    /// An engine's answer. Retries while every worker is busy or unavailable, or none serves the model any more, but not
-    /// what ends engines that get it.
+    /// An engine's answer. Retries while every worker is busy or unavailable, or none serves the model any more, but
+    /// not what ends engines that get it.
     pub(super) async fn wait_for_engine(
         &self,
         create: &CreateRequest<'_>,
