@@ -112,8 +112,8 @@ fn only_the_first_types_of_many_that_are_left_out_are_named() {
         AnsweredTools::of(json!({"tools": tools}).to_string().as_bytes()).left_out
     };
     assert_eq!(left_out(3), ["t0", "t1", "t2"]);
-    assert_eq!(left_out(64).len(), 64);
-    assert_eq!(left_out(1_000), left_out(64));
+    assert_eq!(left_out(32).len(), 32);
+    assert_eq!(left_out(1_000), left_out(32));
 }
 
 #[test]
