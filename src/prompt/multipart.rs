@@ -10,8 +10,8 @@ use memchr::memmem;
 use super::body::PeekedBody;
 use super::types::Error;
 
-/// Uploads have a file and a few fields. A form with more parts is refused: an engine reads all of them, and the last `model`
-/// counts there.
+/// Uploads have a file and a few fields. A form with more parts is refused: an engine reads all of them, and the last
+/// `model` counts there.
 const MAX_PARTS: usize = 256;
 /// The headers of a part are a name, a file's name and a type. File systems allow names of 255 bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
@@ -21,6 +21,7 @@ const SPACES: [char; 2] = [' ', '\t'];
 
 const SIGNS: Error = Error::Form("a header has signs that need quotes");
 const QUOTES: Error = Error::Form("a text in quotes does not end for certain");
+const BACKSLASH: Error = Error::Form("a parameter of a header has a backslash");
 
 /// True for the content type of a form.
 pub fn is_form(content_type: &str) -> bool {
@@ -33,11 +34,11 @@ pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a
     let [boundary, charset] = parameters(content_type, ["boundary", "charset"])?;
     let boundary = boundary.filter(|boundary| !boundary.is_empty());
     let boundary = boundary.ok_or(Error::Form("its content type names no boundary"))?;
+    let model = field(body, boundary, "model")?;
     // Some engines read names and values in the charset that is given here.
-    if charset.is_some_and(|charset| !is_utf8(&charset)) {
-        return Err(Error::Form("its charset is not UTF-8"));
+    if charset.is_some_and(|charset| !is_same_in(charset, model)) {
+        return Err(Error::Form("in its charset `model` may be another one"));
     }
-    let model = field(body, &boundary, "model")?;
     Ok(PeekedBody {
         model: model.map(Cow::Borrowed),
         model_json: model,
@@ -45,9 +46,13 @@ pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a
     })
 }
 
-fn is_utf8(charset: &str) -> bool {
-    let mut same = ["utf-8", "utf8", "us-ascii"].into_iter();
-    same.any(|name| charset.eq_ignore_ascii_case(name))
+/// Whether a reader that takes the form in this charset finds the same model.
+fn is_same_in(charset: &str, model: Option<&str>) -> bool {
+    let is_one_of = |names: &[&str]| names.iter().any(|name| charset.eq_ignore_ascii_case(name));
+    // Clients in Java announce ISO 8859-1 unless they are told otherwise. ASCII is the same in all of these.
+    is_one_of(&["utf-8", "utf8"])
+        || is_one_of(&["iso-8859-1", "latin-1", "latin1", "us-ascii"])
+            && model.is_none_or(str::is_ascii)
 }
 
 /// The value of a field. Two that differ are refused: engines do not agree on which one counts.
@@ -118,12 +123,18 @@ fn field_name(head: &[u8]) -> Result<Option<String>, Error> {
             return Err(Error::Form("a part has two content dispositions"));
         }
     }
-    Ok(found.flatten())
+    Ok(found.flatten().map(str::to_owned))
 }
 
 /// The parameters of these names in a header's value, such as `form-data; name="file"; filename="a.wav"`.
-fn parameters<const N: usize>(value: &str, names: [&str; N]) -> Result<[Option<String>; N], Error> {
-    let mut found: [Option<String>; N] = std::array::from_fn(|_| None);
+///
+/// None of their values has a backslash: some readers drop one before any character, and others do so only before a
+/// quote or another backslash.
+fn parameters<'a, const N: usize>(
+    value: &'a str,
+    names: [&str; N],
+) -> Result<[Option<&'a str>; N], Error> {
+    let mut found = [None; N];
     let (kind, mut rest) = value.split_once(';').unwrap_or((value, ""));
     if !is_plain(kind.trim_matches(SPACES)) {
         return Err(SIGNS);
@@ -153,14 +164,17 @@ fn parameters<const N: usize>(value: &str, names: [&str; N]) -> Result<[Option<S
             if base != key || found[sought].is_some() {
                 return Err(Error::Form("a header gives a parameter twice or encoded"));
             }
+            if text.contains('\\') {
+                return Err(BACKSLASH);
+            }
             found[sought] = Some(text);
         }
     }
     Ok(found)
 }
 
-/// The value of a parameter, and what stands behind the semicolon that ends it.
-fn parameter_value(text: &str) -> Result<(String, &str), Error> {
+/// The value of a parameter as written but for its quotes, and what stands behind the semicolon that ends it.
+fn parameter_value(text: &str) -> Result<(&str, &str), Error> {
     let text = text.trim_start_matches(SPACES);
     let (value, rest) = match text.strip_prefix('"') {
         Some(inside) => quoted(inside).ok_or(QUOTES)?,
@@ -170,7 +184,7 @@ fn parameter_value(text: &str) -> Result<(String, &str), Error> {
             if !is_plain(bare) {
                 return Err(SIGNS);
             }
-            (bare.to_owned(), rest)
+            (bare, rest)
         }
     };
     let rest = rest.trim_start_matches(SPACES);
@@ -187,17 +201,17 @@ fn is_plain(text: &str) -> bool {
 
 /// A text up to its closing quote, and what stands behind that. `None` if a backslash is before the quote: Python takes
 /// each such quote for a part of the text, also where the backslash is escaped itself.
-fn quoted(inside: &str) -> Option<(String, &str)> {
-    let mut text = String::new();
+fn quoted(inside: &str) -> Option<(&str, &str)> {
     let mut chars = inside.char_indices();
     while let Some((at, char)) = chars.next() {
         match char {
             '"' => {
                 let is_certain = !inside[..at].ends_with('\\');
-                return is_certain.then_some((text, &inside[at + 1..]));
+                return is_certain.then_some((&inside[..at], &inside[at + 1..]));
             }
-            '\\' => text.push(chars.next()?.1),
-            char => text.push(char),
+            // What it escapes ends no text.
+            '\\' => _ = chars.next()?,
+            _ => {}
         }
     }
     None
@@ -210,8 +224,10 @@ mod tests {
     use super::*;
 
     const TYPE: &str = "multipart/form-data; boundary=x1";
+    /// `name` stands for the parameter that is sought.
     const PIECES: &[&str] = &[
         "name=",
+        "name=\"",
         "\"model\"",
         "model",
         "<model>",
@@ -288,6 +304,8 @@ mod tests {
             "name*=utf-8''model",
             "name*0=mod; name*1=el",
             "name=<model>",
+            r#"name="mo\del""#,
+            r#"name="model\\""#,
             r#"filename="a\\"; y="b; name=model; z=""#,
             r#"filename="a"b; name="model""#,
             "name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"",
@@ -316,6 +334,11 @@ mod tests {
         refused("multipart/form-data; boundary=a; boundary=b", &two);
         refused("multipart/form-data; boundary=a; boundary*=utf-8''b", &two);
         refused("multipart/form-data; boundary=<a>", &form("<a>", "public"));
+        // For some this is `ab`, and for others `a\b`.
+        let two = form("ab", "public") + &form("a\\b", "secret");
+        for boundary in [r#""a\b""#, r#""a\\b""#, r"a\b"] {
+            refused(&format!("multipart/form-data; boundary={boundary}"), &two);
+        }
         // In UTF-7 a field may have the name in other bytes.
         let public = form("x1", "public");
         refused("multipart/form-data; boundary=x1; charset=utf-7", &public);
@@ -332,6 +355,31 @@ mod tests {
         let body = format!("\n{public}");
         let peek = peek_form(TYPE, body.as_bytes()).unwrap();
         assert_eq!(peek.model.as_deref(), Some("public"));
+    }
+
+    #[test]
+    fn a_charset_in_which_the_model_is_the_same_is_accepted() {
+        let ascii = part("name=\"model\"", "whisper") + "--x1--";
+        let other = part("name=\"model\"", "wh\u{ed}sper") + "--x1--";
+        let reads = |charset: &str, body: &str| {
+            let content_type = format!("{TYPE}; charset={charset}");
+            peek_form(&content_type, body.as_bytes()).is_ok()
+        };
+        for charset in ["UTF-8", "utf8", "\"utf-8\""] {
+            assert!(
+                reads(charset, &ascii) && reads(charset, &other),
+                "{charset}"
+            );
+        }
+        for charset in ["ISO-8859-1", "latin-1", "latin1", "US-ASCII"] {
+            assert!(
+                reads(charset, &ascii) && !reads(charset, &other),
+                "{charset}"
+            );
+        }
+        for charset in ["utf-7", "utf-16", "cp037", "\"\"", "\"iso\\-8859-1\""] {
+            assert!(!reads(charset, &ascii), "{charset}");
+        }
     }
 
     #[test]
@@ -359,21 +407,20 @@ mod tests {
         }
 
         #[test]
-        fn no_header_has_a_name_for_python_alone(pieces in proptest::collection::vec(
-            proptest::sample::select(PIECES), 0..12,
-        )) {
-            let header = format!("form-data; {}", pieces.concat());
-            if let Ok([name]) = parameters(&header, ["name"])
-                && name_for_python(&header) == "model"
-            {
-                prop_assert_eq!(name.as_deref(), Some("model"), "{}", header);
+        fn python_finds_the_same_parameter_in_a_header(
+            name in proptest::sample::select(&["name", "boundary", "charset"][..]),
+            pieces in proptest::collection::vec(proptest::sample::select(PIECES), 0..12),
+        ) {
+            let header = format!("form-data; {}", pieces.concat().replace("name", name));
+            if let Ok([value]) = parameters(&header, [name]) {
+                prop_assert_eq!(value.unwrap_or_default(), value_for_python(&header, name), "{}", header);
             }
         }
     }
 
-    /// The name that Python's standard library finds, with which engines read a form: the last one, of parameters that
+    /// The value that Python's standard library finds, with which engines read a form: the last one, of parameters that
     /// end with a semicolon before which the number of quotes without a backslash is even.
-    fn name_for_python(header: &str) -> String {
+    fn value_for_python(header: &str, name: &str) -> String {
         let (mut segments, mut start) = (Vec::new(), 0);
         for (at, _) in header.match_indices(';') {
             let before = &header[start..at];
@@ -385,8 +432,8 @@ mod tests {
         }
         segments.push(&header[start..]);
         let parameters = segments[1..].iter().filter_map(|text| text.split_once('='));
-        let mut names = parameters.filter(|(key, _)| key.trim().eq_ignore_ascii_case("name"));
-        let value = names.next_back().map_or("", |(_, value)| value.trim());
+        let mut values = parameters.filter(|(key, _)| key.trim().eq_ignore_ascii_case(name));
+        let value = values.next_back().map_or("", |(_, value)| value.trim());
         let unwrapped = |first: char, last: char| value.strip_prefix(first)?.strip_suffix(last);
         match unwrapped('"', '"') {
             Some(inside) => inside.replace("\\\\", "\\").replace("\\\"", "\""),
