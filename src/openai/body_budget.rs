@@ -354,7 +354,7 @@ impl Reservation<'_> {
             },
             owner: self.claim.owner,
             more,
-            unowned: if self.is_owned { 0 } else { self.bytes },
+            has: self.bytes,
             is_small: total <= SMALL_BYTES,
         }
     }

@@ -135,7 +135,7 @@ impl KeptBody {
             },
             owner: self.owner,
             more: total,
-            unowned: 0,
+            has: 0,
             is_small: bytes <= SMALL_BYTES,
         };
         let is_granted = shares.try_keep(&ask);

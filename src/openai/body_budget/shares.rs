@@ -44,8 +44,8 @@ pub(super) struct Ask {
     pub(super) owner: ClientKey,
     /// Bytes that it needs.
     pub(super) more: u64,
-    /// Bytes that it has, of which its owner is not known here.
-    pub(super) unowned: u64,
+    /// Bytes that it has.
+    pub(super) has: u64,
     /// Short bodies may still come once their owner has its share of long ones.
     pub(super) is_small: bool,
 }
@@ -58,6 +58,11 @@ impl Ask {
 
     fn is_new(&self) -> bool {
         self.place.stage == Stage::New
+    }
+
+    /// Bytes that it has and that do not count for its owner yet.
+    fn unowned(&self) -> u64 {
+        if self.is_holder() { 0 } else { self.has }
     }
 }
 
@@ -75,6 +80,8 @@ pub(super) struct Shares<T> {
     waiting_holders: usize,
     /// Bodies that wait.
     pub(super) waiting: usize,
+    /// Bytes that all owners keep after their requests have ended.
+    kept: u64,
     /// Bytes that were asked for of requests in the queue and have not come back yet.
     expected: u64,
 }
@@ -113,12 +120,14 @@ impl<T> Shares<T> {
             holders: 0,
             waiting_holders: 0,
             waiting: 0,
+            kept: 0,
             expected: 0,
         }
     }
 
-    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more. One that
-    /// is kept does not wait for bytes of another owner that may never come.
+    /// Gives a body what it needs, if it would not have to wait: the owners of all bodies before it have more. None waits
+    /// for another owner's body to which only kept ones can give room, and one that is kept does not wait for bytes of
+    /// another owner that may never come.
     pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
         let bytes = self.bytes_before_others(&ask.place, ask.owner);
         let passes = |place: &Place, owner: ClientKey| {
@@ -127,7 +136,9 @@ impl<T> Shares<T> {
         };
         let mut before = self.heads.range(..(ask.place, ask.owner));
         let is_next = before.all(|(place, owner)| {
-            passes(place, *owner) || bytes < self.bytes_before_others(place, *owner)
+            passes(place, *owner)
+                || bytes < self.bytes_before_others(place, *owner)
+                || (*owner != ask.owner && !self.may_fit_at_last(place, *owner))
         });
         is_next && self.grant(ask)
     }
@@ -170,7 +181,7 @@ impl<T> Shares<T> {
         }
         self.used.fetch_sub(ask.more, SeqCst);
         if let Some(owner) = self.owners.get_mut(&ask.owner) {
-            owner.bytes -= ask.more + ask.unowned;
+            owner.bytes -= ask.more + ask.unowned();
         }
         self.holders -= usize::from(!ask.is_holder());
         self.forget(ask.owner);
@@ -210,6 +221,7 @@ impl<T> Shares<T> {
 
     fn on_kept(&mut self, owner: ClientKey, bytes: u64) {
         self.holders -= 1;
+        self.kept += bytes;
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.kept += bytes;
         }
@@ -217,6 +229,7 @@ impl<T> Shares<T> {
 
     /// A body has ended that was kept.
     pub(super) fn give_back_kept(&mut self, owner: ClientKey, bytes: u64) {
+        self.kept -= bytes;
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.kept -= bytes;
         }
@@ -232,9 +245,13 @@ impl<T> Shares<T> {
         self.forget(owner);
     }
 
-    /// Bytes that have to come back before a body that waits can have what it needs, beyond those that are expected.
+    /// Bytes that have to come back before a body that waits can have what it needs, beyond those that are expected. 0 if
+    /// they would not help.
     pub(super) fn lacks(&self, ask: &Ask) -> u64 {
-        let own = self.live_bytes_of(ask.owner) + ask.unowned + ask.more;
+        if !self.fits_at_last(ask) {
+            return 0;
+        }
+        let own = self.live_bytes_of(ask.owner) + ask.unowned() + ask.more;
         let needs = ask.more + if ask.is_small { own.div_ceil(2) } else { own };
         let needs = needs.min(self.max);
         needs.saturating_sub(self.free() + self.expected)
@@ -247,7 +264,8 @@ impl<T> Shares<T> {
     /// Takes the bodies that wait no longer out, each with whether it gets what it needs. Called whenever memory has come back.
     pub(super) fn settle(&mut self) -> Vec<(T, bool)> {
         let mut ended = Vec::new();
-        // Who waits for memory is passed by bodies of owners that have less.
+        // Who waits for memory is passed by bodies of owners that have less, and by all if only kept bodies can give it
+        // room.
         let mut least = u64::MAX;
         let mut passed: Option<(Place, ClientKey)> = None;
         while least > 0 {
@@ -266,7 +284,9 @@ impl<T> Shares<T> {
                 ended.push((waker, true));
                 continue;
             }
-            least = least.min(bytes);
+            if self.may_fit_at_last(&place, owner) {
+                least = least.min(bytes);
+            }
             passed = Some((place, owner));
         }
         if self.holders > 1
@@ -302,21 +322,37 @@ impl<T> Shares<T> {
         if self.used.fetch_update(SeqCst, SeqCst, add).is_err() {
             return false;
         }
-        self.owners.entry(ask.owner).or_default().bytes += ask.more + ask.unowned;
+        self.owners.entry(ask.owner).or_default().bytes += ask.more + ask.unowned();
         self.holders += usize::from(!ask.is_holder());
         true
     }
 
     fn fits(&self, ask: &Ask) -> bool {
-        let free = self.free();
-        if ask.more > free {
+        let own = self.live_bytes_of(ask.owner) + ask.unowned() + ask.more;
+        let is_alone = self.holders == usize::from(ask.is_holder());
+        self.fits_into(ask, self.free(), own, is_alone)
+    }
+
+    /// Whether it would fit once all other bodies have ended but those that are kept, which may take an hour.
+    fn fits_at_last(&self, ask: &Ask) -> bool {
+        let free = self.max.saturating_sub(self.kept + ask.has);
+        self.fits_into(ask, free, ask.has + ask.more, true)
+    }
+
+    /// As [`Shares::fits_at_last`], for a body that waits.
+    fn may_fit_at_last(&self, place: &Place, owner: ClientKey) -> bool {
+        let waiting = self.owners.get(&owner).map(|owner| &owner.waiting);
+        let asked = waiting.and_then(|waiting| waiting.get(place));
+        asked.is_some_and(|(ask, _)| self.fits_at_last(ask))
+    }
+
+    /// Whether a body fits into so much free memory, of which its owner would have `own` then.
+    fn fits_into(&self, ask: &Ask, free: u64, own: u64, is_alone: bool) -> bool {
+        let Some(left) = free.checked_sub(ask.more) else {
             return false;
-        }
-        let left = free - ask.more;
-        let own = self.live_bytes_of(ask.owner) + ask.unowned + ask.more;
+        };
         let share = if ask.is_small { 2 * left } else { left };
         // Alone it may have all there is, unless its owner keeps some: one after the other, those could take all of it.
-        let is_alone = self.holders == usize::from(ask.is_holder());
         own <= share || (is_alone && !self.keeps_any(ask.owner))
     }
 
@@ -392,7 +428,7 @@ mod tests {
             },
             owner: ClientKey(owner),
             more,
-            unowned: 0,
+            has: 0,
             is_small: false,
         }
     }
@@ -406,6 +442,12 @@ mod tests {
             },
             ..ask(0, owner, bytes, false)
         }
+    }
+
+    fn announced(number: u64, owner: u64, bytes: u64) -> Ask {
+        let mut announced = ask(number, owner, bytes, false);
+        announced.place.stage = Stage::New;
+        announced
     }
 
     fn used(shares: &Shares<u64>) -> u64 {
@@ -510,9 +552,7 @@ mod tests {
     fn what_is_kept_passes_the_bodies_of_others_that_are_only_announced() {
         let mut shares = shares(16);
         assert!(shares.try_now(&ask(1, 1, 8, false)));
-        let mut new = ask(2, 2, 6, false);
-        new.place.stage = Stage::New;
-        assert!(shares.enter(new, 2).is_empty());
+        assert!(shares.enter(announced(2, 2, 6), 2).is_empty());
         assert!(!shares.try_keep(&to_keep(2, 1)));
         assert!(shares.try_keep(&to_keep(4, 1)));
     }
@@ -531,6 +571,52 @@ mod tests {
         assert!(shares.enter(ask(5, 1, 6, false), 5).is_empty());
         shares.give_back(ClientKey(3), 2);
         assert_eq!(shares.settle(), [(5, true)]);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_body_to_which_only_kept_ones_can_give_room() {
+        for (keeper, kept, needed) in [(1, 8, 5), (2, 12, 5)] {
+            let mut shares = shares(16);
+            assert!(shares.try_keep(&to_keep(keeper, kept)));
+            let without_room = announced(1, 1, needed);
+            assert!(shares.enter(without_room, 1).is_empty());
+            // What others give up would not help it.
+            assert_eq!(shares.lacks(&without_room), 0);
+            assert!(shares.try_now(&announced(2, 3, 1)));
+            assert_eq!(shares.enter(announced(3, 4, 2), 3), [(3, true)]);
+            // Those of its own owner keep their order.
+            assert!(!shares.try_now(&announced(4, 1, 1)));
+            shares.give_back_kept(ClientKey(keeper), kept);
+            assert_eq!(shares.settle(), [(1, true)]);
+            assert_eq!(used(&shares), 0);
+        }
+    }
+
+    #[test]
+    fn a_growing_body_to_which_only_kept_ones_can_give_room_is_passed_by_all() {
+        let mut shares = shares(32);
+        assert!(shares.try_keep(&to_keep(1, 16)));
+        assert!(shares.try_now(&ask(1, 1, 3, false)));
+        assert!(shares.try_now(&ask(2, 2, 3, false)));
+        let growing = Ask {
+            has: 3,
+            ..ask(1, 1, 6, true)
+        };
+        assert!(shares.enter(growing, 1).is_empty());
+        // The second owner has no less.
+        assert!(shares.try_now(&ask(3, 2, 1, false)));
+    }
+
+    #[test]
+    fn a_body_that_fits_once_clients_bodies_have_ended_is_waited_for() {
+        let mut shares = shares(16);
+        assert!(shares.try_keep(&to_keep(1, 8)));
+        assert!(shares.try_now(&ask(1, 2, 2, false)));
+        assert!(shares.enter(announced(2, 1, 4), 2).is_empty());
+        assert!(!shares.try_now(&announced(3, 3, 1)));
+        assert!(shares.enter(announced(4, 4, 1), 4).is_empty());
+        shares.give_back(ClientKey(2), 2);
+        assert_eq!(shares.settle(), [(2, true), (4, true)]);
     }
 
     #[test]
@@ -653,6 +739,8 @@ mod tests {
             }
             let read = bodies.iter().filter(|body| !body.2).count();
             prop_assert_eq!(shares.holders, read);
+            let kept = bodies.iter().filter(|body| body.2);
+            prop_assert_eq!(shares.kept, kept.map(|body| body.1).sum::<u64>());
         }
 
         /// Whatever the order in which bodies go on: never more than the memory, and all of them end without a time-out.
