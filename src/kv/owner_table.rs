@@ -4,6 +4,8 @@
 //! many blocks, and their entries can be asked for ahead ([`OwnerTable::prefetch`]), which overlaps the waits. Entries
 //! are short for the same reason: most blocks have one owner, which lies in the entry itself.
 
+use std::hash::{BuildHasher, RandomState};
+
 use parking_lot::RwLock;
 
 use super::prefetch::prefetch;
@@ -27,10 +29,28 @@ const MAX_SHARD_BITS: u32 = 10;
 pub(super) struct OwnerTable {
     /// Parts with a lock each. Their number is a power of two.
     shards: Box<[Shard]>,
+    spread: Spread,
+}
+
+/// Makes hashes of paths. Those are spread over 64 bits already, but a client can compute them, and choose prompts whose
+/// blocks would all have one home. So each table has a random odd factor of its own. The first bits of a hash choose the
+/// shard, and those after the first ten the entry.
+#[derive(Clone, Copy, Debug)]
+struct Spread(u64);
+
+impl Spread {
+    fn random() -> Self {
+        Self(RandomState::new().hash_one(0_u64) | 1)
+    }
+
+    #[inline]
+    fn hash(self, path: u64) -> u64 {
+        path.wrapping_mul(self.0)
+    }
 }
 
 /// Two neighbours share no cache line.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Shard(RwLock<Entries>);
 
@@ -40,6 +60,8 @@ struct Entries {
     /// Their number is a power of two.
     entries: Vec<Entry>,
     len: usize,
+    /// The table's.
+    spread: Spread,
     /// The owners of blocks with several, sorted, by number.
     shared: Vec<Vec<Owner>>,
     /// Free numbers in `shared`.
@@ -64,25 +86,19 @@ const FREE: Entry = Entry {
 /// Stands for several owners; the value is then their number in `shared`.
 const SEVERAL: WorkerId = WorkerId(u32::MAX);
 
-impl Default for Entries {
-    fn default() -> Self {
-        Self {
-            entries: vec![FREE; MIN_ENTRIES],
-            len: 0,
-            shared: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-}
-
 impl OwnerTable {
     /// `shards` is a power of two from 2 to 1,024.
     pub(super) fn new(shards: usize) -> Self {
+        Self::with_spread(shards, Spread::random())
+    }
+
+    fn with_spread(shards: usize, spread: Spread) -> Self {
         let is_right = shards.is_power_of_two() && (2..=1 << MAX_SHARD_BITS).contains(&shards);
         assert!(is_right, "{shards} shards");
-        let shards = (0..shards).map(|_| Shard::default());
+        let shards = (0..shards).map(|_| Shard(RwLock::new(Entries::new(spread))));
         Self {
             shards: shards.collect(),
+            spread,
         }
     }
 
@@ -90,7 +106,7 @@ impl OwnerTable {
     /// than two entries after their home.
     #[inline]
     pub(super) fn prefetch(&self, path: BlockHash) {
-        let hash = spread(path.0);
+        let hash = self.spread.hash(path.0);
         // While another thread writes, waiting for it would cost more.
         if let Some(shard) = self.shard(hash).try_read() {
             let (home, mask) = (shard.home(hash), shard.entries.len() - 1);
@@ -102,7 +118,7 @@ impl OwnerTable {
     /// Looks at a block's owners, sorted by worker.
     #[inline]
     pub(super) fn read<R>(&self, path: BlockHash, look: impl FnOnce(&[Owner]) -> R) -> R {
-        let hash = spread(path.0);
+        let hash = self.spread.hash(path.0);
         let shard = self.shard(hash).read();
         match shard.find(hash, path.0) {
             Ok(at) => look(shard.owners(&shard.entries[at].owner)),
@@ -147,7 +163,7 @@ impl OwnerTable {
         path: BlockHash,
         change: impl FnOnce(Option<u32>) -> Option<u32>,
     ) {
-        let hash = spread(path.0);
+        let hash = self.spread.hash(path.0);
         self.shard(hash)
             .write()
             .update(hash, path.0, worker, change);
@@ -170,6 +186,16 @@ impl OwnerTable {
 }
 
 impl Entries {
+    fn new(spread: Spread) -> Self {
+        Self {
+            entries: vec![FREE; MIN_ENTRIES],
+            len: 0,
+            spread,
+            shared: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
     #[inline]
     fn home(&self, hash: u64) -> usize {
         // The first bits choose the shard.
@@ -297,7 +323,7 @@ impl Entries {
         let mask = self.entries.len() - 1;
         let (mut hole, mut next) = (at, (at + 1) & mask);
         while self.entries[next].owner.value != NONE {
-            let home = self.home(spread(self.entries[next].path));
+            let home = self.home(self.spread.hash(self.entries[next].path));
             let from_home = next.wrapping_sub(home) & mask;
             let from_hole = next.wrapping_sub(hole) & mask;
             if from_home >= from_hole {
@@ -316,18 +342,12 @@ impl Entries {
         let former = std::mem::replace(&mut self.entries, twice);
         for entry in former {
             if entry.owner.value != NONE
-                && let Err(at) = self.find(spread(entry.path), entry.path)
+                && let Err(at) = self.find(self.spread.hash(entry.path), entry.path)
             {
                 self.entries[at] = entry;
             }
         }
     }
-}
-
-/// Hashes of paths are even, but their first bits choose the shard, and those after the first ten the entry.
-#[inline]
-fn spread(path: u64) -> u64 {
-    path.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The worker's position among the owners, or where it would be inserted.
@@ -342,11 +362,15 @@ fn position_of(owners: &[Owner], worker: WorkerId) -> Result<usize, usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use proptest::prelude::*;
 
     use super::*;
+
+    const SPREAD: Spread = Spread(0x9e37_79b9_7f4a_7c15);
+    /// Undoes it: the hash of a number times this is the number.
+    const INVERSE: u64 = 0xf1de_83e1_9937_733d;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -360,7 +384,7 @@ mod tests {
         // Few homes in few shards, so that runs of entries meet and wrap around.
         let path = (0u64..40).prop_map(|path| match path % 2 {
             0 => path,
-            _ => path.wrapping_mul(0xf1de_83e1_9937_733d) << 1,
+            _ => path.wrapping_mul(INVERSE) << 1,
         });
         let step = (0..4, 0u32..3, path).prop_map(|(kind, worker, path)| match kind {
             0 => Step::Insert { worker, path },
@@ -374,7 +398,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_equals_a_sorted_map(steps in steps()) {
-            let table = OwnerTable::new(64);
+            let table = OwnerTable::with_spread(64, SPREAD);
             let mut model: BTreeMap<u64, BTreeMap<u32, u32>> = BTreeMap::new();
             for (number, step) in (0..).zip(steps) {
                 match step {
@@ -417,26 +441,42 @@ mod tests {
 
     #[test]
     fn entries_with_one_home_are_found_after_others_were_removed() {
-        let mut entries = Entries::default();
-        let home = entries.home(spread(1));
-        let same_home = |path: &u64| entries.home(spread(*path)) == home;
+        let mut entries = Entries::new(SPREAD);
+        let home = entries.home(SPREAD.hash(1));
+        let same_home = |path: &u64| entries.home(SPREAD.hash(*path)) == home;
         let paths: Vec<u64> = (1..).filter(same_home).take(5).collect();
         for (path, number) in paths.iter().zip(0..) {
-            entries.update(spread(*path), *path, WorkerId(1), |_| Some(number));
+            entries.update(SPREAD.hash(*path), *path, WorkerId(1), |_| Some(number));
         }
         assert_eq!(entries.entries.len(), MIN_ENTRIES);
         for (removed, path) in paths.iter().enumerate() {
-            entries.update(spread(*path), *path, WorkerId(1), |_| None);
+            entries.update(SPREAD.hash(*path), *path, WorkerId(1), |_| None);
             for kept in &paths[removed + 1..] {
-                assert!(entries.find(spread(*kept), *kept).is_ok());
+                assert!(entries.find(SPREAD.hash(*kept), *kept).is_ok());
             }
         }
         assert_eq!(entries.len, 0);
     }
 
     #[test]
+    fn blocks_with_one_home_in_one_table_have_many_in_another() {
+        let paths: Vec<u64> = (0..1_000_u64)
+            .map(|hash| hash.wrapping_mul(INVERSE))
+            .collect();
+        let homes = |spread: Spread| {
+            let homes_of_all = paths.iter().map(|path| spread.hash(*path) >> 48);
+            homes_of_all.collect::<BTreeSet<u64>>().len()
+        };
+        assert_eq!(homes(SPREAD), 1);
+        assert_eq!(homes(Spread(0xd134_2543_de82_ef95)), 1_000);
+        let (first, second) = (OwnerTable::new(2).spread, OwnerTable::new(2).spread);
+        assert_ne!(first.0, second.0);
+        assert_eq!((first.0 & 1, second.0 & 1), (1, 1));
+    }
+
+    #[test]
     fn blocks_that_come_and_go_take_no_more_memory() {
-        let table = OwnerTable::new(64);
+        let table = OwnerTable::with_spread(64, SPREAD);
         for path in 0..200_000_u64 {
             for worker in 0..2 {
                 table.insert(WorkerId(worker), BlockHash(path), || 1);
