@@ -14,9 +14,11 @@ use crate::responses::members::{self, Members, put, put_comma, put_string, put_t
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
-/// Types of tools that are named when they are left out. The header that names them has room for about as many, and
-/// each type of a request is compared with all that are named.
+/// Types of tools that are named when they are left out: each type of a request is compared with all that are named.
+/// The header is cut earlier if they are long.
 const MAX_LEFT_OUT: usize = 32;
+/// Bytes of each of these names, of which a line of the log has all. OpenAI's types have 30 at most.
+const LEFT_OUT_BYTES_MAX: usize = 64;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
 
@@ -159,7 +161,7 @@ pub(in crate::responses) struct AnsweredTools {
     tools: HashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
-    /// Types of tools that were left out: of many, the first ones.
+    /// Types of tools that were left out: of many, the first ones, and of long names the beginning.
     pub(in crate::responses) left_out: Vec<String>,
     /// The functions that `allowed_tools` lists, if the request has it.
     pub(super) allowed: Option<AllowedTools>,
@@ -194,7 +196,8 @@ impl AnsweredTools {
                     }
                 }
                 kind => {
-                    let kind = kind.unwrap_or_default();
+                    let whole = kind.unwrap_or_default();
+                    let kind = &whole[..whole.floor_char_boundary(LEFT_OUT_BYTES_MAX)];
                     let has_room = left_out.len() < MAX_LEFT_OUT;
                     if has_room && !left_out.iter().any(|known| known == kind) {
                         left_out.push(kind.to_owned());

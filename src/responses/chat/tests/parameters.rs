@@ -117,6 +117,14 @@ fn only_the_first_types_of_many_that_are_left_out_are_named() {
 }
 
 #[test]
+fn of_a_long_type_that_is_left_out_the_beginning_is_named() {
+    let tools =
+        ["\u{e9}".repeat(1_000), "x".repeat(63) + "\u{e9}"].map(|kind| json!({"type": kind}));
+    let answered = AnsweredTools::of(json!({"tools": tools}).to_string().as_bytes());
+    assert_eq!(answered.left_out, ["\u{e9}".repeat(32), "x".repeat(63)]);
+}
+
+#[test]
 fn unsupported_tools_are_left_out_by_setting() {
     let ignoring = ChatSettings {
         unsupported_tools: UnsupportedTools::Ignore,
