@@ -5,22 +5,40 @@ use std::collections::HashSet;
 use super::item::{Item, Kind, call_id};
 use super::members;
 
+/// What of an item decides whether it is dropped. Items with all their members take several times the text.
+struct RoleAndCall<'a> {
+    /// As written, or empty.
+    role: &'a str,
+    /// What it shares with its other half, if it is a call or the output of one.
+    call: Option<&'a str>,
+}
+
+impl<'a> RoleAndCall<'a> {
+    fn read(raw: &'a str) -> Option<Self> {
+        let item = Item::read(raw, "input").ok()?;
+        Some(Self {
+            role: item.members.get("role").unwrap_or_default(),
+            call: pair(&item),
+        })
+    }
+}
+
 /// Drops the older half of what may be dropped; `None` if that is nothing.
 ///
 /// System and developer messages stay, the last user message and the last item. What follows the last user message is
 /// only touched once nothing before it is left, as in an agent's long loop. A call is dropped together with its output.
 pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
     let items = members::list_of(list)?;
-    let read: Vec<Item<'_>> = items
+    let read: Vec<RoleAndCall<'_>> = items
         .iter()
-        .map(|raw| Item::read(raw, "input").ok())
+        .map(|raw| RoleAndCall::read(raw))
         .collect::<Option<_>>()?;
-    let role = |index: usize| read[index].members.get("role").unwrap_or_default();
+    let role = |index: usize| read[index].role;
     let last_user = (0..read.len()).rfind(|index| role(*index) == "\"user\"")?;
-    let kept_call = pair(read.last()?);
+    let kept_call = read.last()?.call;
     let is_droppable = |index: &usize| {
         !matches!(role(*index), "\"system\"" | "\"developer\"")
-            && kept_call.is_none_or(|kept| pair(&read[*index]) != Some(kept))
+            && kept_call.is_none_or(|kept| read[*index].call != Some(kept))
     };
     let mut old: Vec<usize> = (0..last_user).filter(is_droppable).collect();
     if old.is_empty() {
@@ -28,10 +46,10 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
         old = before_last.filter(is_droppable).collect();
     }
     old.truncate(old.len().div_ceil(2));
-    let calls: HashSet<&str> = old.iter().filter_map(|index| pair(&read[*index])).collect();
+    let calls: HashSet<&str> = old.iter().filter_map(|index| read[*index].call).collect();
     let is_dropped = |index: &usize| {
         old.binary_search(index).is_ok()
-            || pair(&read[*index]).is_some_and(|call| calls.contains(call))
+            || read[*index].call.is_some_and(|call| calls.contains(call))
     };
     if old.is_empty() {
         return None;
