@@ -199,7 +199,7 @@ pub(super) static PAGES: [Page; 22] = [
         "/drain",
         OPERATE,
         Some(&["worker"]),
-        "stop accepting, finish running requests, exit; ?worker=NAME: send that worker no new requests",
+        "stop accepting, finish running requests, exit; ?worker=NAME (or address): send that worker no new requests",
     ),
     page(
         Name::Undrain,
@@ -207,7 +207,7 @@ pub(super) static PAGES: [Page; 22] = [
         "/undrain",
         OPERATE,
         Some(&["worker"]),
-        "?worker=NAME: send it requests again",
+        "?worker=NAME (or address): send it requests again",
     ),
     page(
         Name::EnableWebhook,

@@ -43,6 +43,8 @@ pub(super) struct AccessLine {
     bytes: u64,
     /// Whether the whole response was sent.
     is_sent: bool,
+    /// The request waits, and is tried again with a line of its own.
+    pub(super) is_unlogged: bool,
     tasks: Tasks,
     /// Worker, model, tokens and times, which the relay fills in while it forwards the request.
     pub(super) summary: SummaryCell,
@@ -77,6 +79,7 @@ impl AccessLine {
             error_code: None,
             bytes: 0,
             is_sent: false,
+            is_unlogged: false,
             tasks: tasks.clone(),
             summary: SummaryCell::traced(trace),
         }))
@@ -127,7 +130,7 @@ impl Drop for AccessLine {
             self.end_trace(trace, ended, outcome);
         }
         let is_well = outcome == COMPLETE && self.status.is_some_and(|status| status.is_success());
-        if is_well && !observe::is_access_sampled() {
+        if self.is_unlogged || (is_well && !observe::is_access_sampled()) {
             return;
         }
         let client_request_id = self.client_request_id.as_ref();

@@ -63,6 +63,7 @@ impl SendLine for BatchSender {
                     request_id: String::new(),
                     retry_after: Some(Duration::from_secs(1)),
                     may_retry: true,
+                    is_locked: false,
                     body: Bytes::new(),
                 },
             }
@@ -153,10 +154,22 @@ impl ApiServer {
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
             .await;
-        let response = answer.unwrap_or_else(|mut error| {
-            if error.is_locked_conversation() {
-                error = ApiError::locked_conversation_of_line();
+        if answer.as_ref().is_err_and(ApiError::is_locked_conversation) {
+            // It waits for its turn, and no request has failed. The try that runs has a log line.
+            if let Some(access) = &mut access {
+                access.is_unlogged = true;
+                access.error_code = answer.as_ref().err().map(|error| error.code);
             }
+            return LineAnswer {
+                status: StatusCode::SERVICE_UNAVAILABLE.as_u16(),
+                request_id: id.as_str().to_owned(),
+                retry_after: None,
+                may_retry: true,
+                is_locked: true,
+                body: Bytes::new(),
+            };
+        }
+        let response = answer.unwrap_or_else(|error| {
             self.on_error(id, &error, api.as_str(), access.as_deref_mut());
             error.shaped(shape)
         });
@@ -175,6 +188,7 @@ impl ApiServer {
                     request_id: id.as_str().to_owned(),
                     retry_after: retry_after(&answer_head.headers),
                     may_retry: !is_final,
+                    is_locked: false,
                     body,
                 };
             }
@@ -187,6 +201,7 @@ impl ApiServer {
             request_id: id.as_str().to_owned(),
             retry_after: None,
             may_retry,
+            is_locked: false,
             body: text.map(|text| text.to_bytes()).unwrap_or_default(),
         }
     }
@@ -210,7 +225,9 @@ impl ApiServer {
             %id, tenant = %admitted.tenant, batch = &*line.batch, endpoint = line.endpoint.path(),
             bytes = line.body.len(), "line of a batch"
         );
-        // The line was checked when its batch was validated, or before it was sent, perhaps with a newer configuration.
+        // The line was checked when its batch was validated, perhaps with a newer configuration, or with an older one:
+        // then it waits until its batch expires. Who validates a batch, or begins a line of a Message Batch, with a
+        // configuration that lacks the right has refused it for good in `refusal`.
         if !self.relay.may_use(admitted.tenant, &line.model) {
             return Err(ApiError::no_model_of_batch(&line.model));
         }

@@ -145,6 +145,8 @@ pub struct Line<'a> {
     pub prompt: [&'a str; 3],
     /// The most output tokens that it asks for; 0 if it names no number.
     pub max_output: u64,
+    /// The raw JSON of the conversation that a response is added to.
+    pub conversation: Option<&'a str>,
 }
 
 impl Line<'_> {
@@ -208,6 +210,9 @@ pub fn read(line: &[u8], endpoint: LineEndpoint) -> Result<Line<'_>, LineError> 
             .max_output
             .and_then(|number| number.parse().ok())
             .unwrap_or(0),
+        conversation: members
+            .conversation
+            .filter(|value| endpoint == LineEndpoint::Responses && *value != "null"),
     })
 }
 
@@ -243,6 +248,7 @@ struct BodyMembers<'a> {
     background: Option<&'a str>,
     prompt: [&'a str; 3],
     max_output: Option<&'a str>,
+    conversation: Option<&'a str>,
 }
 
 impl<'a> BodyMembers<'a> {
@@ -261,6 +267,7 @@ impl<'a> BodyMembers<'a> {
             "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
                 found.max_output = Some(value);
             }
+            "conversation" => found.conversation = Some(value),
             _ => {}
         })?;
         Some(found)

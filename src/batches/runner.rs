@@ -23,6 +23,8 @@ mod work_context;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -43,6 +45,10 @@ use crate::store::documents::{Collection, Document, DocumentKey, ReplaceOutcome}
 /// Time between two looks for work while there is some, and else. What was created here is looked at at once.
 const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two looks for work while so many batches are left to other replicas that a look reads more than one
+/// page of them. What ends or is created here is looked at at once all the same.
+const LEFT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time between two looks at the records of what runs here, within which a cancel on another replica is seen.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -80,6 +86,7 @@ impl Batches {
             batches: self.clone(),
             gate: Arc::new(RoomGate::new(self.metrics.lines_waiting.clone())),
             sender,
+            left: AtomicUsize::new(0),
         };
         let running = self.tasks.track_until_stopped(runner.run());
         self.io_threads.spawn(running);
@@ -91,6 +98,8 @@ struct Runner {
     batches: Arc<Batches>,
     sender: Arc<dyn SendLine>,
     gate: Arc<RoomGate>,
+    /// How many of the batches that the last look has read are left to other replicas.
+    left: AtomicUsize,
 }
 
 impl Runner {
@@ -113,11 +122,7 @@ impl Runner {
                     .failed("batches could not be looked for", &error);
             }
             let is_idle = works.batches().is_empty();
-            let interval = if is_idle {
-                IDLE_INTERVAL
-            } else {
-                BUSY_INTERVAL
-            };
+            let interval = look_interval(is_idle, self.left.load(Relaxed));
             tokio::select! {
                 () = sleep(interval) => {}
                 () = works.wake.notified() => {}
@@ -195,14 +200,25 @@ impl Runner {
         }
         // Equal ones stay in the order of their due times.
         due.sort_by_key(|(turn, _)| *turn);
+        if from == 0 {
+            let left = due.iter().filter(|(turn, _)| turn.is_left).count();
+            self.left.store(left, Relaxed);
+        }
         Ok(due.into_iter().map(|(_, document)| document).collect())
     }
 
     fn turn(&self, document: &Document, now_ms: u64) -> Turn {
         let record = record_of(document).ok();
-        let work = record.and_then(|record| record.next_work(now_ms, Some(self.batches.owner)));
+        let next_work = |record: &BatchRecord| record.next_work(now_ms, Some(self.batches.owner));
+        let work = record.as_ref().and_then(next_work);
+        let is_left = record
+            .zip(work)
+            .is_some_and(|(record, work)| self.is_left_to_others(&record, work, now_ms));
         let works = &self.batches.works;
-        works.turn(observe::now(), &document.key, work)
+        Turn {
+            is_left,
+            ..works.turn(observe::now(), &document.key, work)
+        }
     }
 
     /// Starts the first work that there is room for. Whose turn is next depends on what runs.
@@ -250,7 +266,12 @@ impl Runner {
             let mut claimed = record.clone();
             let work = claimed.claim(now_ms, owner, self.lease_ms());
             match work {
-                Some(work) if !may_begin(work) => return Ok(Taken::Nothing),
+                Some(work) if !may_begin(work) => {
+                    if !self.is_left_to_others(&record, work, now_ms) {
+                        works.on_no_room(observe::now(), &key, work);
+                    }
+                    return Ok(Taken::Nothing);
+                }
                 Some(_) => {}
                 // It is due for nothing: by when it was written, something else would have happened by now.
                 None if is_due(&record, now_ms + WRITTEN_MEANWHILE_MS) => {
@@ -398,7 +419,10 @@ impl Runner {
             } else {
                 RETRIAL_INTERVAL
             };
-            sleep(interval).await;
+            tokio::select! {
+                () = sleep(interval) => {}
+                () = self.batches.trial_due.notified() => {}
+            }
         }
     }
 }
@@ -420,6 +444,17 @@ impl Taken {
         } else {
             Self::Nothing
         }
+    }
+}
+
+/// Time until the next look. `left`: how many batches the last one has read in vain.
+fn look_interval(is_idle: bool, left: usize) -> Duration {
+    if left >= MAX_DUE {
+        LEFT_INTERVAL
+    } else if is_idle {
+        IDLE_INTERVAL
+    } else {
+        BUSY_INTERVAL
     }
 }
 

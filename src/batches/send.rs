@@ -83,5 +83,7 @@ pub struct LineAnswer {
     pub retry_after: Option<Duration>,
     /// False if another try would end in the same way.
     pub may_retry: bool,
+    /// Another response of its conversation is running: nothing of the line has run.
+    pub is_locked: bool,
     pub body: Bytes,
 }

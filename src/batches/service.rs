@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
@@ -66,8 +66,10 @@ pub struct Batches {
     pub(super) running: Mutex<Running>,
     /// Whether objects could be written and read at the last trial.
     pub(super) is_storage_working: AtomicBool,
-    /// Whether a trial waits for an answer for longer than `trial_timeout`.
+    /// Whether a trial waits for an answer for longer than `trial_timeout`, or a request did since the last trial.
     pub(super) is_storage_hanging: AtomicBool,
+    /// Notified when the storage is to be tried at once.
+    pub(super) trial_due: Notify,
     /// How long a trial of the storage, or a question of a request, may take.
     pub(super) trial_timeout: Duration,
     /// Whether it is the storage that all replicas share, as far as that is known.
@@ -115,6 +117,7 @@ impl Batches {
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
             is_storage_hanging: AtomicBool::new(false),
+            trial_due: Notify::new(),
             trial_timeout: TRIAL_TIMEOUT,
             identity: Mutex::default(),
             parts_deletion: Arc::new(Semaphore::new(1)),

@@ -49,17 +49,40 @@ impl From<IdentityError> for StorageError {
 impl Batches {
     /// Tries the storage, for operators and for the works. False if this replica may not use it.
     pub(super) async fn try_storage(&self) -> bool {
-        for operation in [StorageOperation::Write, StorageOperation::Read] {
-            if !self.try_operation(operation).await {
-                return false;
+        if !self.try_uses().await {
+            return false;
+        }
+        let mut deletion = pin!(self.try_operation(StorageOperation::Delete));
+        loop {
+            tokio::select! {
+                biased;
+                is_deleted = &mut deletion => return is_deleted && self.is_storage_usable(),
+                // A deletion may hang for ever where all else works.
+                () = self.trial_due.notified() => {
+                    self.try_uses().await;
+                }
             }
         }
-        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
-        if let Err(error) = asked {
-            self.failed("storage of batches cannot be used", &error);
-        }
-        let is_usable = self.is_storage_usable();
-        self.try_operation(StorageOperation::Delete).await && is_usable
+    }
+
+    /// Tries what works and requests need. False if nothing can be written or read.
+    async fn try_uses(&self) -> bool {
+        let tried = async {
+            for operation in [StorageOperation::Write, StorageOperation::Read] {
+                if !self.try_operation(operation).await {
+                    return false;
+                }
+            }
+            let asked = self.in_time(StorageOperation::Read, self.identify()).await;
+            if let Err(error) = asked {
+                self.failed("storage of batches cannot be used", &error);
+            }
+            true
+        };
+        let is_working = tried.await;
+        // It has answered, however late: requests may ask it again.
+        self.is_storage_hanging.store(false, Relaxed);
+        is_working
     }
 
     async fn try_operation(&self, operation: StorageOperation) -> bool {
@@ -75,12 +98,13 @@ impl Batches {
         if let Ok(tried) = timeout(self.trial_timeout, trial.as_mut()).await {
             return tried;
         }
-        self.is_storage_hanging.store(true, Relaxed);
+        // Where only deletions hang, batches can run all the same.
+        if operation != StorageOperation::Delete {
+            self.is_storage_hanging.store(true, Relaxed);
+        }
         self.on_trial(operation, &Err(self.no_answer()));
         // A mount that hangs keeps a thread with each trial: there is no other one before it answers.
-        let tried = trial.await;
-        self.is_storage_hanging.store(false, Relaxed);
-        tried
+        trial.await
     }
 
     fn no_answer(&self) -> StorageError {
@@ -135,14 +159,19 @@ impl Batches {
         asked.map(drop)
     }
 
-    /// [`ask_storage`](Self::ask_storage) for a request, which does not wait for ever. While a trial shows that the
-    /// storage hangs, it is not asked: each question would keep a thread of those that resolve names of workers, too.
+    /// [`ask_storage`](Self::ask_storage) for a request, which does not wait for ever. Once a trial or a request shows
+    /// that the storage hangs, it is not asked until a trial has an answer: each question would keep a thread of those
+    /// that resolve names of workers, too.
     pub(super) async fn ask_storage_in_time(&self) -> Result<(), IdentityError> {
         if self.is_storage_hanging.load(Relaxed) {
             return Err(self.no_answer().into());
         }
         let asked = timeout(self.trial_timeout, self.ask_storage()).await;
-        asked.unwrap_or_else(|_| Err(self.no_answer().into()))
+        asked.unwrap_or_else(|_| {
+            self.is_storage_hanging.store(true, Relaxed);
+            self.trial_due.notify_one();
+            Err(self.no_answer().into())
+        })
     }
 
     /// What a client gets whose request needs another storage than this one, or one that answers.

@@ -13,6 +13,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// the earliest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
+    /// This replica begins no work of the batch, and other replicas may.
+    pub(super) is_left: bool,
     /// A work of the batch has stalled here: it gets one if no other batch has a work for its room.
     pub(super) is_paused: bool,
     /// Works of the same kind that run here for the batch's tenant. Shards are one kind, and all other works another.
@@ -96,6 +98,21 @@ mod tests {
         stalls.on_done(&key);
         stall(&mut stalls, 60);
         stall(&mut stalls, 120);
+    }
+
+    #[test]
+    fn what_is_left_to_others_comes_after_all_others() {
+        let paused = Turn {
+            is_paused: true,
+            of_tenant: 9,
+            class: TurnClass::Shard,
+            ..Turn::default()
+        };
+        let left = Turn {
+            is_left: true,
+            ..Turn::default()
+        };
+        assert!(paused < left);
     }
 
     #[test]

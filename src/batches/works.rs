@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
@@ -17,6 +17,9 @@ const MAX_SHARDS: usize = 4;
 
 /// Other works at a time: each reads or writes whole files, and delays nobody who waits for a shard.
 const MAX_OTHERS: usize = 2;
+
+/// For so long a shard that found no place is taken to wait for one. Each look for work finds it again.
+const WANTED_FOR: Duration = Duration::from_secs(10);
 
 /// Why a work stops before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,8 @@ type Running = BTreeMap<DocumentKey, Vec<(Work, watch::Sender<Option<StopWork>>)
 pub struct Works {
     running: Mutex<Running>,
     stalls: Mutex<Stalls>,
+    /// When a batch of which no shard runs here last found no place for one.
+    wanted: Mutex<Option<Instant>>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
     shards: IntGauge,
@@ -67,6 +72,7 @@ impl Works {
         Arc::new(Self {
             running: Mutex::default(),
             stalls: Mutex::default(),
+            wanted: Mutex::default(),
             wake: Notify::new(),
             shards,
         })
@@ -86,6 +92,20 @@ impl Works {
     pub fn has_any_room(&self) -> bool {
         let (shards, others) = self.counts();
         shards < MAX_SHARDS || others < MAX_OTHERS
+    }
+
+    /// There was no room for a work of a batch.
+    pub(super) fn on_no_room(&self, now: Instant, key: &DocumentKey, work: Work) {
+        let has_shard = || self.of_batch(key).into_iter().any(is_shard);
+        if is_shard(work) && !has_shard() {
+            *self.wanted.lock() = Some(now);
+        }
+    }
+
+    /// Whether a batch of which no shard runs here waits for the place of one.
+    pub(super) fn is_shard_wanted(&self, now: Instant) -> bool {
+        let wanted = *self.wanted.lock();
+        wanted.is_some_and(|at| now.saturating_duration_since(at) < WANTED_FOR)
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -121,6 +141,7 @@ impl Works {
             }
         }
         Turn {
+            is_left: false,
             is_paused,
             of_tenant,
             class,
@@ -270,6 +291,20 @@ mod tests {
         guards.clear();
         assert!(works.batches().is_empty());
         assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn a_place_is_wanted_while_a_batch_without_any_finds_none() {
+        let (works, _) = works();
+        let (first, other) = (batch_key("1"), batch_key("2"));
+        let now = observe::now();
+        let _shard = works.begin(&first, Work::Shard(0)).unwrap();
+        works.on_no_room(now, &first, Work::Shard(1));
+        works.on_no_room(now, &other, Work::Validate);
+        assert!(!works.is_shard_wanted(now));
+        works.on_no_room(now, &other, Work::Shard(0));
+        assert!(works.is_shard_wanted(now));
+        assert!(!works.is_shard_wanted(now + WANTED_FOR));
     }
 
     #[test]

@@ -398,18 +398,23 @@ impl Registry {
         });
     }
 
-    /// Drains a worker (it finishes its requests and gets no new ones), or ends its drain. False if there is no such
-    /// worker.
-    pub fn set_drained(&self, name: &str, drained: bool) -> bool {
+    /// Drains a worker (it finishes its requests and gets no new ones), or ends its drain. `worker`: its address or its
+    /// name. Which one of several has a name that is listed twice may differ between replicas; an address has one
+    /// worker. False if there is no such worker.
+    pub fn set_drained(&self, worker: &str, drained: bool) -> bool {
         let mut state = self.state.lock();
-        let mut entries = state.entries.iter_mut();
-        let Some(entry) = entries.find(|entry| entry.member.name == name) else {
+        let entries = &mut state.entries;
+        let at_address = |entry: &Entry| entry.member.address == worker;
+        let named = |entry: &Entry| entry.member.name == worker;
+        let found = entries.iter().position(at_address);
+        let Some(index) = found.or_else(|| entries.iter().position(named)) else {
             return false;
         };
+        let entry = &mut entries[index];
         entry.is_drained = drained;
         entry.status.draining = drained || entry.member.draining;
         info!(
-            worker = name,
+            worker = %entry.member.name,
             drained, "worker drain changed by an operator"
         );
         self.on_change();
@@ -795,6 +800,11 @@ pub(crate) mod tests {
             assert_eq!(names, ["a", "x:2"]);
             assert_eq!(snapshot.workers[1].worker.id, WorkerId(1));
         }
+        // An address names one worker, whatever that is called.
+        let is_draining = |index: usize| registry.snapshot().workers[index].draining;
+        assert!(registry.set_drained("x:1", true));
+        assert!(is_draining(0) && !is_draining(1));
+        assert!(registry.set_drained("x:1", false) && !is_draining(0));
         // It stays what it is when the other one leaves and when that comes back, in whatever order they are listed.
         assert!(registry.set_drained("x:2", true));
         for listed in [vec!["x:2"], vec!["x:2", "x:1"], vec!["x:1", "x:2"]] {

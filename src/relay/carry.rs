@@ -192,6 +192,7 @@ impl Relay {
             },
             None => Error::NoWorker {
                 model: model(),
+                is_known: true,
                 retry_after,
             },
         }

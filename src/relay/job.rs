@@ -174,6 +174,8 @@ pub enum Error {
     #[error("no worker can take requests{} now", for_model(.model))]
     NoWorker {
         model: String,
+        /// False if the name may as well be wrong: it is not known, but a worker has yet to say what it serves.
+        is_known: bool,
         retry_after: Duration,
     },
     /// No prefill worker is usable now, and decode workers must not compute prompts (`on_prefill_failure: fail`).
@@ -277,7 +279,11 @@ impl Error {
     /// How a request has ended that gets this error.
     pub(super) fn outcome(&self) -> Outcome {
         match self {
+            // A client with a wrong name is no failure of the fleet.
             Error::UnknownModel { .. }
+            | Error::NoWorker {
+                is_known: false, ..
+            }
             | Error::NoModel { .. }
             | Error::NotSplit { .. }
             | Error::BadHeader { .. }
@@ -292,7 +298,7 @@ impl Error {
                 RefusalReason::Draining => Outcome::RouterFailed,
                 _ => Outcome::NotQueued,
             },
-            Error::NoWorker { .. }
+            Error::NoWorker { is_known: true, .. }
             | Error::NoPrefill { .. }
             | Error::Unreachable { .. }
             | Error::TimedOut { .. }

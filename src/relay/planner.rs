@@ -222,7 +222,7 @@ impl Relay {
         };
         match (found, model) {
             (Err(Error::UnknownModel { .. }), Some(name)) if self.may_know(name) => {
-                Err(no_worker(model))
+                Err(no_worker(model, self.knows(name)))
             }
             (found, _) => found,
         }
@@ -324,12 +324,13 @@ fn no_group(fleet: &Snapshot, names: &Names, model: Option<&str>) -> Error {
         }
         None => return Error::NoModel { known },
     }
-    no_worker(model)
+    no_worker(model, true)
 }
 
-fn no_worker(model: Option<&str>) -> Error {
+fn no_worker(model: Option<&str>, is_known: bool) -> Error {
     Error::NoWorker {
         model: observe::shortened(model.unwrap_or_default()).to_owned(),
+        is_known,
         retry_after: NO_WORKER_RETRY_AFTER,
     }
 }

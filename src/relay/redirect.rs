@@ -85,6 +85,7 @@ impl Relay {
                 }) => {
                     let error = Error::NoWorker {
                         model: name.requested.to_string(),
+                        is_known: true,
                         retry_after: NO_WORKER_RETRY_AFTER,
                     };
                     return Err(FailedRequest { error, is_counted });

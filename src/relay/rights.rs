@@ -19,16 +19,18 @@ impl Relay {
         limits.allows(name) || models().any(|model| limits.allows(model))
     }
 
-    /// Whether requests for a name may find a worker, for who can wait: a worker serves it, the last one that did left
-    /// lately, or the configuration names it. Also while a worker that is listed, or none is, has yet to say what it
-    /// serves.
+    /// Whether requests for a name may find a worker, for who can wait: the name is known, or a worker that is listed
+    /// has yet to say what it serves, or none is listed.
     pub fn may_know(&self, name: &str) -> bool {
         let snapshot = self.fleet().snapshot();
-        snapshot.models.contains_key(name)
+        self.knows(name) || snapshot.has_unprobed_workers() || snapshot.may_serve_others()
+    }
+
+    /// Whether a worker serves a name, the last one that did left lately, or the configuration names it.
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.fleet().snapshot().models.contains_key(name)
             || self.names().get(name).is_some()
             || self.queues().is_known(name)
-            || snapshot.has_unprobed_workers()
-            || snapshot.may_serve_others()
             || self.fleet().lost_lately(name)
     }
 

@@ -78,10 +78,11 @@ async fn held(
     let (acquired, is_acquired) = oneshot::channel();
     tasks.spawn(hold(store.clone(), key, claim, is_acquired, ending));
     let lock = asked.await?;
-    if lock != LockOutcome::Locked {
+    let is_locked = lock == LockOutcome::Locked;
+    let _ = acquired.send(is_locked);
+    if !is_locked {
         return Ok(Err(lock));
     }
-    let _ = acquired.send(());
     Ok(Ok(ConversationLock { key, token, end }))
 }
 
@@ -89,13 +90,18 @@ async fn hold(
     store: Arc<dyn ResponseStore>,
     key: ConversationKey,
     claim: Claim,
-    is_acquired: oneshot::Receiver<()>,
+    is_acquired: oneshot::Receiver<bool>,
     mut ending: oneshot::Receiver<End>,
 ) {
-    if is_acquired.await.is_err() {
-        // Not acquired, or the caller is gone: make sure that it does not stay locked.
-        unlock(&store, key, claim.token).await;
-        return;
+    match is_acquired.await {
+        Ok(true) => {}
+        // The token has no lock.
+        Ok(false) => return,
+        Err(_) => {
+            // The store did not answer, or the caller is gone: make sure that it does not stay locked.
+            unlock(&store, key, claim.token).await;
+            return;
+        }
     }
     let mut is_lost = false;
     let end = loop {

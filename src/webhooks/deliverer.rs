@@ -363,7 +363,8 @@ impl Webhooks {
         if current.as_deref().is_none_or(is_other) {
             debug!(
                 endpoint = name,
-                "webhook endpoint answered 410 at its former `url`; the event goes to the present one"
+                is_listed = current.is_some(),
+                "webhook endpoint answered 410, and its `url` has changed or it was removed; its event waits for it"
             );
             self.settle(name, claimed, Some(Duration::ZERO)).await;
             if let Some(current) = current {

@@ -1273,6 +1273,13 @@ async fn no_model_is_unknown_while_a_worker_has_not_said_what_it_serves() {
     for model in ["two", "none"] {
         assert_eq!(asked(&cluster, model).await, unavailable(), "{model}");
     }
+    // No alert fires for a client with a wrong name.
+    let unsent = async |outcome: &str| {
+        let labels = ["model=\"none\"", outcome];
+        cluster.metric("warmroute_requests_total", &labels).await
+    };
+    assert_eq!(unsent("outcome=\"refused\"").await, 2.0);
+    assert_eq!(unsent("outcome=\"worker_failed\"").await, 0.0);
     two.restart(serving("two")).await;
     cluster.is_worker("two", "health", "up").await;
     assert_eq!(asked(&cluster, "two").await.0, 200);
@@ -1321,6 +1328,9 @@ async fn a_model_whose_last_worker_left_is_unavailable_and_not_unknown() {
     for model in ["two", "cold"] {
         assert_eq!(asked(&cluster, model).await, unavailable(), "{model}");
     }
+    let failed = ["outcome=\"worker_failed\""];
+    let failed = cluster.metric("warmroute_requests_total", &failed).await;
+    assert_eq!(failed, 2.0, "the fleet lacks their workers");
     assert_eq!(asked(&cluster, "none").await, unknown());
     let listed = cluster.get("/v1/models").await.json();
     assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");

@@ -22,6 +22,8 @@ pub(super) struct InputLine {
     pub(super) custom_id: String,
     pub(super) model: Arc<str>,
     pub(super) body: Bytes,
+    /// The raw JSON of the conversation that it is added to. Lines that name one alike run one after the other.
+    pub(super) conversation: Option<Bytes>,
 }
 
 /// A line that cannot be sent.
@@ -75,6 +77,9 @@ impl InputLines {
                 custom_id: line.custom_id.into_owned(),
                 model,
                 body: bytes.slice_ref(line.body),
+                conversation: line
+                    .conversation
+                    .map(|value| bytes.slice_ref(value.as_bytes())),
             }
         });
         Self {
@@ -159,6 +164,27 @@ mod tests {
         let invalid = &found.invalid[0];
         assert_eq!((invalid.number, &*invalid.custom_id), (12, "wrong"));
         assert!(bytes.len() < MAX_LINE_BYTES as usize);
+    }
+
+    #[test]
+    fn only_responses_have_a_conversation() {
+        let line = |endpoint: LineEndpoint, conversation: &str| {
+            let path = endpoint.path();
+            let body = format!(r#"{{"model":"m","conversation":{conversation}}}"#);
+            let text =
+                format!(r#"{{"custom_id":"a","method":"POST","url":"{path}","body":{body}}}"#);
+            let bytes = Bytes::from(text);
+            let record = BatchRecord {
+                endpoint,
+                ..BatchRecord::default()
+            };
+            let found = InputLines::of(&bytes, &Shard::default(), &record, |_| false);
+            found.lines[0].conversation.clone()
+        };
+        let named = line(LineEndpoint::Responses, r#""conv_1""#);
+        assert_eq!(named.as_deref(), Some(br#""conv_1""#.as_slice()));
+        assert_eq!(line(LineEndpoint::Responses, "null"), None);
+        assert_eq!(line(LineEndpoint::ChatCompletions, r#""conv_1""#), None);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! One line of a batch: through the gate, to an engine, and again if that fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
 use super::input_lines::InputLine;
@@ -45,6 +45,12 @@ pub(super) struct LineContext {
     pub(super) sending: AtomicU32,
     /// How often a try of a line has failed that counted: the line came nearer to its end.
     pub(super) retries: AtomicU32,
+    /// Lines that wait for others of their conversation, here or elsewhere, or for the end of this run.
+    pub(super) held_up: AtomicU32,
+    /// No line begins any more: the shard is given back once those that run have ended.
+    pub(super) is_ending: AtomicBool,
+    /// For one line at a time of each conversation that lines name.
+    pub(super) turns: Mutex<BTreeMap<Bytes, Arc<Semaphore>>>,
     /// Of lines without a result, before this run of the shard.
     pub(super) earlier_tries: FailedTries,
     /// Of lines without a result that were tried in this run, with the earlier ones.
@@ -83,6 +89,22 @@ impl Drop for LineInFlight<'_> {
     }
 }
 
+/// Counts a line as held up until it is dropped.
+struct HeldUp<'a>(&'a LineContext);
+
+impl<'a> HeldUp<'a> {
+    fn begin(context: &'a LineContext) -> Self {
+        context.held_up.fetch_add(1, Relaxed);
+        Self(context)
+    }
+}
+
+impl Drop for HeldUp<'_> {
+    fn drop(&mut self) {
+        self.0.held_up.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Runs a line until it has a result. Dropped, it is given up.
 pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedLine {
     if let Some(refused) = context.refused(&line).await {
@@ -91,9 +113,15 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
     let earlier = context.earlier_tries.get(&line.number);
     let counted = earlier.copied().unwrap_or(0);
-    let mut tries = Tries { counted };
+    let mut tries = Tries { counted, locked: 0 };
     let mut gave_way = false;
+    let _turn = context.turn(&line).await;
     loop {
+        if context.is_ending.load(Relaxed) {
+            // The shard ends, and with it this task.
+            let _held_up = HeldUp::begin(&context);
+            std::future::pending::<()>().await;
+        }
         let Some(entering) = context.gate.enter(&line.model, tokens, gave_way).await else {
             // The router ends, and with it this task.
             std::future::pending::<()>().await;
@@ -124,6 +152,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
         };
         let status = answer.status.to_string();
+        let is_locked = answer.is_locked;
         drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
         if tries.counted > counted {
@@ -131,6 +160,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             let mut failed = context.tries.lock();
             failed.insert(line.number, tries.counted);
         }
+        let _held_up = is_locked.then(|| HeldUp::begin(&context));
         sleep(pause).await;
     }
 }
@@ -160,6 +190,20 @@ impl LineContext {
     async fn send(&self, request: LineRequest) -> LineAnswer {
         let _in_flight = LineInFlight::begin(self);
         self.sender.send(request).await
+    }
+
+    /// Waits for the lines before this one that name the same conversation: they cannot run beside each other, and each
+    /// try would be a call of the store.
+    async fn turn(&self, line: &InputLine) -> Option<OwnedSemaphorePermit> {
+        let conversation = line.conversation.clone()?;
+        let turn = {
+            let mut turns = self.turns.lock();
+            let entry = turns.entry(conversation);
+            entry.or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
+        };
+        let _held_up = HeldUp::begin(self);
+        // The permit is never refused: nobody closes the semaphore.
+        turn.acquire_owned().await.ok()
     }
 
     /// The result of a line whose model cannot be used. The lines of a file were checked for that before; those of a
@@ -312,6 +356,7 @@ mod tests {
             request_id: "wr-1".to_owned(),
             retry_after: None,
             may_retry,
+            is_locked: false,
             body: Bytes::copy_from_slice(body.as_bytes()),
         }
     }
@@ -351,6 +396,9 @@ mod tests {
             batch: "batch_1".into(),
             sending: AtomicU32::new(0),
             retries: AtomicU32::new(0),
+            held_up: AtomicU32::new(0),
+            is_ending: AtomicBool::new(false),
+            turns: Mutex::default(),
             earlier_tries: FailedTries::new(),
             tries: Mutex::default(),
             looked_up: Mutex::default(),
@@ -361,6 +409,7 @@ mod tests {
             custom_id: "a".to_owned(),
             model: "m".into(),
             body: Bytes::from_static(b"{}"),
+            conversation: None,
         };
         let finished = tokio::select! {
             finished = run(context.clone(), line) => finished,

@@ -17,16 +17,28 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest wait for what an answer asks to wait for. Then the line is tried, to see whether it is still so.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 
+/// The longest pause of a line whose conversation is locked: each try is a call of the store.
+const MAX_LOCKED_PAUSE: Duration = Duration::from_secs(30);
+
 /// The tries of one line.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     /// How many have failed that counted, those before this run of its shard too.
     pub(super) counted: u32,
+    /// How often in a row its conversation was locked.
+    pub(super) locked: u32,
 }
 
 impl Tries {
     /// The pause before the next try; `None` if the answer is the line's result. `random`: from 0 to 1.
     pub(super) fn on_answer(&mut self, answer: &LineAnswer, random: f64) -> Option<Duration> {
+        if answer.is_locked {
+            // 32 s are more than the longest pause.
+            let pause = FIRST_PAUSE * (1 << self.locked.min(5));
+            self.locked = self.locked.saturating_add(1);
+            return Some(pause.min(MAX_LOCKED_PAUSE).mul_f64(1.0 - random / 4.0));
+        }
+        self.locked = 0;
         let is_retryable = answer.status == 429 || (500..=599).contains(&answer.status);
         if !is_retryable || !answer.may_retry {
             return None;
@@ -57,6 +69,7 @@ mod tests {
             request_id: "wr-1".to_owned(),
             retry_after: retry_after.map(Duration::from_secs),
             may_retry: true,
+            is_locked: false,
             body: Default::default(),
         }
     }
@@ -82,7 +95,10 @@ mod tests {
     #[test]
     fn tries_before_this_run_count() {
         let failed = answer(502, None);
-        let mut tries = Tries { counted: 4 };
+        let mut tries = Tries {
+            counted: 4,
+            locked: 0,
+        };
         assert!(tries.on_answer(&failed, 0.0).is_some());
         assert_eq!(tries.counted, 5);
         assert!(tries.on_answer(&failed, 0.0).is_none());
@@ -98,6 +114,21 @@ mod tests {
             ..answer(502, None)
         };
         assert!(pauses(&last, 0.0).is_empty());
+    }
+
+    #[test]
+    fn a_locked_conversation_is_waited_for_with_growing_pauses() {
+        let locked = LineAnswer {
+            is_locked: true,
+            ..answer(503, None)
+        };
+        let expected = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0, 30.0];
+        assert_eq!(pauses(&locked, 0.0), expected);
+        let mut tries = Tries::default();
+        for answer in [&locked, &locked, &answer(502, None)] {
+            assert!(tries.on_answer(answer, 0.0).is_some());
+        }
+        assert_eq!((tries.counted, tries.locked), (1, 0));
     }
 
     #[test]

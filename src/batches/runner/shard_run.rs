@@ -3,8 +3,8 @@
 use std::mem;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,6 +31,13 @@ use crate::observe;
 /// A shard of which no line has ended or failed for so long, and none is at an engine, is given back. Shards of other
 /// batches come first then: their models may have workers, and their tenants tokens left.
 const STALL: Duration = Duration::from_secs(60);
+
+/// A shard of which no more lines than this can run, because all others wait for those of their conversations, gives
+/// its place to a batch that has none here. More lines are worth a place.
+const FEW_LINES: usize = 4;
+
+/// Until it is looked again whether the last lines have ended of a shard that gives its place away.
+const ENDING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a shard begins with.
 #[derive(Debug, Default)]
@@ -77,6 +84,9 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             batch: record.id.as_str().into(),
             sending: AtomicU32::new(0),
             retries: AtomicU32::new(0),
+            held_up: AtomicU32::new(0),
+            is_ending: AtomicBool::new(false),
+            turns: Mutex::default(),
             earlier_tries: loaded.tries,
             tries: Mutex::default(),
             looked_up: Mutex::default(),
@@ -168,10 +178,16 @@ impl ShardRun<'_> {
         let work = self.work;
         let mut stopped = pin!(work.stopped());
         let mut moved = Instant::now();
+        let (mut looked, mut is_ending) = (moved, false);
         let reason = loop {
             if running.is_empty() && self.part.is_empty() {
                 return None;
             }
+            let waiting = self.lines.held_up.load(Relaxed) as usize;
+            if is_ending && !running.is_empty() && running.len() <= waiting {
+                break StopWork::Stalled;
+            }
+            let interval = if is_ending { ENDING_INTERVAL } else { STALL };
             let due = self.part.due(Instant::now(), running.is_empty());
             tokio::select! {
                 biased;
@@ -197,6 +213,16 @@ impl ShardRun<'_> {
                         break StopWork::Stalled;
                     }
                     moved = Instant::now();
+                }
+                () = sleep_until(looked + interval), if !running.is_empty() => {
+                    looked = Instant::now();
+                    let waiting = self.lines.held_up.load(Relaxed) as usize;
+                    let is_held_up = waiting > 0 && running.len() <= waiting + FEW_LINES;
+                    if is_held_up && work.batches.works.is_shard_wanted(observe::now()) {
+                        // Lines that run go on to their ends: what they have computed is not lost.
+                        is_ending = true;
+                        self.lines.is_ending.store(true, Relaxed);
+                    }
                 }
             }
         };

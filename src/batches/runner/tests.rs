@@ -4,8 +4,8 @@ mod storage;
 mod world;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use self::world::{
     Engines, FULL_MODEL, LINES, NEW_MODEL, Replica, Shared, has_ended, lines, lines_of,
 };
 use super::assembling::file_ids;
-use super::{Runner, Taken};
+use super::{LEFT_INTERVAL, MAX_DUE, Runner, Taken, look_interval};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
@@ -241,6 +241,30 @@ async fn a_replica_that_does_not_know_a_tenant_leaves_its_batch_to_others() {
     replica.assert_whole(&batch).await;
     assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
     assert_eq!(other.engines.answered.load(Relaxed), 0);
+}
+
+#[test]
+fn looks_are_rare_while_many_batches_are_left_to_others() {
+    for is_idle in [true, false] {
+        assert!(look_interval(is_idle, MAX_DUE - 1) < LEFT_INTERVAL);
+        assert_eq!(look_interval(is_idle, MAX_DUE), LEFT_INTERVAL);
+    }
+}
+
+#[tokio::test]
+async fn batches_that_are_left_to_others_are_counted() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        lacks_tenant: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let runner = runner_of(&replica).await;
+    for _ in 0..2 {
+        replica.create(&file).await;
+    }
+    runner.look(&mut 0).await.unwrap();
+    assert_eq!(runner.left.load(Relaxed), 2);
 }
 
 #[tokio::test]
@@ -547,6 +571,7 @@ async fn runner_of(replica: &Replica) -> Runner {
     Runner {
         gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
         sender: replica.engines.clone(),
+        left: AtomicUsize::new(0),
         batches,
     }
 }

@@ -149,6 +149,7 @@ mod tests {
         check(late.into(), 504, "timeout_error").await;
         let none = relay::Error::NoWorker {
             model: "m".to_owned(),
+            is_known: true,
             retry_after: Duration::from_secs(1),
         };
         let response = ApiError::from(none).shaped(ErrorShape::Anthropic);

@@ -94,12 +94,6 @@ impl ApiError {
         Self::bad(CONVERSATION_LOCKED, message).param("conversation")
     }
 
-    /// What a line of a batch gets: it waits for its turn. Nothing of it has run.
-    pub fn locked_conversation_of_line() -> Self {
-        let message = "another response of this conversation is running";
-        Self::unavailable(CONVERSATION_LOCKED, message).retry_after(Duration::from_secs(1))
-    }
-
     /// Its conversation did not accept the turn: so nothing of it is stored, and its client gets none of it.
     pub fn refused_turn(code: &'static str, message: &str) -> Self {
         Self::bad(code, message).param("conversation")

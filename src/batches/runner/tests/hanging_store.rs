@@ -2,9 +2,11 @@
 
 use std::fmt::{Display, Formatter, Result as FmtResult};
 use std::pin::Pin;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::task::{Context, Poll};
 
+use futures_core::Stream;
 use futures_core::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -21,12 +23,28 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 pub(super) struct HangingStore {
     inner: InMemory,
     hangs: watch::Sender<bool>,
+    deletions_hang: AtomicBool,
     reads: AtomicU32,
+}
+
+/// A deletion that never ends.
+struct Endless;
+
+impl Stream for Endless {
+    type Item = Result<Path>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Pending
+    }
 }
 
 impl HangingStore {
     pub(super) fn hang(&self, hangs: bool) {
         self.hangs.send_replace(hangs);
+    }
+
+    pub(super) fn hang_deletions(&self) {
+        self.deletions_hang.store(true, Relaxed);
     }
 
     /// How often it was to be read.
@@ -93,6 +111,9 @@ impl ObjectStore for HangingStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
+        if self.deletions_hang.load(Relaxed) {
+            return Box::pin(Endless);
+        }
         self.inner.delete_stream(locations)
     }
 

@@ -301,10 +301,42 @@ async fn requests_for_a_storage_that_hangs_are_refused_without_asking_it() {
 }
 
 #[tokio::test]
+async fn a_deletion_that_hangs_refuses_no_reads() {
+    let (replica, store, file) = replica_of_a_storage_that_may_hang().await;
+    store.hang_deletions();
+    let content = BatchEndpoint::FileContent(file.clone());
+    let reads = async {
+        until_usable(&replica, "delete", 0).await;
+        assert_eq!(replica.json_lines(&content).await.len(), LINES);
+        // What a request has seen ends with the next trial, though the deletion goes on.
+        store.hang(true);
+        assert_unavailable(&replica, &file).await;
+        store.hang(false);
+        while replica.batches.is_storage_hanging.load(Relaxed) {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(replica.json_lines(&content).await.len(), LINES);
+    };
+    tokio::select! {
+        _ = replica.batches.try_storage() => panic!("the deletion has ended"),
+        read = timeout(LIMIT, reads) => read.expect("it is read"),
+    }
+}
+
+#[tokio::test]
 async fn a_request_does_not_wait_for_ever_for_a_storage_that_hangs() {
     let (replica, store, file) = replica_of_a_storage_that_may_hang().await;
     store.hang(true);
     assert_unavailable(&replica, &file).await;
+    // It is not asked again before a trial has shown that it answers.
+    let before = store.reads();
+    assert_unavailable(&replica, &file).await;
+    assert_eq!(store.reads(), before);
+    store.hang(false);
+    assert_unavailable(&replica, &file).await;
+    assert!(replica.batches.try_storage().await);
+    let content = BatchEndpoint::FileContent(file);
+    assert_eq!(replica.json_lines(&content).await.len(), LINES);
 }
 
 #[tokio::test]

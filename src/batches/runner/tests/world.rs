@@ -86,6 +86,7 @@ impl SendLine for Engines {
                 request_id: "wr-1".to_owned(),
                 retry_after: None,
                 may_retry: true,
+                is_locked: false,
                 body: Bytes::from(answer),
             }
         })

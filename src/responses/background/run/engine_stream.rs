@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::openai::error::{Answer, CUTS_CONNECTIONS};
+use crate::openai::error::{Answer, ApiError, CUTS_CONNECTIONS};
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -61,17 +61,9 @@ impl Responses {
                 input = truncation::shortened(&input).ok_or(error)?;
                 continue;
             }
-            // There was such a model when the response was accepted, so its workers may come back.
-            let lost_model = error.code == engine_error::UNKNOWN_MODEL
-                && self.relay.may_use(call.context.tenant, &create.model);
-            let is_passing = matches!(
-                error.status,
-                StatusCode::TOO_MANY_REQUESTS
-                    | StatusCode::BAD_GATEWAY
-                    | StatusCode::SERVICE_UNAVAILABLE
-                    | StatusCode::GATEWAY_TIMEOUT
-            );
-            let may_help = is_passing || lost_model;
+            let may_help = may_pass(&error, || {
+                self.relay.may_use(call.context.tenant, &create.model)
+            });
             let ends_engines = error.code == CUTS_CONNECTIONS;
             // A limit of the tenant never has room for it.
             let is_refused =
@@ -83,6 +75,19 @@ impl Responses {
             sleep(pause).await;
             pause = (pause * 2).min(WORKER_PAUSE_MAX);
         }
+    }
+}
+
+/// Whether what an error says may pass while its run waits. `may_use`: whether the tenant may use the model.
+fn may_pass(error: &ApiError, may_use: impl FnOnce() -> bool) -> bool {
+    match error.status {
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => true,
+        // There was such a model when the response was accepted, so its workers may come back. A replica that takes the
+        // run over may never have known them.
+        _ => error.code == engine_error::UNKNOWN_MODEL && may_use(),
     }
 }
 
@@ -227,6 +232,25 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::relay;
+
+    #[test]
+    fn a_run_waits_for_a_model_that_no_worker_serves_any_more() {
+        let unknown = ApiError::from(relay::Error::UnknownModel {
+            model: "m".to_owned(),
+            known: vec!["other".to_owned()],
+        });
+        assert!(may_pass(&unknown, || true));
+        assert!(!may_pass(&unknown, || false), "it never exists for it");
+        let unavailable = ApiError::from(relay::Error::NoWorker {
+            model: "m".to_owned(),
+            is_known: true,
+            retry_after: Duration::from_secs(1),
+        });
+        assert!(may_pass(&unavailable, || true));
+        let mistake = ApiError::from(relay::Error::NoModel { known: Vec::new() });
+        assert!(!may_pass(&mistake, || true));
+    }
 
     /// The pieces that a test sends.
     struct Pieces(mpsc::UnboundedReceiver<Bytes>);
