@@ -128,7 +128,13 @@ impl Relay {
                 chosen = chooser.find_first(plan, now, failed, may_repeat);
             }
             // A retry that no worker can take must not use up the budget of others.
-            if chosen.is_none() || !self.may_retry(plan, &retry) {
+            let Some(found) = &chosen else {
+                return Err(course.on_no_worker(false));
+            };
+            if chooser.lacks_prefill_worker(&plan.group, found) {
+                return Err(Step::Stop(Unanswered::LacksPrefill));
+            }
+            if !self.may_retry(plan, &retry) {
                 return Err(course.on_no_worker(false));
             }
         }
@@ -160,7 +166,9 @@ impl Relay {
             converted = self.converted(job, plan, &choice, ToolLoss::AsConfigured);
         }
         let converted = converted.map_err(|what| Step::Stop(Unanswered::NotConvertible(what)))?;
-        if chooser.lacks_prefill_worker(&choice) {
+        let role = choice.worker.role;
+        let reason = choice.split.why_whole();
+        if reason.is_some_and(|reason| chooser.lacks_prefill(role, reason)) {
             return Err(Step::Stop(Unanswered::LacksPrefill));
         }
         Ok((choice, converted))
