@@ -85,7 +85,7 @@ impl Relay {
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
                         Ok(answer) => {
-                            self.on_answer(job, plan, &answer);
+                            self.on_answer(job, plan, course, &answer);
                             return Ok(answer);
                         }
                         Err(attempt) => {
@@ -232,7 +232,7 @@ impl Relay {
     }
 
     /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
-    fn on_answer(&self, job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) {
+    fn on_answer(&self, job: &Job<'_>, plan: &Plan, course: &Course, answer: &AttemptAnswer) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
         let owner = FailureOwner::of_status(status);
@@ -241,6 +241,11 @@ impl Relay {
             model.report_failure(worker, job.context.client, owner, status.as_str());
         } else if worker.breaker.state() != State::Closed {
             plan.model.report_success(worker, job.context.client);
+        }
+        // Whether the request was to blame for its failed KV transfer.
+        if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
+            let model = &plan.model;
+            model.report_whole(job.context.client, status.is_success());
         }
         self.quarantine.on_answer(job.original);
     }
