@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use self::reuse::Reuse;
 use super::choose::failed_workers::FailedWorkers;
 use super::failure::cuts::{Cut, Cuts};
+use super::failure::failure_owner::FailureOwner;
 use super::failure::fault::Fault;
 use super::failure::types::{Failure, Stage};
 use super::job::{Error, NotConvertible};
@@ -311,6 +312,12 @@ impl Course {
     /// How the last attempt failed.
     pub(super) fn last(&self) -> Option<Failure> {
         self.last.as_ref().map(|last| last.fault.failure)
+    }
+
+    /// True if the last attempt ended with a failed KV transfer, for which the request may be to blame.
+    pub(super) fn is_after_failed_transfer(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|last| last.fault.owner == FailureOwner::KvTransfer)
     }
 
     /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may

@@ -16,7 +16,7 @@ use super::account::metrics::{Families, NONE};
 use super::account::usage::CountersByTenant;
 use super::account::worker_series::SeriesByWorker;
 use super::continuation;
-use super::failure::evidence::SharedEvidence;
+use super::failure::evidence::{NEXT_TRIAL_PAUSE, SharedEvidence};
 use super::failure::failure_owner::FailureOwner;
 use super::failure::types::Outcome;
 use super::prefill_decode;
@@ -348,7 +348,12 @@ impl ModelState {
         let breaker = &prefill.kv_transfer_breaker;
         let is_unhealthy = prefill.last_probe_error.load().is_some();
         let evidence = &self.transfer_evidence;
-        let failures = evidence.on_failure(now, prefill.id, client, breaker.state(), is_unhealthy);
+        let state = breaker.state();
+        let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+        if failures == 0 && state == State::HalfOpen {
+            // The request may be to blame.
+            breaker.pause(now + NEXT_TRIAL_PAUSE);
+        }
         if (0..failures).any(|_| breaker.on_failure(now)) {
             evidence.on_opened(prefill.id);
             warn!(
@@ -356,6 +361,11 @@ impl ModelState {
                 "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
             );
         }
+    }
+
+    /// Reports that one worker alone has answered a client's request whose KV transfer had failed.
+    pub(super) fn report_whole(&self, client: ClientKey, is_success: bool) {
+        self.transfer_evidence.on_whole(client, is_success);
     }
 
     /// Failed requests alone open the circuit breakers of at most half of a model's workers: what fails at most of them is more
@@ -368,5 +378,42 @@ impl ModelState {
             let open = workers.filter(|worker| worker.breaker.state() != State::Closed);
             (open.count() + 1) * 2 <= group.workers.len()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::registry::tests::{registry, worker};
+
+    #[test]
+    fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
+        let common = PerModel {
+            routing: routing::Settings::default(),
+            bytes_per_token: 4.0,
+            send_tokens: false,
+            stream_continuation: None,
+        };
+        let settings = ModelSettings {
+            common,
+            named: FxHashMap::default(),
+            names: Vec::new(),
+        };
+        let counts = metrics::Registry::default();
+        let models = Models::new(settings, registry(&[]), None, &counts);
+        let (model, prefill) = (models.of(&Model::from("m")), worker("p"));
+        let breaker = &prefill.kv_transfer_breaker;
+        for client in [1, 2, 1, 2, 1, 2] {
+            model.report_transfer_failure(&prefill, ClientKey(client));
+        }
+        let now = observe::now();
+        assert!(breaker.admit(now + Duration::from_secs(3_600)));
+        model.report_transfer_failure(&prefill, ClientKey(1));
+        breaker.release_trial(now);
+        assert_eq!(breaker.state(), State::HalfOpen);
+        assert!(!breaker.may_admit(now));
+        assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
     }
 }

@@ -85,7 +85,7 @@ impl Relay {
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
                         Ok(answer) => {
-                            self.on_answer(job, plan, &answer);
+                            self.on_answer(job, plan, course, &answer);
                             return Ok(answer);
                         }
                         Err(attempt) => {
@@ -128,7 +128,13 @@ impl Relay {
                 chosen = chooser.find_first(plan, now, failed, may_repeat);
             }
             // A retry that no worker can take must not use up the budget of others.
-            if chosen.is_none() || !self.may_retry(plan, &retry) {
+            let Some(found) = &chosen else {
+                return Err(course.on_no_worker(false));
+            };
+            if chooser.lacks_prefill_worker(&plan.group, found) {
+                return Err(Step::Stop(Unanswered::LacksPrefill));
+            }
+            if !self.may_retry(plan, &retry) {
                 return Err(course.on_no_worker(false));
             }
         }
@@ -160,7 +166,9 @@ impl Relay {
             converted = self.converted(job, plan, &choice, ToolLoss::AsConfigured);
         }
         let converted = converted.map_err(|what| Step::Stop(Unanswered::NotConvertible(what)))?;
-        if chooser.lacks_prefill_worker(&choice) {
+        let role = choice.worker.role;
+        let reason = choice.split.why_whole();
+        if reason.is_some_and(|reason| chooser.lacks_prefill(role, reason)) {
             return Err(Step::Stop(Unanswered::LacksPrefill));
         }
         Ok((choice, converted))
@@ -224,7 +232,7 @@ impl Relay {
     }
 
     /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
-    fn on_answer(&self, job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) {
+    fn on_answer(&self, job: &Job<'_>, plan: &Plan, course: &Course, answer: &AttemptAnswer) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
         let owner = FailureOwner::of_status(status);
@@ -233,6 +241,11 @@ impl Relay {
             model.report_failure(worker, job.context.client, owner, status.as_str());
         } else if worker.breaker.state() != State::Closed {
             plan.model.report_success(worker, job.context.client);
+        }
+        // Whether the request was to blame for its failed KV transfer.
+        if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
+            let model = &plan.model;
+            model.report_whole(job.context.client, status.is_success());
         }
         self.quarantine.on_answer(job.original);
     }

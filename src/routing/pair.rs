@@ -71,9 +71,9 @@ pub struct Pair {
 }
 
 /// Chooses a decode worker and, if that lacks enough of the prompt, a prefill worker. `may_pair(prefill, decode)`
-/// is true if KV can be transferred between the two. `computes_alone(decode)` is true if the worker may compute the
-/// prompt where no prefill worker can; one that may not comes after all that can be sent the request. `None` if no
-/// decode worker is usable. Policies other than `cache_aware` choose the decode worker first and on its own.
+/// is true if KV can be transferred between the two, whatever their ranks. `computes_alone(decode)` is true if the
+/// worker may compute the prompt where no prefill worker can; one that may not comes after all that can be sent the
+/// request. `None` if no decode worker is usable. Policies other than `cache_aware` choose the decode worker first and on its own.
 pub fn decide(
     settings: &Settings,
     routing: &super::Settings,
@@ -92,8 +92,11 @@ pub fn decide(
         return Some(pair);
     }
     let usable = |index: &ViewIndex| prefill.state(*index).is_usable;
+    let mut usable: SmallVec<[ViewIndex; 32]> = prefill.indices().filter(usable).collect();
+    // Whether two workers are a pair is the same for all their ranks.
+    usable.dedup_by_key(|index| prefill.owner(*index));
     let provided = Provided {
-        prefill: prefill.indices().filter(usable).collect(),
+        prefill: usable,
         decode,
         costs: Costs::new(routing, request, decode),
         min_remote_tokens: settings.min_remote_tokens,
@@ -411,7 +414,7 @@ impl<P: View, F: Fn(ViewIndex, ViewIndex) -> bool> View for Paired<'_, P, F> {
 
 /// The decode workers that can be sent the request: they have a prefill worker for it, need none, or may do without.
 struct Provided<'a, D, F, G> {
-    /// The usable prefill workers.
+    /// The usable prefill workers, each by one of its places.
     prefill: SmallVec<[ViewIndex; 32]>,
     decode: &'a D,
     costs: Costs<'a>,

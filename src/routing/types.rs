@@ -164,6 +164,11 @@ pub trait View {
     /// A number that is the same for a worker of the same name on every replica.
     fn identity(&self, index: ViewIndex) -> u64;
 
+    /// Whose place this is: a number that all places of one worker share. They are one after the other.
+    fn owner(&self, index: ViewIndex) -> usize {
+        index.get()
+    }
+
     /// The workers with the longest cached prefixes of the prompt.
     fn prefix_owners(&self) -> &[ViewIndex];
 

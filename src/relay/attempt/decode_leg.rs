@@ -90,6 +90,11 @@ impl LegContext<'_> {
     ) -> Result<Decoded, DecodeFailure> {
         let Self { plan, settings, .. } = *self;
         let mut answer = pin!(self.decode_leg(&body, now, span));
+        // Otherwise the decode engine itself reports a failed transfer.
+        let is_watched = settings.connector.needs_bootstrap();
+        if plan.is_stream && !is_watched {
+            return answer.await;
+        }
         let patience = if plan.is_stream {
             settings.transfer_timeout
         } else {
@@ -97,22 +102,21 @@ impl LegContext<'_> {
             2 * settings.transfer_timeout
         };
         let watched_until = now + patience;
-        if !plan.is_stream {
-            self.prefill.set_done(watched_until);
-        }
-        if !settings.connector.needs_bootstrap() {
-            // The decode engine itself reports a failed transfer.
-            return answer.await;
-        }
         loop {
-            if self.is_prefill_gone() {
+            if is_watched && self.is_prefill_gone() {
                 return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
             let now = observe::now();
-            if now >= watched_until {
+            let is_over = now >= watched_until;
+            if is_over && (plan.is_stream || !self.may_wait_at_decode()) {
                 break;
             }
-            let next_check = (now + CHECK_EVERY).min(watched_until);
+            let next_check = now + CHECK_EVERY;
+            let next_check = if is_over {
+                next_check
+            } else {
+                next_check.min(watched_until)
+            };
             tokio::select! {
                 biased;
                 answer = &mut answer => return answer,
@@ -122,8 +126,15 @@ impl LegContext<'_> {
         if plan.is_stream {
             Err(DecodeFailure::Silent)
         } else {
+            self.prefill.set_done(observe::now());
             answer.await
         }
+    }
+
+    /// True if requests wait in the decode engine. This one may be among them, and its blocks not fetched yet.
+    fn may_wait_at_decode(&self) -> bool {
+        let reported = self.choice.worker.load.reported();
+        reported.is_some_and(|report| report.waiting > 0)
     }
 
     /// What the decode leg's end means for the attempt. `tokens`: the prompt's, and those that the prefill worker had

@@ -14,6 +14,7 @@ use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::relay::core::Relay;
+use crate::relay::failure::evidence::NEXT_TRIAL_PAUSE;
 use crate::relay::failure::fault::Sign;
 use crate::relay::headers;
 use crate::relay::job::Job;
@@ -21,9 +22,6 @@ use crate::relay::plan::Plan;
 
 /// An engine may ask for a pause (Retry-After), but not for a longer one than this.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-
-/// After a trial request that a busy or starting worker refused: as often as a health check asks.
-const REFUSED_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 
 impl Relay {
     /// Sends one form of a request after the other, until the worker takes one.
@@ -125,7 +123,7 @@ impl Relay {
         let asked = headers::retry_after(&answer.head.headers);
         // A trial that is refused says nothing of the worker. The next one must not be the next request.
         let is_trial = worker.breaker.state() == State::HalfOpen;
-        if let Some(pause) = asked.or_else(|| is_trial.then_some(REFUSED_TRIAL_PAUSE)) {
+        if let Some(pause) = asked.or_else(|| is_trial.then_some(NEXT_TRIAL_PAUSE)) {
             worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
         }
         Sign::Retryable

@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 
 use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, TransferTrial, Trial};
-use super::failed_workers::FailedWorkers;
+use super::failed_workers::{Excluded, FailedWorkers};
 use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
 use crate::fleet::{Group, Places, Role, Worker};
@@ -178,11 +178,7 @@ impl<'c> Chooser<'c> {
     ) -> bool {
         let prefixes = self.cached_prefixes_in(plan, group, PREFIX_CANDIDATES);
         let found = self.find(plan, &prefixes, now, failed, may_repeat);
-        found.is_some_and(|(decision, split)| {
-            let role = group.worker(decision.index).role;
-            let reason = split.why_whole();
-            reason.is_none_or(|reason| !self.lacks_prefill(role, reason))
-        })
+        found.is_some_and(|chosen| !self.lacks_prefill_worker(group, &chosen))
     }
 
     /// Chooses workers without those that have `failed`; with `may_repeat` one of those if there is no other. Changes
@@ -200,20 +196,21 @@ impl<'c> Chooser<'c> {
             let mut chances = failed.second_chances(may_repeat);
             chances.find_map(|again| once(&again))
         })?;
-        if let (Some(settings), Split::Whole(reason)) = (self.disaggregation, chosen.1)
-            && may_repeat
-            && !may_compute_locally(settings, reason)
-            && failed.prefill.len() > failed.unfit.len()
-        {
-            // A prefill worker that has failed is better than none.
-            let prefill = failed.unfit.clone();
-            return once(&FailedWorkers {
-                prefill,
-                ..failed.clone()
-            })
-            .or(Some(chosen));
+        let group = prefixes.places.group();
+        if !may_repeat || !self.lacks_prefill_worker(group, &chosen) {
+            return Some(chosen);
         }
-        Some(chosen)
+        // A pair with a worker that has failed is better than none: with another decode worker if there is one.
+        let pair_without = |decode: &Excluded| {
+            let again = FailedWorkers {
+                decode: decode.clone(),
+                prefill: failed.unfit.clone(),
+                ..failed.clone()
+            };
+            once(&again).filter(|chosen| !self.lacks_prefill_worker(group, chosen))
+        };
+        let found = pair_without(&failed.decode).or_else(|| pair_without(&failed.unfit));
+        found.or(Some(chosen))
     }
 
     /// Has a worker's circuit breaker admit the request, which may be its trial request then. `None` if it does not.
@@ -268,14 +265,20 @@ impl<'c> Chooser<'c> {
         Some((decode.in_fleet(decision), Split::Whole(reason)))
     }
 
-    /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
-    pub(in crate::relay) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
-        let reason = choice.split.why_whole();
-        reason.is_some_and(|reason| self.lacks_prefill(choice.worker.role, reason))
+    /// True if the request must not run on the worker that was chosen among those of `group`, because it needs a prefill leg
+    /// and has none.
+    pub(in crate::relay) fn lacks_prefill_worker(
+        &self,
+        group: &Group,
+        (decision, split): &Chosen,
+    ) -> bool {
+        let role = group.worker(decision.index).role;
+        let reason = split.why_whole();
+        reason.is_some_and(|reason| self.lacks_prefill(role, reason))
     }
 
     /// As [`lacks_prefill`]; false if requests are not disaggregated.
-    fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
+    pub(in crate::relay) fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
         let settings = self.disaggregation;
         settings.is_some_and(|settings| lacks_prefill(settings, role, reason))
     }
@@ -293,10 +296,12 @@ impl<'c> Chooser<'c> {
         }
     }
 
-    /// Whether requests whose KV transfers failed may go on without a prefill leg.
-    pub(in crate::relay) fn may_give_up_transfers(&self) -> bool {
-        let settings = self.disaggregation;
-        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
+    /// Whether a request whose KV transfers failed may go on without a prefill leg, at workers that compute alone.
+    pub(in crate::relay) fn may_give_up_transfers(&self, plan: &Plan) -> bool {
+        self.disaggregation.is_some_and(|settings| {
+            settings.is_local_prefill_allowed()
+                && (settings.connector.decodes_alone() || !plan.group.both().is_empty())
+        })
     }
 }
 

@@ -281,6 +281,10 @@ impl View for FleetView<'_> {
         }
     }
 
+    fn owner(&self, index: ViewIndex) -> usize {
+        self.worker_index(index).get()
+    }
+
     fn prefix_owners(&self) -> &[ViewIndex] {
         &self.owners.indices
     }

@@ -9,6 +9,8 @@
 //! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
 //!
 //! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
+//! Where no other pair is, a client's requests can succeed nowhere else. So they are also compared with how they fare
+//! without a transfer: a request that one worker then answers was not to blame.
 //!
 //! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
 //!
@@ -27,6 +29,9 @@ use crate::ids::{ClientKey, WorkerId};
 
 /// How many times as often one client's requests must fail at a worker as elsewhere.
 pub(in crate::relay) const SHARE_FACTOR: f64 = 5.0;
+/// After a trial request that shows nothing of its worker, since that is busy or the request may be to blame: as often as a
+/// health check asks. Otherwise the next request would be the next trial.
+pub(in crate::relay) const NEXT_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 /// Evidence is forgotten after this time: the requests of a minute describe the state of now.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Clients and workers that are remembered; with more, the evidence starts anew. A minute of failures of this many
@@ -49,6 +54,8 @@ struct Row {
 struct Suspect {
     since: Instant,
     by_worker: SmallVec<[(WorkerId, Tally); 4]>,
+    /// Its requests that were computed as a whole after they had failed.
+    whole: Tally,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +96,7 @@ impl Evidence {
         let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
             since: now,
             by_worker: SmallVec::new(),
+            whole: Tally::default(),
         });
         suspect.tally(worker).failed += 1;
         let stands_out = suspect.stands_out(worker);
@@ -119,6 +127,15 @@ impl Evidence {
         }
     }
 
+    /// One worker alone has answered a client's request that had failed at two. If it succeeds now, it was not to blame.
+    pub(in crate::relay) fn on_whole(&mut self, client: ClientKey, is_success: bool) {
+        if let Some(suspect) = self.suspects.get_mut(&client) {
+            let tally = &mut suspect.whole;
+            tally.succeeded += u32::from(is_success);
+            tally.failed += u32::from(!is_success);
+        }
+    }
+
     /// The worker's circuit breaker has opened: what made it open does not count against the worker once more.
     pub(in crate::relay) fn on_opened(&mut self, worker: WorkerId) {
         self.rows.remove(&worker);
@@ -144,7 +161,7 @@ impl Suspect {
         &mut self.by_worker[index].1
     }
 
-    /// True if the client's requests fail at this worker much more often than at the others.
+    /// True if the client's requests fail at this worker much more often than at the others, or than as a whole.
     fn stands_out(&self, worker: WorkerId) -> bool {
         let (mut here, mut elsewhere) = (Tally::default(), Tally::default());
         for (id, tally) in &self.by_worker {
@@ -156,7 +173,8 @@ impl Suspect {
             sum.failed += tally.failed;
             sum.succeeded += tally.succeeded;
         }
-        here.share() >= SHARE_FACTOR * elsewhere.share()
+        let others = elsewhere.share().min(self.whole.share());
+        here.share() >= SHARE_FACTOR * others
     }
 }
 
@@ -190,6 +208,11 @@ impl SharedEvidence {
 
     pub(in crate::relay) fn on_opened(&self, worker: WorkerId) {
         self.evidence.lock().on_opened(worker);
+    }
+
+    /// As [`Evidence::on_whole`].
+    pub(in crate::relay) fn on_whole(&self, client: ClientKey, is_success: bool) {
+        self.evidence.lock().on_whole(client, is_success);
     }
 
     pub(in crate::relay) fn on_success(&self, worker: WorkerId, client: ClientKey) {
@@ -269,6 +292,31 @@ mod tests {
         assert_eq!(evidence.fails(now, A, GUILTY), 3);
         // B fails as often as A does: the request is to blame.
         (0..9).for_each(|_| assert_eq!(evidence.fails(now, B, GUILTY), 0));
+        assert_eq!(evidence.fails(now, A, GUILTY), 0);
+    }
+
+    #[test]
+    fn one_clients_failures_count_if_one_worker_alone_answers_its_requests() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        // Both fail each of its requests, so that neither differs from the other.
+        for _ in 0..4 {
+            assert_eq!(evidence.fails(now, A, GUILTY), 0);
+            assert_eq!(evidence.fails(now, B, GUILTY), 0);
+            evidence.on_whole(GUILTY, true);
+        }
+        assert_eq!(evidence.fails(now, A, GUILTY), 5);
+        assert_eq!(evidence.fails(now, B, GUILTY), 5);
+    }
+
+    #[test]
+    fn what_fails_as_a_whole_too_counts_against_no_worker() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        for _ in 0..40 {
+            assert_eq!(evidence.fails(now, A, GUILTY), 0);
+            evidence.on_whole(GUILTY, false);
+        }
+        // Another client's answers say nothing of this one's.
+        (0..40).for_each(|_| evidence.on_whole(OTHER, true));
         assert_eq!(evidence.fails(now, A, GUILTY), 0);
     }
 

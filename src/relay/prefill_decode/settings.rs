@@ -54,7 +54,9 @@ pub struct Advanced {
     /// mooncake, sglang: a streamed request without its first token for this long after the decode leg was sent is
     /// cancelled and started again, since an engine may wait for minutes for KV blocks that never come. Longer
     /// than requests wait in a decode worker's queue. Other requests are cancelled only if the prefill process is
-    /// gone, which is checked for twice as long. nixl does not use it: its engines report failed transfers.
+    /// gone. With all connectors but sglang, a prefill worker that is lost is taken to have handed its blocks over
+    /// once twice this time is over and no requests wait at the decode worker: an answer that is not streamed goes
+    /// on then. nixl and moriio use it for nothing else: their engines report failed transfers.
     #[serde(with = "DurationText")]
     pub transfer_timeout: Duration,
     /// mooncake, sglang: the port of the prefill workers' bootstrap server (`VLLM_MOONCAKE_BOOTSTRAP_PORT`,

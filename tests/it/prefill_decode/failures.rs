@@ -700,6 +700,81 @@ async fn where_every_transfer_fails_the_decode_worker_computes_or_nobody_does() 
     }
 }
 
+fn failing_transfers() -> Faults {
+    transfer_faults(TransferFaults {
+        transfer_fails_ms: Some(5),
+        ..TransferFaults::default()
+    })
+}
+
+/// As where all requests come through one ingress.
+#[tokio::test]
+async fn where_every_transfer_fails_one_client_alone_is_soon_answered_without_any() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 1), |config| {
+        unnoticed(config);
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Local;
+        config.requests.advanced.min_retries_per_second = 10;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        // Longer than the test.
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
+    })
+    .await;
+    fleet.decode(0).fault(failing_transfers()).await;
+    for (path, body, _) in fleet.kinds(3) {
+        fleet.is_answered("one client", path, &body).await;
+    }
+    let row = fleet.cluster.worker("p0").await;
+    assert_eq!(row["kv_transfers"]["circuit_breaker"], "open");
+    let legs = fleet.decode(0).kv_transfers().await.decode_legs;
+    for _ in 0..ROUNDS {
+        let kinds = fleet.kinds(3);
+        let ask = |place: usize| {
+            let (path, body, _) = &kinds[place];
+            fleet.is_answered("one client", path, body)
+        };
+        tokio::join!(ask(0), ask(1), ask(2), ask(3), ask(4), ask(5));
+    }
+    assert_eq!(fleet.decode(0).kv_transfers().await.decode_legs, legs);
+}
+
+#[tokio::test]
+async fn an_only_pair_whose_transfer_fails_is_tried_again_if_no_worker_may_compute_alone() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 1), |config| {
+        unnoticed(config);
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+    })
+    .await;
+    fleet.decode(0).fault(failing_transfers()).await;
+    for (path, body, stream) in fleet.kinds(3) {
+        let before = fleet.decode(0).kv_transfers().await.decode_legs;
+        let answer = fleet.cluster.post(path, body).await;
+        let text = answer.text();
+        assert!(answer.status >= 500, "{path}, stream {stream}: {text}");
+        let legs = fleet.decode(0).kv_transfers().await.decode_legs - before;
+        assert_eq!(legs, 4, "{path}, stream {stream}: each attempt");
+    }
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_is_unreachable_is_tried_again_if_no_other_one_has_a_prefill_worker() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 2), |config| {
+        unnoticed(config);
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+        config.prefill_decode.topology = "zone".to_owned();
+        for (worker, zone) in config.workers.iter_mut().zip(["a", "a", "b"]) {
+            worker.labels.insert("zone".to_owned(), zone.to_owned());
+        }
+    })
+    .await;
+    fleet.kill("d0").await;
+    let before = fleet.prefill(0).kv_transfers().await.prefill_legs;
+    let (path, body, _) = fleet.kinds(3).swap_remove(0);
+    let answer = fleet.cluster.post(path, body).await;
+    assert!(answer.status >= 500, "{}", answer.text());
+    let legs = fleet.prefill(0).kv_transfers().await.prefill_legs - before;
+    assert!(legs > 2, "{legs} attempts");
+}
+
 #[tokio::test]
 async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     let mut fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {

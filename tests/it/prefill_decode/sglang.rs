@@ -11,6 +11,7 @@ use warmroute::fleet::Role;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::kv_transfer::Connector;
+use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
 
 use super::failures::said;
@@ -207,6 +208,97 @@ async fn a_failed_transfer_is_tried_again_before_anything_goes_to_the_client() {
         assert_eq!(said(answer.text()), "together with another");
         assert!(!answer.text().contains("KVTransferError"));
     }
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn an_only_pair_whose_transfer_fails_is_tried_again() {
+    let pairs = Pairs::with(1, 1, &[], |config| config.requests.max_attempts = 3);
+    let pairs = pairs.await.up().await;
+    pairs.decodes[0].fault(Fault::Transfer(Duration::from_millis(20)));
+    for is_stream in [false, true] {
+        let before = pairs.decodes[0].bodies().len();
+        let answer = pairs.ask(&chat("x", is_stream)).await;
+        assert!(answer.status >= 500, "{}", answer.text());
+        assert_eq!(pairs.decodes[0].bodies().len(), before + 3);
+        pairs.nothing_stays_open().await;
+    }
+}
+
+#[tokio::test]
+async fn a_whole_worker_takes_a_request_whose_only_prefill_worker_has_failed() {
+    let whole = SglangEngine::start(Role::Both, &Arc::default()).await;
+    let pairs = Pairs::with(1, 2, &[&whole], |config| {
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+        config.routing.policy = Policy::RoundRobin;
+    })
+    .await
+    .up()
+    .await;
+    let legs = || pairs.decodes.iter().map(|decode| decode.bodies().len());
+    eventually("all are used", async || {
+        pairs.ask(&chat("up", false)).await;
+        legs().all(|legs| legs > 0) && !whole.bodies().is_empty()
+    })
+    .await;
+    for decode in &pairs.decodes {
+        decode.fault(Fault::Transfer(Duration::from_millis(20)));
+    }
+    let before: usize = legs().sum();
+    for round in 0..6 {
+        let asked: usize = legs().sum();
+        let body = chat(&format!("round {round}"), round % 2 == 0);
+        let answer = pairs.ask(&body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(said(answer.text()), "alone");
+        assert!(legs().sum::<usize>() <= asked + 1, "one attempt as a pair");
+    }
+    assert!(legs().sum::<usize>() > before, "none was sent to a pair");
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_whole_answer_goes_on_without_the_prefill_worker_whose_blocks_were_fetched() {
+    let pairs = Pairs::start(2, 1).await.up().await;
+    let decode = &pairs.decodes[0];
+    let rows = async |role: &str| {
+        let page = client::get(pairs.router.admin, "/fleet").await.json();
+        let workers = page["workers"].as_array().unwrap().clone();
+        let of_role = workers.into_iter().filter(|row| row["role"] == role);
+        of_role.collect::<Vec<_>>()
+    };
+    eventually("both prefill workers are up", async || {
+        let prefills = rows("prefill").await;
+        prefills.iter().all(|row| row["health"] == "up")
+    })
+    .await;
+    decode.fault(Fault::Silent);
+    let (before, legs) = (pairs.prefills[0].bodies().len(), decode.bodies().len());
+    let asked = chat("x", false);
+    let goes_on = async {
+        eventually("the decode worker alone has it", async || {
+            let prefills = rows("prefill").await;
+            decode.open() == 1
+                && pairs.open_legs() == 1
+                && prefills.iter().all(|row| row["requests"] == 0)
+        })
+        .await;
+        let is_first = pairs.prefills[0].bodies().len() > before;
+        pairs.prefills[usize::from(!is_first)].kill();
+        eventually("the prefill worker is down", async || {
+            let prefills = rows("prefill").await;
+            prefills.iter().any(|row| row["health"] == "down")
+        })
+        .await;
+        decode.fault(Fault::None);
+        let other = pairs.ask(&chat("another", false)).await;
+        assert_eq!(other.status, 200, "{}", other.text());
+    };
+    tokio::select! {
+        _ = pairs.ask(&asked) => panic!("the decode worker does not answer"),
+        () = goes_on => {}
+    }
+    assert_eq!(decode.bodies().len(), legs + 2, "it was begun again");
     pairs.nothing_stays_open().await;
 }
 
