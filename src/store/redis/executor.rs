@@ -17,6 +17,7 @@ use super::breakers::Breakers;
 use super::failure::{
     BUSY_RETRY, Failure, classify, is_script_missing, server_failure, unavailable, unknown,
 };
+use super::keys::Keys;
 use super::link::{Connection, Link, SHARED};
 use super::replica_wait::ReplicaWait;
 use super::request::{Kind, Request};
@@ -56,11 +57,15 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
+        let probes = match settings.mode {
+            Mode::Cluster => Vec::from(Keys::new(&settings.prefix).probes()),
+            Mode::Standalone | Mode::Sentinel => Vec::new(),
+        };
         Self {
             link,
             breakers: Breakers::new(
                 &settings.advanced.circuit_breaker,
-                settings.mode == Mode::Cluster,
+                &probes,
                 meters.metrics.breaker.clone(),
             ),
             in_flight: AtomicU32::new(0),

@@ -639,10 +639,12 @@ async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
     for _ in 0..8 {
         assert!(store.admit().await.is_err());
     }
+    assert!(!store.health().is_up);
     for node in &nodes {
         node.wake();
     }
     eventually("it is admitted again", async || store.admit().await.is_ok()).await;
+    assert!(store.health().is_up);
 }
 
 #[tokio::test]
