@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command};
@@ -131,6 +131,8 @@ impl ResponseStore for Redis {
                 for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
                     server.insert(key.to_owned(), value.into());
                 }
+                // What the health warns of is as of now.
+                let _ = self.check_eviction().await;
             }
             Ok(Report {
                 kind: "redis",
@@ -299,15 +301,15 @@ impl Redis {
         self.lacking.check()
     }
 
-    /// Looks in the background whether Redis may evict keys.
-    pub(super) fn check_eviction(&self) {
+    /// Looks whether Redis may evict keys, also if the returned is dropped.
+    pub(super) fn check_eviction(&self) -> JoinHandle<()> {
         let link = self.link.clone();
         let check = async move {
             if let Some(connection) = link.up(SHARED) {
                 link.check_eviction(connection.wire).await;
             }
         };
-        drop(self.own_thread.runtime().spawn(check));
+        self.own_thread.runtime().spawn(check)
     }
 
     pub(super) fn is_up(&self) -> bool {

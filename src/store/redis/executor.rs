@@ -220,16 +220,20 @@ impl Executor {
             },
             Ok(Err(error)) => {
                 let failure = classify(&error);
-                if failure.is_server_failure && self.must_replace(&connection.wire) {
-                    self.link.lose(index, connection.number);
+                if failure.is_server_failure {
+                    if connection.wire.is_cluster() {
+                        self.link.renew(index, &connection);
+                    } else {
+                        self.link.lose(index, connection.number);
+                    }
                 }
                 Err(failure)
             }
             Err(_) => {
-                if !connection.wire.is_cluster() {
+                if connection.wire.is_cluster() {
+                    self.link.renew(index, &connection);
+                } else {
                     self.link.on_timeout(index, connection.number);
-                } else if self.must_replace(&connection.wire) {
-                    self.link.lose(index, connection.number);
                 }
                 let reason = match kind {
                     Kind::Read => "no reply within the time-out",
@@ -238,12 +242,6 @@ impl Executor {
                 Err(server_failure(unknown(reason)))
             }
         }
-    }
-
-    /// Whether a connection on which an operation failed must be opened anew. The cluster library opens those to the
-    /// nodes itself, always with the password that the first ones had.
-    fn must_replace(&self, wire: &Wire) -> bool {
-        !wire.is_cluster() || self.link.has_new_password(observe::now())
     }
 
     /// Returns the connection and its index: the requested one, or the shared one if it cannot be opened.

@@ -620,6 +620,17 @@ async fn a_store_opens_while_a_node_of_its_cluster_hangs() {
 }
 
 #[tokio::test]
+async fn a_store_opens_while_a_master_of_its_cluster_hangs() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    nodes[1].pause();
+    let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
+    eventually("it connects", async || {
+        store.create(new_key(), finished()).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
@@ -1539,26 +1550,48 @@ impl PasswordFile {
     }
 }
 
+/// Lets the store's user in with this password only.
+fn let_in(server: &Server, password: &str) {
+    server.cli(&[
+        "acl",
+        "setuser",
+        "router",
+        "on",
+        "resetpass",
+        &format!(">{password}"),
+        "~*",
+        "&*",
+        "+@all",
+    ]);
+}
+
+/// Whether every node lets the store's user in: reads go to all slots.
+async fn is_let_in(store: &Store) -> bool {
+    let mut all = true;
+    for _ in 0..20 {
+        all &= matches!(store.get(new_key()).await, Ok(None));
+    }
+    all
+}
+
 /// A store whose user's password is replaced on the servers and in its file, and whose connections to the first
 /// `closed` servers are closed then: it goes on with the new one.
 async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Server>, more: &str) {
+    check_rotated_after(servers, closed, sentinel, more, async |_| {}).await;
+}
+
+/// As [`check_rotated`], with what happens between the change of the file and that of the servers.
+async fn check_rotated_after(
+    servers: &[&Server],
+    closed: usize,
+    sentinel: Option<&Server>,
+    more: &str,
+    between: impl AsyncFnOnce(&Store),
+) {
     let (password, of_sentinel) = (PasswordFile::new("old"), PasswordFile::new("old-too"));
-    let users = |server: &Server, password: &str| {
-        server.cli(&[
-            "acl",
-            "setuser",
-            "router",
-            "on",
-            "resetpass",
-            &format!(">{password}"),
-            "~*",
-            "&*",
-            "+@all",
-        ]);
-    };
     let asked = sentinel.unwrap_or(servers[0]);
     for server in servers {
-        users(server, "old");
+        let_in(server, "old");
     }
     let mut text = format!(
         "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n{more}",
@@ -1566,7 +1599,7 @@ async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Ser
         password.0.display(),
     );
     if let Some(sentinel) = sentinel {
-        users(sentinel, "old-too");
+        let_in(sentinel, "old-too");
         text += &format!(
             "      sentinel_username: router\n      sentinel_password: file:{}\n",
             of_sentinel.0.display()
@@ -1579,22 +1612,19 @@ async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Ser
     store.admit().await.unwrap();
     password.write("new");
     of_sentinel.write("new-too");
+    between(&store).await;
     for server in servers {
-        users(server, "new");
+        let_in(server, "new");
     }
     if let Some(sentinel) = sentinel {
-        users(sentinel, "new-too");
+        let_in(sentinel, "new-too");
         sentinel.cli(&["client", "kill", "user", "router"]);
     }
     for server in &servers[..closed] {
         server.cli(&["client", "kill", "user", "router"]);
     }
     eventually("the new password is used at every node", async || {
-        let mut all = true;
-        for _ in 0..20 {
-            all &= matches!(store.get(new_key()).await, Ok(None));
-        }
-        all
+        is_let_in(&store).await
     })
     .await;
 }
@@ -1625,4 +1655,19 @@ async fn a_password_of_a_cluster_is_taken_up_when_one_node_has_closed_its_connec
     let nodes = redis_server::cluster_with_replicas(0).await;
     let nodes: Vec<&Server> = nodes.iter().collect();
     check_rotated(&nodes, 1, None, "      mode: cluster\n").await;
+}
+
+#[tokio::test]
+async fn a_password_that_no_node_of_a_cluster_knows_yet_costs_no_connection() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    let hang_for_a_while = async |store: &Store| {
+        nodes[1].pause();
+        eventually("a read fails", async || !is_let_in(store).await).await;
+        nodes[1].wake();
+        // No connection can be opened now.
+        eventually("all nodes reply", async || is_let_in(store).await).await;
+    };
+    let mode = "      mode: cluster\n";
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang_for_a_while).await;
 }
