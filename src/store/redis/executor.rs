@@ -3,6 +3,7 @@
 //! A connection of the Redis library is a task. An I/O thread with a connection of its own runs that task itself;
 //! otherwise the task runs on the store's thread.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::{RedisResult, Value};
+use tokio::task::yield_now;
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
@@ -204,7 +206,19 @@ impl Executor {
                 (answer, _) => answer,
             }
         };
-        match timeout_at(deadline, sending).await {
+        let answer = {
+            let mut sending = pin!(sending);
+            match timeout_at(deadline, sending.as_mut()).await {
+                Ok(answer) => Ok(answer),
+                // A thread that was busy sees the deadline before it reads the reply that has arrived meanwhile. It reads
+                // that before this goes on.
+                Err(_) => {
+                    yield_now().await;
+                    timeout_at(deadline, sending).await
+                }
+            }
+        };
+        match answer {
             Ok(Ok(value)) => match request.own_reply(value) {
                 Some(value) => {
                     self.link.on_answer(index);
