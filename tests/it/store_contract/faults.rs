@@ -659,6 +659,74 @@ async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
 }
 
 #[tokio::test]
+async fn all_that_wait_for_a_cluster_that_hangs_ask_it_together() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let registry = Registry::default();
+    let settings = of_cluster(&nodes, at(&nodes[0]));
+    let store: Store =
+        Arc::new(redis::Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap());
+    eventually("it is admitted", async || store.admit().await.is_ok()).await;
+    for node in &nodes {
+        node.pause();
+    }
+    // A reply counts for a second.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let in_flight = || -> u32 {
+        let text = registry.text();
+        let name = "warmroute_store_operations_in_flight ";
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(name));
+        values.next().unwrap().parse().unwrap()
+    };
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let store = store.clone();
+        waiting.spawn(async move { store.admit().await.is_err() });
+    }
+    let mut most = 0;
+    eventually("all are refused", async || {
+        most = most.max(in_flight());
+        while let Some(is_refused) = waiting.try_join_next() {
+            assert!(is_refused.unwrap());
+        }
+        waiting.is_empty()
+    })
+    .await;
+    // Four probes, and the check of refused commands.
+    assert!((1..=5).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn a_cluster_is_full_when_all_its_nodes_are() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let store = open(&of_cluster(&nodes, at(&nodes[0])), &keep());
+    eventually("it is admitted", async || store.admit().await.is_ok()).await;
+    let set_memory = |node: &Server, max: &str| node.cli(&["config", "set", "maxmemory", max]);
+    set_memory(&nodes[0], "1");
+    eventually("one is full", async || {
+        matches!(
+            store.create(new_key(), finished()).await,
+            Err(Error::Full { .. })
+        )
+    })
+    .await;
+    store.admit().await.unwrap();
+    for node in &nodes[1..] {
+        set_memory(node, "1");
+    }
+    eventually("it is full", async || {
+        matches!(store.admit().await, Err(Error::Full { .. }))
+    })
+    .await;
+    // A reply to a read does not say that writes are taken.
+    assert!(matches!(store.get(new_key()).await, Ok(None)));
+    assert!(matches!(store.admit().await, Err(Error::Full { .. })));
+    for node in &nodes {
+        set_memory(node, "0");
+    }
+    eventually("it is admitted again", async || store.admit().await.is_ok()).await;
+}
+
+#[tokio::test]
 async fn one_node_of_a_cluster_that_may_evict_is_warned_of() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let store = open(&of_cluster(&nodes, at(&nodes[0])), &keep());
