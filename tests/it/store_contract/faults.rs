@@ -1102,6 +1102,37 @@ async fn a_damaged_key_is_no_trouble_of_the_servers() {
 }
 
 #[tokio::test]
+async fn a_response_whose_object_is_large_is_cancelled_and_leaves_no_pieces_behind() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    let mut record = queued();
+    record.content.response = noise(2 << 20);
+    store.create(key, record).await.unwrap();
+    let cancel = |response: Bytes| Cancellation {
+        response,
+        ..cancelling()
+    };
+    let cancelled = noise(3 << 20);
+    let outcome = store.cancel(key, cancel(cancelled.clone())).await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Done { .. })),
+        "{outcome:?}"
+    );
+    let found = store.get(key).await.unwrap().unwrap();
+    assert!(found.content.response == cancelled);
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    assert_eq!(pieces(), 7);
+    let outcome = store.cancel(key, cancel(noise(2 << 20))).await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Terminal(_))),
+        "{outcome:?}"
+    );
+    assert_eq!(pieces(), 7);
+}
+
+#[tokio::test]
 async fn items_added_again_leave_no_pieces_behind() {
     let server = Server::start().await;
     let store = open(&at(&server), &keep());
