@@ -191,8 +191,8 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
     references.iter().filter_map(|id| owner(id)).collect()
 }
 
-/// Adds the wanted items of a stored list to `found` that it lacks. Returns their bytes: many lists may have the same item,
-/// since what a request refers to is stored with it.
+/// Adds the wanted items of a stored list to `found` that it lacks. Returns their bytes: many lists may have the same
+/// item, since what a request refers to is stored with it.
 pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) -> usize {
     let mut bytes = 0;
     for raw in members::list_of(list).unwrap_or_default() {

@@ -26,8 +26,8 @@ pub struct Settings {
     /// and should be first, so that they send no request into a connection that is being closed.
     #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
-    /// A connection is closed if the client takes no byte of a waiting response for this long, and an HTTP/2 stream reset
-    /// if the client grants it no window for as long.
+    /// A connection is closed if the client takes no byte of a waiting response for this long, and an HTTP/2 stream
+    /// reset if the client grants it no window for as long.
     #[serde(with = "DurationText")]
     pub send_timeout: Duration,
     /// Requests at a time on one HTTP/2 connection.

@@ -19,10 +19,10 @@ const RANGES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Breakers {
     breakers: Vec<RedisBreaker>,
-    /// Those of the probes of a cluster; none for a server.
+    /// The breakers of a cluster's probes; none for a server.
     probes: Vec<usize>,
-    /// True from when no probe is answered until any node of the cluster replies. The other ranges say little: nothing is
-    /// admitted meanwhile that could open their breakers.
+    /// True from when no probe is answered until any node of the cluster replies. The other ranges say little: nothing
+    /// is admitted meanwhile that could open their breakers.
     is_down: AtomicBool,
     /// The worst state.
     state_gauge: IntGauge,

@@ -249,8 +249,8 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
-    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and each time after
-    /// a write to a full one. A node that is down or full refuses only its own keys.
+    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and each time
+    /// after a write to a full one. A node that is down or full refuses only its own keys.
     async fn check_nodes(&self) -> Result<(), Error> {
         let is_well = self.executor.has_replied_lately() && !self.memory.is_full();
         if is_well && !self.memory.is_due() {

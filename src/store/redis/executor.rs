@@ -210,8 +210,8 @@ impl Executor {
             let mut sending = pin!(sending);
             match timeout_at(deadline, sending.as_mut()).await {
                 Ok(answer) => Ok(answer),
-                // A thread that was busy sees the deadline before it reads the reply that has arrived meanwhile. It reads
-                // that before this goes on.
+                // A thread that was busy sees the deadline before it reads a reply that has arrived meanwhile. It
+                // reads that before this goes on.
                 Err(_) => {
                     yield_now().await;
                     timeout_at(deadline, sending).await

@@ -240,9 +240,10 @@ impl Link {
         }
     }
 
-    /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the password
-    /// that the first ones had. If its file has another one, a connection with that takes the place of this one. Until
-    /// it is open this one stays: servers that do not know the new password yet keep whom they let in with the old one.
+    /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the
+    /// password that the first ones had. If its file has another one, a connection with that takes the place of this
+    /// one. Until it is open this one stays: servers that do not know the new password yet keep whom they let in with
+    /// the old one.
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
@@ -270,7 +271,7 @@ impl Link {
             }
             slot.is_renewing.store(false, Release);
         };
-        // As in `wire`.
+        // Bounded by its deadline, and by the runtime's end.
         drop(tokio::runtime::Handle::current().spawn(renew));
     }
 

@@ -242,8 +242,8 @@ impl Target {
         }
     }
 
-    /// Whether a password's file has another one than a connection was opened with, after so many replacements. False if it
-    /// was looked at lately.
+    /// Whether a password's file has another one than a connection was opened with, after so many replacements. False
+    /// if it was looked at lately.
     pub(super) fn has_new_password(&self, replaced: u64, now: Instant) -> bool {
         let mut current = self.current.lock();
         if now < current.check_at {
@@ -271,8 +271,8 @@ impl Target {
         (current.kind.clone(), current.replaced)
     }
 
-    /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this. Returns also how
-    /// often a password had been replaced.
+    /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this. Returns also
+    /// how often a password had been replaced.
     pub(super) async fn connect(&self) -> RedisResult<(Wire, u64)> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))

@@ -1679,7 +1679,7 @@ async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Ser
     check_rotated_after(servers, closed, sentinel, more, async |_| {}).await;
 }
 
-/// As [`check_rotated`], with what happens between the change of the file and that of the servers.
+/// Does what [`check_rotated`] does, and `between` before the servers know the password that the file has.
 async fn check_rotated_after(
     servers: &[&Server],
     closed: usize,
