@@ -97,11 +97,18 @@ async fn check_store(config: &Config, out: &mut impl Write) -> io::Result<bool> 
         return Ok(true);
     }
     let store = store::open(settings, 0, &metrics::Registry::default())?.responses;
-    if let Err(error) = store.admit().await {
-        writeln!(out, "\nresponse store: FAILED: {error}")?;
-        return Ok(false);
-    }
-    let warning = store.health().warning;
+    // The report asks for the server's settings, which an operation does not wait for.
+    let asked = match store.admit().await {
+        Ok(()) => store.report().await,
+        Err(error) => Err(error),
+    };
+    let warning = match asked {
+        Ok(report) => report.health.warning,
+        Err(error) => {
+            writeln!(out, "\nresponse store: FAILED: {error}")?;
+            return Ok(false);
+        }
+    };
     if warning.is_empty() {
         writeln!(out, "\nresponse store: Redis answers")?;
     } else {

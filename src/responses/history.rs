@@ -322,7 +322,8 @@ impl Responses {
         if wanted.is_empty() {
             return Ok(found);
         }
-        for list in &history.lists {
+        // The newest first, since the first with an id is taken.
+        for list in history.lists.iter().rev() {
             input::collect(list, &wanted, &mut found);
         }
         wanted.retain(|id| !found.contains_key(id));

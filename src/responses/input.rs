@@ -191,12 +191,14 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
     references.iter().filter_map(|id| owner(id)).collect()
 }
 
-/// Adds the wanted items of a stored list to `found`. Returns their bytes.
+/// Adds the wanted items of a stored list to `found` that it lacks. Returns their bytes: many lists may have the same
+/// item, since what a request refers to is stored with it.
 pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) -> usize {
     let mut bytes = 0;
     for raw in members::list_of(list).unwrap_or_default() {
         let id = Members::parse(raw).ok().and_then(|item| item.text("id"));
-        if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
+        let is_new = |id: &Cow<'_, str>| wanted.contains(&**id) && !found.contains_key(&**id);
+        if let Some(id) = id.filter(is_new) {
             bytes += raw.len();
             found.insert(id.into_owned(), raw.to_owned());
         }

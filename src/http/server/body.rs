@@ -119,7 +119,8 @@ impl Body for RequestBody {
 
 /// Over HTTP/2 a longer frame goes to hyper in pieces of this size, each of which waits until the client's window has
 /// taken those before it: only so does it show whether the client reads, and the request runs for as long as it does.
-const PIECE_BYTES: usize = 64 << 10;
+/// Half of a stream's window by default, which is 65,535 bytes, so that a piece fits into what a client grants.
+const PIECE_BYTES: usize = 32 << 10;
 
 /// A response body that keeps its connection busy until it has been sent or dropped.
 #[derive(Debug)]

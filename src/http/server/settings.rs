@@ -26,8 +26,8 @@ pub struct Settings {
     /// and should be first, so that they send no request into a connection that is being closed.
     #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
-    /// A connection is closed, and an HTTP/2 stream reset, if the client takes no byte of a waiting response for
-    /// this long.
+    /// A connection is closed if the client takes no byte of a waiting response for this long, and an HTTP/2 stream
+    /// reset if the client grants it no window for as long.
     #[serde(with = "DurationText")]
     pub send_timeout: Duration,
     /// Requests at a time on one HTTP/2 connection.
@@ -52,9 +52,9 @@ impl Default for Settings {
             send_timeout: Duration::from_secs(60),
             // A gateway has few connections and many requests on each.
             max_http2_streams: 1_024,
-            // 64 bodies of a connection may wait for memory, each with its stream's window full, before others stand
-            // still. Only a connection that has so many at a time takes so much, and only while they wait.
-            http2_connection_window: 16 << 20,
+            // 16 bodies of a connection may wait for memory, each with its stream's window full, before others stand
+            // still. Not more, since each connection may take so much while they wait, with `max_connections` 64 GiB.
+            http2_connection_window: 4 << 20,
             proxy_protocol: false,
         }
     }

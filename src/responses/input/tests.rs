@@ -592,3 +592,16 @@ fn a_surrogate_without_its_other_half_reaches_no_engine() {
         "{json}"
     );
 }
+
+#[test]
+fn an_item_that_several_lists_have_counts_once() {
+    let item = json!({"id": "msg_1", "type": "message", "role": "user", "content": "same"});
+    let other = json!({"id": "msg_2", "type": "message", "role": "user", "content": "other"});
+    let wanted: HashSet<String> = ["msg_1", "msg_2"].map(str::to_owned).into();
+    let mut found = ReferencedItems::new();
+    let mut added = |list: Value| collect(list.to_string().as_bytes(), &wanted, &mut found);
+    assert_eq!(added(json!([item])), item.to_string().len());
+    assert_eq!(added(json!([item, other])), other.to_string().len());
+    assert_eq!(added(json!([other, item])), 0);
+    assert_eq!(found.len(), 2);
+}

@@ -116,15 +116,10 @@ impl BackgroundResponses for Redis {
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
         self.meters.meter(Op::Cancel, move || async move {
             self.keep.check_size(cancel.response.len())?;
-            let packed = self.pack(&cancel.response).await?;
-            if !packed.pieces.is_empty() {
-                // A Response object without output: 1 MiB is a defect or an attack.
-                let max = 1 << 20;
-                return Err(Error::TooLarge {
-                    bytes: cancel.response.len() as u64,
-                    max,
-                });
-            }
+            let packed = [("re", self.pack(&cancel.response).await?)];
+            self.put_pieces(key, &packed, &Writer::Canceller).await?;
+            let [(name, packed)] = packed;
+            let pieces = packed.fields(name).map(|(field, _)| field).collect();
             let call = Call::new(Name::CANCEL)
                 .key(self.keys.record(key))
                 .key(self.keys.log(key))
@@ -141,7 +136,11 @@ impl BackgroundResponses for Redis {
                 None => call,
             };
             let mut reply = self.call_replicated(Kind::Write, call).await?;
-            Ok(match reply.word()?.as_str() {
+            let word = reply.word()?;
+            if word != "ok" {
+                self.delete_pieces(self.keys.record(key), pieces);
+            }
+            Ok(match word.as_str() {
                 "ok" => {
                     let (was, owner) = (reply.status()?, reply.owner()?);
                     if let Some(owner) = owner {

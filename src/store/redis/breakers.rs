@@ -1,6 +1,8 @@
 //! The circuit breakers of Redis: one for a server, and for a cluster one for each range of slots, so that a node that is
 //! down refuses only what lies on it.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use prometheus::IntGauge;
@@ -17,37 +19,47 @@ const RANGES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Breakers {
     breakers: Vec<RedisBreaker>,
+    /// The breakers of a cluster's probes; none for a server.
+    probes: Vec<usize>,
+    /// True from when no probe is answered until any node of the cluster replies. The other ranges say little: nothing
+    /// is admitted meanwhile that could open their breakers.
+    is_down: AtomicBool,
     /// The worst state.
     state_gauge: IntGauge,
 }
 
 impl Breakers {
+    /// `probes`: the keys of which a cluster is asked whether any of its nodes replies; none for a server.
     pub(super) fn new(
         settings: &settings::CircuitBreaker,
-        is_cluster: bool,
+        probes: &[String],
         state_gauge: IntGauge,
     ) -> Self {
-        let count = if is_cluster { RANGES } else { 1 };
+        let count = if probes.is_empty() { 1 } else { RANGES };
         Self {
             breakers: (0..count).map(|_| RedisBreaker::new(settings)).collect(),
+            probes: probes.iter().map(|key| range(key.as_bytes())).collect(),
+            is_down: AtomicBool::new(false),
             state_gauge,
         }
     }
 
     fn of(&self, request: &Request) -> &RedisBreaker {
-        let index = match self.breakers.len() {
-            1 => 0,
-            count => slot(request.first_key()) * count / SLOTS,
-        };
-        &self.breakers[index]
+        match &*self.breakers {
+            [only] => only,
+            breakers => &breakers[range(request.first_key())],
+        }
     }
 
     pub(super) fn is_healthy(&self) -> bool {
         self.breakers.iter().all(RedisBreaker::is_healthy)
     }
 
-    /// Open if all are.
+    /// Open if all are, or no node of a cluster replies.
     pub(super) fn state(&self) -> State {
+        if self.is_down.load(Relaxed) {
+            return State::Open;
+        }
         let states = self.breakers.iter().map(RedisBreaker::state);
         states
             .min_by_key(|state| state.number())
@@ -61,6 +73,10 @@ impl Breakers {
 
     /// Returns true if this closed its breaker.
     pub(super) fn on_success(&self, request: &Request) -> bool {
+        // Read first, so that nothing is written in the normal case.
+        if self.is_down.load(Relaxed) {
+            self.is_down.store(false, Relaxed);
+        }
         let has_closed = self.of(request).on_success();
         if has_closed {
             self.publish();
@@ -72,6 +88,10 @@ impl Breakers {
     pub(super) fn on_failure(&self, request: &Request, now: Instant) -> Option<State> {
         let opened_from = self.of(request).on_failure(now);
         if opened_from.is_some() {
+            let is_refused = |index: &usize| self.breakers[*index].state() != State::Closed;
+            if !self.probes.is_empty() && self.probes.iter().all(is_refused) {
+                self.is_down.store(true, Relaxed);
+            }
             self.publish();
         }
         opened_from
@@ -81,6 +101,11 @@ impl Breakers {
         let states = self.breakers.iter().map(|breaker| breaker.state().number());
         self.state_gauge.set(states.max().unwrap_or(0).into());
     }
+}
+
+/// The range of a key of a cluster.
+fn range(key: &[u8]) -> usize {
+    slot(key) * RANGES / SLOTS
 }
 
 /// The slot of a key, by the part in braces if there is one.
@@ -138,7 +163,8 @@ mod tests {
             open_duration: Duration::from_secs(1),
         };
         let gauge = IntGauge::new("state", "of the test").unwrap();
-        let breakers = Breakers::new(&settings, true, gauge.clone());
+        let probes = Keys::new("wr:").probes();
+        let breakers = Breakers::new(&settings, &probes, gauge.clone());
         let get = |key: &str| Request::command("GET", key);
         let (down, up) = (get("foo"), get("bar"));
         assert_eq!(breakers.on_failure(&down, now), Some(State::Closed));
@@ -146,5 +172,30 @@ mod tests {
         assert_eq!((breakers.state(), gauge.get()), (State::Closed, 2));
         assert!(!breakers.on_success(&up) && breakers.on_success(&down));
         assert_eq!((breakers.admit(&down, now), gauge.get()), (Ok(()), 0));
+    }
+
+    #[test]
+    fn a_cluster_is_down_when_no_probe_is_answered_until_any_node_replies() {
+        let now = observe::now();
+        let settings = settings::CircuitBreaker {
+            failure_threshold: 1,
+            open_duration: Duration::from_secs(1),
+        };
+        let gauge = IntGauge::new("state", "of the test").unwrap();
+        let probes = Keys::new("wr:").probes();
+        let breakers = Breakers::new(&settings, &probes, gauge);
+        let probes = probes.map(|key| Request::command("ZADD", key));
+        for reply in [&probes[0], &Request::command("GET", "foo")] {
+            for probe in &probes {
+                assert_eq!(breakers.state(), State::Closed);
+                breakers.on_failure(probe, now);
+            }
+            assert_eq!(breakers.state(), State::Open);
+            breakers.on_success(reply);
+            assert_eq!(breakers.state(), State::Closed);
+            for probe in &probes {
+                breakers.on_success(probe);
+            }
+        }
     }
 }

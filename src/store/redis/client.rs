@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command};
@@ -48,6 +49,8 @@ pub struct Redis {
     pub(super) subscriptions: ArcSwap<Subscriptions>,
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
+    /// The latest check of a cluster's nodes.
+    node_check: Mutex<Option<watch::Receiver<Found>>>,
     lacking: LackingCommands,
     pub(super) meters: Meters,
     /// The thread of the shared connection. It ends with the store.
@@ -131,6 +134,8 @@ impl ResponseStore for Redis {
                 for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
                     server.insert(key.to_owned(), value.into());
                 }
+                // What the health warns of is as of now.
+                let _ = self.check_eviction().await;
             }
             Ok(Report {
                 kind: "redis",
@@ -176,6 +181,7 @@ impl Redis {
             lease_ms: AtomicU64::new(0),
             subscriptions: ArcSwap::default(),
             memory: MemoryCheck::default(),
+            node_check: Mutex::default(),
             lacking: LackingCommands::default(),
             meters,
             own_thread: OffloadThread::start("redis")?,
@@ -243,30 +249,42 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
-    /// Whether any node of a cluster replies and takes writes. One that is down refuses only its own keys, so nothing
-    /// is asked while one has replied lately.
+    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and each time
+    /// after a write to a full one. A node that is down or full refuses only its own keys.
     async fn check_nodes(&self) -> Result<(), Error> {
-        if self.executor.has_replied_lately() {
+        let is_well = self.executor.has_replied_lately() && !self.memory.is_full();
+        if is_well && !self.memory.is_due() {
             return Ok(());
         }
-        let mut asked = JoinSet::new();
-        for key in self.keys.probes() {
-            let executor = self.executor.clone();
-            // Changes nothing: there is no such key.
-            let write = Request::command("ZADD", (key, "XX", 0, ""));
-            let ask = async move { executor.execute(SHARED, Kind::Write, &write).await };
-            asked.spawn_on(ask, self.own_thread.runtime());
-        }
-        let mut result = Err(closing());
-        while let Some(reply) = asked.join_next().await {
-            match reply {
-                // The others are not waited for.
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(error)) => result = Err(error),
-                Err(_) => {}
-            }
-        }
+        let mut check = self.running_check();
+        let ended = check.wait_for(Option::is_some).await;
+        // Without a result the store's thread has ended.
+        let found = ended.ok().and_then(|found| (*found).clone());
+        let result = found.unwrap_or_else(|| Err(closing()));
+        self.memory.on_checked(&result);
+        self.memory.on_result(&result, 0);
         result
+    }
+
+    /// The check of a cluster's nodes that runs, or a new one: in an outage all requests wait for one.
+    fn running_check(&self) -> watch::Receiver<Found> {
+        let mut latest = self.node_check.lock();
+        if let Some(check) = &*latest
+            && check.borrow().is_none()
+        {
+            return check.clone();
+        }
+        let (sender, check) = watch::channel(None);
+        let asked = ask_nodes(
+            self.executor.clone(),
+            self.keys.probes(),
+            self.memory.room(),
+        );
+        // Bounded by the deadlines of its operations. Who asked first may leave before the others.
+        let check_all = async move { drop(sender.send_replace(Some(asked.await))) };
+        drop(self.own_thread.runtime().spawn(check_all));
+        *latest = Some(check.clone());
+        check
     }
 
     /// Checks now and then which commands are refused. An error names them.
@@ -299,20 +317,44 @@ impl Redis {
         self.lacking.check()
     }
 
-    /// Looks in the background whether Redis may evict keys.
-    pub(super) fn check_eviction(&self) {
+    /// Looks whether Redis may evict keys, also if the returned is dropped.
+    pub(super) fn check_eviction(&self) -> JoinHandle<()> {
         let link = self.link.clone();
         let check = async move {
             if let Some(connection) = link.up(SHARED) {
                 link.check_eviction(connection.wire).await;
             }
         };
-        drop(self.own_thread.runtime().spawn(check));
+        self.own_thread.runtime().spawn(check)
     }
 
     pub(super) fn is_up(&self) -> bool {
         self.executor.breaker() != State::Open
     }
+}
+
+/// What a check of a cluster's nodes has found; `None` while it runs.
+type Found = Option<Result<(), Error>>;
+
+/// Asks the node of each of these keys for a write of so many bytes. One that takes it is enough.
+async fn ask_nodes(executor: Arc<Executor>, probes: [String; 4], room: usize) -> Result<(), Error> {
+    let mut asked = JoinSet::new();
+    for key in probes {
+        let executor = executor.clone();
+        // Changes nothing: there is no such key.
+        let write = Request::command("ZADD", (key, "XX", 0, vec![0_u8; room]));
+        asked.spawn(async move { executor.execute(SHARED, Kind::Write, &write).await });
+    }
+    let mut result = Err(closing());
+    while let Some(reply) = asked.join_next().await {
+        match reply {
+            // The others are not waited for.
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => result = Err(error),
+            Err(_) => {}
+        }
+    }
+    result
 }
 
 /// Whether Redis is out of memory, as of the last check.
@@ -351,7 +393,7 @@ impl MemoryCheck {
         self.checked_ms.fetch_update(Relaxed, Relaxed, due).is_ok()
     }
 
-    fn on_checked(&self, result: &Result<redis::Value, Error>) {
+    fn on_checked<T>(&self, result: &Result<T, Error>) {
         if result.is_ok() {
             self.is_full.store(false, Relaxed);
             self.refused_bytes.store(0, Relaxed);
@@ -359,7 +401,7 @@ impl MemoryCheck {
     }
 
     /// Any write says that Redis is full. Only a check says that it is not.
-    fn on_result(&self, result: &Result<redis::Value, Error>, bytes: u64) {
+    fn on_result<T>(&self, result: &Result<T, Error>, bytes: u64) {
         if let Err(Error::Full { .. }) = result {
             self.refused_bytes
                 .fetch_max(bytes.min(ROOM_BYTES_MAX), Relaxed);
@@ -372,8 +414,12 @@ impl MemoryCheck {
         self.refused_bytes.load(Relaxed) as usize
     }
 
+    fn is_full(&self) -> bool {
+        self.is_full.load(Relaxed)
+    }
+
     fn last(&self) -> Result<(), Error> {
-        if self.is_full.load(Relaxed) {
+        if self.is_full() {
             Err(Error::Full {
                 retry_after: BUSY_RETRY,
             })

@@ -313,10 +313,10 @@ impl Redis {
         self.delete_pieces(items.item_values, items.pieces);
     }
 
-    /// Deletes pieces that no item uses.
-    fn delete_pieces(&self, item_values: String, pieces: Vec<String>) {
+    /// Deletes pieces of values of a hash that nothing refers to.
+    pub(super) fn delete_pieces(&self, hash: String, pieces: Vec<String>) {
         if !pieces.is_empty() {
-            self.send_detached(Request::command("HDEL", (item_values, pieces)));
+            self.send_detached(Request::command("HDEL", (hash, pieces)));
         }
     }
 

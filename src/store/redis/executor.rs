@@ -3,6 +3,7 @@
 //! A connection of the Redis library is a task. An I/O thread with a connection of its own runs that task itself;
 //! otherwise the task runs on the store's thread.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::{RedisResult, Value};
+use tokio::task::yield_now;
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
@@ -17,6 +19,7 @@ use super::breakers::Breakers;
 use super::failure::{
     BUSY_RETRY, Failure, classify, is_script_missing, server_failure, unavailable, unknown,
 };
+use super::keys::Keys;
 use super::link::{Connection, Link, SHARED};
 use super::replica_wait::ReplicaWait;
 use super::request::{Kind, Request};
@@ -56,11 +59,15 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
+        let probes = match settings.mode {
+            Mode::Cluster => Vec::from(Keys::new(&settings.prefix).probes()),
+            Mode::Standalone | Mode::Sentinel => Vec::new(),
+        };
         Self {
             link,
             breakers: Breakers::new(
                 &settings.advanced.circuit_breaker,
-                settings.mode == Mode::Cluster,
+                &probes,
                 meters.metrics.breaker.clone(),
             ),
             in_flight: AtomicU32::new(0),
@@ -199,7 +206,19 @@ impl Executor {
                 (answer, _) => answer,
             }
         };
-        match timeout_at(deadline, sending).await {
+        let answer = {
+            let mut sending = pin!(sending);
+            match timeout_at(deadline, sending.as_mut()).await {
+                Ok(answer) => Ok(answer),
+                // A thread that was busy sees the deadline before it reads a reply that has arrived meanwhile. It
+                // reads that before this goes on.
+                Err(_) => {
+                    yield_now().await;
+                    timeout_at(deadline, sending).await
+                }
+            }
+        };
+        match answer {
             Ok(Ok(value)) => match request.own_reply(value) {
                 Some(value) => {
                     self.link.on_answer(index);
@@ -215,16 +234,20 @@ impl Executor {
             },
             Ok(Err(error)) => {
                 let failure = classify(&error);
-                if failure.is_server_failure && self.must_replace(&connection.wire) {
-                    self.link.lose(index, connection.number);
+                if failure.is_server_failure {
+                    if connection.wire.is_cluster() {
+                        self.link.renew(index, &connection);
+                    } else {
+                        self.link.lose(index, connection.number);
+                    }
                 }
                 Err(failure)
             }
             Err(_) => {
-                if !connection.wire.is_cluster() {
+                if connection.wire.is_cluster() {
+                    self.link.renew(index, &connection);
+                } else {
                     self.link.on_timeout(index, connection.number);
-                } else if self.must_replace(&connection.wire) {
-                    self.link.lose(index, connection.number);
                 }
                 let reason = match kind {
                     Kind::Read => "no reply within the time-out",
@@ -233,12 +256,6 @@ impl Executor {
                 Err(server_failure(unknown(reason)))
             }
         }
-    }
-
-    /// Whether a connection on which an operation failed must be opened anew. The cluster library opens those to the
-    /// nodes itself, always with the password that the first ones had.
-    fn must_replace(&self, wire: &Wire) -> bool {
-        !wire.is_cluster() || self.link.has_new_password(observe::now())
     }
 
     /// Returns the connection and its index: the requested one, or the shared one if it cannot be opened.

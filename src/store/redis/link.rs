@@ -2,8 +2,8 @@
 //! (run on that thread), and a shared one.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -49,6 +49,8 @@ struct Slot {
     changed: watch::Sender<u64>,
     /// Time-outs in a row.
     timeouts: AtomicU32,
+    /// Whether a connection with a new password is being opened.
+    is_renewing: AtomicBool,
     anchor: Arc<TimerAnchor>,
 }
 
@@ -101,6 +103,8 @@ impl std::fmt::Debug for Link {
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) number: u64,
+    /// See [`Target::connect`].
+    passwords_replaced: u64,
 }
 
 impl Link {
@@ -110,6 +114,7 @@ impl Link {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
             timeouts: AtomicU32::new(0),
+            is_renewing: AtomicBool::new(false),
             anchor: Arc::default(),
         };
         Self {
@@ -192,31 +197,82 @@ impl Link {
     }
 
     async fn connect(self: Arc<Self>, index: usize) {
-        let connected = tokio::time::timeout(self.timeout, self.target.connect()).await;
-        let failed = |reason: &str| State::Failed {
-            reason: reason.into(),
-            at: observe::now(),
-        };
-        let state = match connected {
-            Ok(Ok(wire)) => {
-                self.slots[index].timeouts.store(0, Relaxed);
-                let number = self.opened.fetch_add(1, Relaxed) + 1;
+        let mut unchecked = None;
+        let state = match self.open(index).await {
+            Ok(connection) => {
                 let generation = self.generation.load(Relaxed);
                 if self.logged_generation.swap(generation, Relaxed) == generation {
                     debug!(target = ?self.target, index, "connected to Redis");
                 } else {
                     info!(target = ?self.target, "connected to Redis");
-                    self.check_eviction(wire.clone()).await;
+                    unchecked = Some(connection.wire.clone());
                 }
-                self.connects.inc();
-                State::Up(Connection { wire, number })
+                State::Up(connection)
             }
-            Ok(Err(error)) => failed(&error_text(&error)),
-            Err(_) => failed("connecting timed out"),
+            Err(reason) => State::Failed {
+                reason,
+                at: observe::now(),
+            },
         };
         let slot = &self.slots[index];
         *slot.state.lock() = state;
         slot.changed.send_modify(|number| *number += 1);
+        // Only now: all masters of a cluster are asked, and one that hangs delays no operation on the others.
+        if let Some(wire) = unchecked {
+            self.check_eviction(wire).await;
+        }
+    }
+
+    async fn open(&self, index: usize) -> Result<Connection, Arc<str>> {
+        match tokio::time::timeout(self.timeout, self.target.connect()).await {
+            Ok(Ok((wire, passwords_replaced))) => {
+                self.slots[index].timeouts.store(0, Relaxed);
+                let number = self.opened.fetch_add(1, Relaxed) + 1;
+                self.connects.inc();
+                Ok(Connection {
+                    wire,
+                    number,
+                    passwords_replaced,
+                })
+            }
+            Ok(Err(error)) => Err(error_text(&error).into()),
+            Err(_) => Err("connecting timed out".into()),
+        }
+    }
+
+    /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the
+    /// password that the first ones had. If its file has another one, a connection with that takes the place of this
+    /// one. Until it is open this one stays: servers that do not know the new password yet keep whom they let in with
+    /// the old one.
+    pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
+        let (slot, number) = (&self.slots[index], connection.number);
+        let replaced = connection.passwords_replaced;
+        let is_outdated = self.target.has_new_password(replaced, observe::now());
+        if !is_outdated || !slot.state.lock().is_up(number) {
+            return;
+        }
+        if slot.is_renewing.swap(true, AcqRel) {
+            return;
+        }
+        let link = self.clone();
+        let renew = async move {
+            let opened = link.open(index).await;
+            let slot = &link.slots[index];
+            match opened {
+                Ok(connection) => {
+                    let mut state = slot.state.lock();
+                    if state.is_up(number) {
+                        *state = State::Up(connection);
+                    }
+                }
+                Err(reason) => {
+                    debug!(%reason, "no connection to Redis with the new password; the one before stays");
+                }
+            }
+            slot.is_renewing.store(false, Release);
+        };
+        // Bounded by its deadline, and by the runtime's end.
+        drop(tokio::runtime::Handle::current().spawn(renew));
     }
 
     /// Warns if Redis may evict keys: responses, histories, or what says which replica runs what.
@@ -301,11 +357,6 @@ impl Link {
                 *state = State::Idle;
             }
         }
-    }
-
-    /// See [`Target::has_new_password`].
-    pub(super) fn has_new_password(&self, now: Instant) -> bool {
-        self.target.has_new_password(now)
     }
 
     pub(super) fn opened(&self) -> u64 {

@@ -46,7 +46,7 @@ impl Ownership for Redis {
                 .arg(owner.to_string());
             self.send_to_owners(Request::Script(seen)).await;
             // It may be changed while Redis runs.
-            self.check_eviction();
+            drop(self.check_eviction());
             Ok(())
         })
     }

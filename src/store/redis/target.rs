@@ -76,6 +76,8 @@ pub(super) struct Target {
 struct Current {
     settings: Settings,
     kind: Arc<Kind>,
+    /// How often a password was replaced.
+    replaced: u64,
     /// When the passwords' files may be read again because an operation failed.
     check_at: Instant,
 }
@@ -225,6 +227,7 @@ impl Target {
             current: Mutex::new(Current {
                 settings: settings.clone(),
                 kind: Arc::new(Kind::new(settings)?),
+                replaced: 0,
                 check_at: observe::now(),
             }),
             timeout: settings.advanced.connect_timeout,
@@ -239,18 +242,19 @@ impl Target {
         }
     }
 
-    /// Whether a password's file has another one than connections were opened with. False if it was looked at lately.
-    pub(super) fn has_new_password(&self, now: Instant) -> bool {
+    /// Whether a password's file has another one than a connection was opened with, after so many replacements. False
+    /// if it was looked at lately.
+    pub(super) fn has_new_password(&self, replaced: u64, now: Instant) -> bool {
         let mut current = self.current.lock();
         if now < current.check_at {
             return false;
         }
         current.check_at = now + PASSWORD_CHECK_INTERVAL;
-        current.settings.read_again() != current.settings
+        current.replaced != replaced || current.settings.read_again() != current.settings
     }
 
     /// With the passwords that their files have now: a connection is opened seldom, and passwords are rotated.
-    fn current(&self) -> Arc<Kind> {
+    fn current(&self) -> (Arc<Kind>, u64) {
         let mut current = self.current.lock();
         let settings = current.settings.read_again();
         if settings != current.settings {
@@ -259,33 +263,37 @@ impl Target {
                     info!("a password of Redis was replaced in its file");
                     current.settings = settings;
                     current.kind = Arc::new(kind);
+                    current.replaced += 1;
                 }
                 Err(error) => warn!(error, "cannot take up a password of Redis"),
             }
         }
-        current.kind.clone()
+        (current.kind.clone(), current.replaced)
     }
 
-    /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this.
-    pub(super) async fn connect(&self) -> RedisResult<Wire> {
+    /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this. Returns also
+    /// how often a password had been replaced.
+    pub(super) async fn connect(&self) -> RedisResult<(Wire, u64)> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
             // Commands that arrive together are sent in one write.
             .set_write_backpressure_boundary(WRITE_BYTES)
             // Each operation has a deadline of its own.
             .set_response_timeout(None);
-        match &*self.current() {
+        let (kind, replaced) = self.current();
+        let wire = match &*kind {
             Kind::Standalone(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                Ok(Wire::One(connection.await?))
+                Wire::One(connection.await?)
             }
             Kind::Sentinel(sentinels) => {
                 let client = sentinels.master().await?;
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                Ok(Wire::One(connection.await?))
+                Wire::One(connection.await?)
             }
-            Kind::Cluster(client) => Ok(Wire::Cluster(client.get_async_connection().await?)),
-        }
+            Kind::Cluster(client) => Wire::Cluster(client.get_async_connection().await?),
+        };
+        Ok((wire, replaced))
     }
 }
 

@@ -23,6 +23,8 @@ const COMPRESS_MIN: u64 = 4 << 10;
 pub(super) enum Writer {
     Creator(String),
     Owner(FencingToken),
+    /// Any replica, of a response that runs.
+    Canceller,
 }
 
 impl Redis {
@@ -75,6 +77,7 @@ impl Redis {
                         .arg("")
                         .arg(fence.owner.to_string())
                         .number(fence.number),
+                    Writer::Canceller => call.arg("").arg("").arg(""),
                 };
                 // A refusal is ignored here: the write of the value itself reports it.
                 self.execute(Kind::Write, Request::Script(call)).await?;

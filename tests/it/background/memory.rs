@@ -17,6 +17,7 @@ use warmroute::store::{
 use super::{PATH, cancel, create, short_lease, store_running};
 use crate::client::{self, Answer};
 use crate::cluster::{Router, eventually};
+use crate::patience::too_long;
 use crate::redis_server::Server;
 use crate::stub::Stub;
 
@@ -198,6 +199,13 @@ async fn items_of_other_responses_are_read_only_until_they_are_too_many_bytes() 
     let redis = Server::start().await;
     let settings = redis::Settings {
         urls: vec![redis.url()],
+        // The router's thread looks through lists of megabytes, which takes a busy machine long.
+        advanced: redis::Advanced {
+            connect_timeout: too_long(),
+            read_timeout: too_long(),
+            write_timeout: too_long(),
+            ..redis::Advanced::default()
+        },
         ..redis::Settings::default()
     };
     let router = router(&stub, 256 << 20, |config| {

@@ -620,6 +620,17 @@ async fn a_store_opens_while_a_node_of_its_cluster_hangs() {
 }
 
 #[tokio::test]
+async fn a_store_opens_while_a_master_of_its_cluster_hangs() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    nodes[1].pause();
+    let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
+    eventually("it connects", async || {
+        store.create(new_key(), finished()).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let store = open(&of_cluster(&nodes, impatient(&nodes[0])), &keep());
@@ -639,8 +650,78 @@ async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
     for _ in 0..8 {
         assert!(store.admit().await.is_err());
     }
+    assert!(!store.health().is_up);
     for node in &nodes {
         node.wake();
+    }
+    eventually("it is admitted again", async || store.admit().await.is_ok()).await;
+    assert!(store.health().is_up);
+}
+
+#[tokio::test]
+async fn all_that_wait_for_a_cluster_that_hangs_ask_it_together() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let registry = Registry::default();
+    let settings = of_cluster(&nodes, at(&nodes[0]));
+    let store: Store =
+        Arc::new(redis::Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap());
+    eventually("it is admitted", async || store.admit().await.is_ok()).await;
+    for node in &nodes {
+        node.pause();
+    }
+    // A reply counts for a second.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let in_flight = || -> u32 {
+        let text = registry.text();
+        let name = "warmroute_store_operations_in_flight ";
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(name));
+        values.next().unwrap().parse().unwrap()
+    };
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let store = store.clone();
+        waiting.spawn(async move { store.admit().await.is_err() });
+    }
+    let mut most = 0;
+    eventually("all are refused", async || {
+        most = most.max(in_flight());
+        while let Some(is_refused) = waiting.try_join_next() {
+            assert!(is_refused.unwrap());
+        }
+        waiting.is_empty()
+    })
+    .await;
+    // Four probes, and the check of refused commands.
+    assert!((1..=5).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn a_cluster_is_full_when_all_its_nodes_are() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let store = open(&of_cluster(&nodes, at(&nodes[0])), &keep());
+    eventually("it is admitted", async || store.admit().await.is_ok()).await;
+    let set_memory = |node: &Server, max: &str| node.cli(&["config", "set", "maxmemory", max]);
+    set_memory(&nodes[0], "1");
+    eventually("one is full", async || {
+        matches!(
+            store.create(new_key(), finished()).await,
+            Err(Error::Full { .. })
+        )
+    })
+    .await;
+    store.admit().await.unwrap();
+    for node in &nodes[1..] {
+        set_memory(node, "1");
+    }
+    eventually("it is full", async || {
+        matches!(store.admit().await, Err(Error::Full { .. }))
+    })
+    .await;
+    // A reply to a read does not say that writes are taken.
+    assert!(matches!(store.get(new_key()).await, Ok(None)));
+    assert!(matches!(store.admit().await, Err(Error::Full { .. })));
+    for node in &nodes {
+        set_memory(node, "0");
     }
     eventually("it is admitted again", async || store.admit().await.is_ok()).await;
 }
@@ -1018,6 +1099,37 @@ async fn a_damaged_key_is_no_trouble_of_the_servers() {
         assert!(is_unreadable(store.start(damaged, FENCE).await.err()));
     }
     assert!(store.health().is_up && store.get(other).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_response_whose_object_is_large_is_cancelled_and_leaves_no_pieces_behind() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    let mut record = queued();
+    record.content.response = noise(2 << 20);
+    store.create(key, record).await.unwrap();
+    let cancel = |response: Bytes| Cancellation {
+        response,
+        ..cancelling()
+    };
+    let cancelled = noise(3 << 20);
+    let outcome = store.cancel(key, cancel(cancelled.clone())).await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Done { .. })),
+        "{outcome:?}"
+    );
+    let found = store.get(key).await.unwrap().unwrap();
+    assert!(found.content.response == cancelled);
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    assert_eq!(pieces(), 7);
+    let outcome = store.cancel(key, cancel(noise(2 << 20))).await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Terminal(_))),
+        "{outcome:?}"
+    );
+    assert_eq!(pieces(), 7);
 }
 
 #[tokio::test]
@@ -1537,26 +1649,48 @@ impl PasswordFile {
     }
 }
 
+/// Lets the store's user in with this password only.
+fn let_in(server: &Server, password: &str) {
+    server.cli(&[
+        "acl",
+        "setuser",
+        "router",
+        "on",
+        "resetpass",
+        &format!(">{password}"),
+        "~*",
+        "&*",
+        "+@all",
+    ]);
+}
+
+/// Whether every node lets the store's user in: reads go to all slots.
+async fn is_let_in(store: &Store) -> bool {
+    let mut all = true;
+    for _ in 0..20 {
+        all &= matches!(store.get(new_key()).await, Ok(None));
+    }
+    all
+}
+
 /// A store whose user's password is replaced on the servers and in its file, and whose connections to the first
 /// `closed` servers are closed then: it goes on with the new one.
 async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Server>, more: &str) {
+    check_rotated_after(servers, closed, sentinel, more, async |_| {}).await;
+}
+
+/// Does what [`check_rotated`] does, and `between` before the servers know the password that the file has.
+async fn check_rotated_after(
+    servers: &[&Server],
+    closed: usize,
+    sentinel: Option<&Server>,
+    more: &str,
+    between: impl AsyncFnOnce(&Store),
+) {
     let (password, of_sentinel) = (PasswordFile::new("old"), PasswordFile::new("old-too"));
-    let users = |server: &Server, password: &str| {
-        server.cli(&[
-            "acl",
-            "setuser",
-            "router",
-            "on",
-            "resetpass",
-            &format!(">{password}"),
-            "~*",
-            "&*",
-            "+@all",
-        ]);
-    };
     let asked = sentinel.unwrap_or(servers[0]);
     for server in servers {
-        users(server, "old");
+        let_in(server, "old");
     }
     let mut text = format!(
         "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n{more}",
@@ -1564,7 +1698,7 @@ async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Ser
         password.0.display(),
     );
     if let Some(sentinel) = sentinel {
-        users(sentinel, "old-too");
+        let_in(sentinel, "old-too");
         text += &format!(
             "      sentinel_username: router\n      sentinel_password: file:{}\n",
             of_sentinel.0.display()
@@ -1577,22 +1711,19 @@ async fn check_rotated(servers: &[&Server], closed: usize, sentinel: Option<&Ser
     store.admit().await.unwrap();
     password.write("new");
     of_sentinel.write("new-too");
+    between(&store).await;
     for server in servers {
-        users(server, "new");
+        let_in(server, "new");
     }
     if let Some(sentinel) = sentinel {
-        users(sentinel, "new-too");
+        let_in(sentinel, "new-too");
         sentinel.cli(&["client", "kill", "user", "router"]);
     }
     for server in &servers[..closed] {
         server.cli(&["client", "kill", "user", "router"]);
     }
     eventually("the new password is used at every node", async || {
-        let mut all = true;
-        for _ in 0..20 {
-            all &= matches!(store.get(new_key()).await, Ok(None));
-        }
-        all
+        is_let_in(&store).await
     })
     .await;
 }
@@ -1623,4 +1754,19 @@ async fn a_password_of_a_cluster_is_taken_up_when_one_node_has_closed_its_connec
     let nodes = redis_server::cluster_with_replicas(0).await;
     let nodes: Vec<&Server> = nodes.iter().collect();
     check_rotated(&nodes, 1, None, "      mode: cluster\n").await;
+}
+
+#[tokio::test]
+async fn a_password_that_no_node_of_a_cluster_knows_yet_costs_no_connection() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    let hang_for_a_while = async |store: &Store| {
+        nodes[1].pause();
+        eventually("a read fails", async || !is_let_in(store).await).await;
+        nodes[1].wake();
+        // No connection can be opened now.
+        eventually("all nodes reply", async || is_let_in(store).await).await;
+    };
+    let mode = "      mode: cluster\n";
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang_for_a_while).await;
 }
