@@ -212,6 +212,30 @@ fn extra_keys_of_every_form_are_kept() {
 }
 
 #[test]
+fn a_key_that_is_read_in_part_takes_nothing_of_the_one_behind_it() {
+    let check = |first: &[u8], second: &[u8], expected: ExtraKey| {
+        // [[first, second]] in the place of extra keys
+        let mut payload =
+            b"\x92\x00\x91\x99\xabBlockStored\x91\x07\xc0\x91\x01\x01\xc0\xc0\xc0".to_vec();
+        payload.extend(b"\x91\x92");
+        payload.extend(first);
+        payload.extend(second);
+        let batch = decode(&payload).unwrap();
+        let keys = vec![ExtraKey::Blob(first.into()), expected];
+        assert_eq!(stored(&batch).extra_keys, [keys]);
+    };
+    let above_2_63 = b"\xcf\xff\xff\xff\xff\xff\xff\xff\xff";
+    let pair = ExtraKey::Multimodal {
+        identifier: "id".into(),
+        offset: 0,
+    };
+    check(above_2_63, b"\x92\xa2id\x00", pair);
+    let not_utf8 = b"\xa1\xff";
+    check(not_utf8, b"\xc4\x01\x01", ExtraKey::Blob([1].into()));
+    check(not_utf8, b"\x05", ExtraKey::Number(5));
+}
+
+#[test]
 fn the_tokens_after_each_block_are_among_its_keys() {
     // As vLLM 0.33 declares it: {"type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": nil,
     // "token_ids": [1, 2], "block_size": 1, "extra_keys": [nil, ["salt"]], "lookahead_token_ids": [[2, 3], [3, 4]]}

@@ -136,31 +136,43 @@ impl Reader<'_> {
     /// A key of an unknown type is kept as raw bytes: blocks whose keys differ have different content, whatever
     /// the keys mean.
     fn extra_key(&mut self) -> Read<ExtraKey> {
-        let mut typed = self.cursor.clone();
-        let key = if let Ok(text) = typed.text() {
-            ExtraKey::Text(text.into())
-        } else if let Ok(Some(bytes)) = typed.blob() {
-            ExtraKey::Blob(bytes.into())
-        } else if let Some(number) = typed.integer().ok().and_then(|n| i64::try_from(n).ok()) {
-            ExtraKey::Number(number)
-        } else if let Some(multimodal) = multimodal(&mut typed) {
-            multimodal
-        } else {
-            return self.cursor.skip().map(|raw| ExtraKey::Blob(raw.into()));
-        };
-        self.cursor = typed;
-        Ok(key)
+        for read in KEY_TYPES {
+            // What turns out to be of another type may have been read in part.
+            let mut typed = self.cursor.clone();
+            if let Some(key) = read(&mut typed) {
+                self.cursor = typed;
+                return Ok(key);
+            }
+        }
+        self.cursor.skip().map(|raw| ExtraKey::Blob(raw.into()))
     }
 }
 
-/// Reads `[identifier, offset]`. If something else follows, returns `None` and leaves the cursor where it is.
+/// Reads a key of one type. `None` if something else is next; the cursor may then be anywhere.
+type ReadKey = fn(&mut Cursor<'_>) -> Option<ExtraKey>;
+
+const KEY_TYPES: [ReadKey; 4] = [text, blob, number, multimodal];
+
+fn text(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
+    cursor.text().ok().map(|text| ExtraKey::Text(text.into()))
+}
+
+fn blob(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
+    let bytes = cursor.blob().ok().flatten()?;
+    Some(ExtraKey::Blob(bytes.into()))
+}
+
+fn number(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
+    let number = cursor.integer().ok()?;
+    i64::try_from(number).ok().map(ExtraKey::Number)
+}
+
+/// Reads `[identifier, offset]`.
 fn multimodal(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
-    let mut pair = cursor.clone();
-    if pair.array().ok()? != 2 {
+    if cursor.array().ok()? != 2 {
         return None;
     }
-    let identifier = pair.text().ok()?.into();
-    let offset = i64::try_from(pair.integer().ok()?).ok()?;
-    *cursor = pair;
+    let identifier = cursor.text().ok()?.into();
+    let offset = i64::try_from(cursor.integer().ok()?).ok()?;
     Some(ExtraKey::Multimodal { identifier, offset })
 }
