@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use hyper::Method;
@@ -33,7 +33,7 @@ const SOME_FAILED: u8 = 2;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 /// Between two lines of progress where no bar shows it.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
-/// Before a router that has not answered is asked again, and for how long it is.
+/// Before a router that has not answered is asked again, and for how long it is while no try comes further.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
 /// Pages of 100 batches in which an earlier process's batch is looked for: all that a router keeps for a key.
@@ -306,20 +306,71 @@ async fn patiently<T>(
     bar: &ProgressBar,
     ask: impl AsyncFn() -> Result<T, AskError>,
 ) -> Result<T, AskError> {
-    let (begin, mut said) = (observe::now(), String::new());
+    let (mut patience, mut said) = (Patience::default(), String::new());
     loop {
-        let asked = ask().await;
-        let waited = observe::now().saturating_duration_since(begin);
-        match asked {
-            Err(error) if error.kind == AskErrorKind::Passing && waited < GIVE_UP_AFTER => {
-                let text = format!("asking again: {error}");
-                if text != said {
-                    say(bar, &text);
-                    said = text;
-                }
-                tokio::time::sleep(RETRY_INTERVAL).await;
-            }
-            asked => return asked,
+        let error = match ask().await {
+            Err(error) if error.kind == AskErrorKind::Passing => error,
+            ended => return ended,
+        };
+        if !patience.lasts(observe::now(), bar.position()) {
+            return Err(error);
         }
+        let text = format!("asking again: {error}");
+        if text != said {
+            say(bar, &text);
+            said = text;
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Whether to ask again: until tries have failed for a while of which none came further than those before.
+#[derive(Default)]
+struct Patience {
+    failing_since: Option<Instant>,
+    furthest: u64,
+}
+
+impl Patience {
+    /// Whether it lasts beyond a failure now. `position`: how far the exchange came.
+    fn lasts(&mut self, now: Instant, position: u64) -> bool {
+        if position > self.furthest {
+            self.furthest = position;
+            self.failing_since = None;
+        }
+        let since = *self.failing_since.get_or_insert(now);
+        now.saturating_duration_since(since) < GIVE_UP_AFTER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of failures, each at a second and with how far its exchange came.
+    fn check(failures: &[(u64, u64)], expected: &[bool]) {
+        let (mut patience, start) = (Patience::default(), observe::now());
+        let lasts = failures.iter().map(|(second, position)| {
+            patience.lasts(start + Duration::from_secs(*second), *position)
+        });
+        assert_eq!(lasts.collect::<Vec<_>>(), expected, "{failures:?}");
+    }
+
+    #[test]
+    fn an_exchange_that_fails_after_a_long_time_is_tried_again() {
+        check(&[(700, 5)], &[true]);
+        check(&[(700, 0)], &[true]);
+    }
+
+    #[test]
+    fn what_fails_for_ten_minutes_and_comes_no_further_is_given_up() {
+        check(&[(0, 0), (599, 0), (600, 0)], &[true, true, false]);
+        check(&[(700, 5), (1_299, 5), (1_300, 4)], &[true, true, false]);
+    }
+
+    #[test]
+    fn a_try_that_comes_further_than_all_before_begins_the_ten_minutes_anew() {
+        check(&[(700, 5), (1_400, 6), (1_999, 6)], &[true; 3]);
+        check(&[(700, 5), (1_400, 6), (2_000, 5)], &[true, true, false]);
     }
 }
