@@ -3,10 +3,12 @@
 use super::traces;
 use crate::config::Config;
 
-/// One line each: keys that are not used, tenants that share caches, environment variables that cannot be used.
+/// One line each: keys that are not used, tenants that share caches, limits that requests do not fit into, environment
+/// variables that cannot be used.
 pub fn of(config: &Config) -> Vec<String> {
     let mut warnings = config.source.warnings.clone();
     warnings.extend(shared_caches(config));
+    warnings.extend(small_bursts(config));
     warnings.extend(traces::warnings(config));
     warnings
 }
@@ -28,6 +30,32 @@ fn shared_caches(config: &Config) -> Option<String> {
     })
 }
 
+/// Limits of tokens of which less may be used at once than a request reserves that names no `max_tokens`.
+fn small_bursts(config: &Config) -> Option<String> {
+    let reserve = config.limits.output_reserve;
+    let everybody = config.limits.everybody.iter();
+    let everybody = everybody.map(|limits| ("limits.everybody".to_owned(), limits));
+    let tenants = config.tenants.iter().enumerate();
+    let tenants = tenants.filter_map(|(index, tenant)| {
+        let limits = tenant.limits.as_ref()?;
+        Some((format!("tenants[{index}].limits"), limits))
+    });
+    let found = everybody.chain(tenants).flat_map(|(path, limits)| {
+        let keys = limits.bursts_below_reserve(reserve).into_iter();
+        keys.map(move |key| format!("{path}.{key}"))
+    });
+    let found: Vec<String> = found.collect();
+    let more = match found.len().checked_sub(2) {
+        None => String::new(),
+        Some(others) => format!(" (and {} more)", others + 1),
+    };
+    let first = found.first()?;
+    Some(format!(
+        "{first}{more}: `burst` has room for fewer tokens than `limits.output_reserve` ({reserve}) reserves, so that \
+         requests without `max_tokens` are refused; set a longer burst, `max_tokens`, or a smaller reserve"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +69,28 @@ mod tests {
         let has = |part: &str| warnings.iter().any(|warning| warning.contains(part));
         assert!(has("c.yaml:2:11: routing.prefill_weight"), "{warnings:?}");
         assert!(has("tenants share prefix caches"), "{warnings:?}");
+    }
+
+    #[test]
+    fn limits_with_less_room_than_a_request_reserves_are_in_one_line() {
+        let warned = |models: &str| {
+            let text = format!(
+                "workers: ['http://a:1']\nlimits: {{everybody: {{burst: 1s, models: [{models}]}}}}\n"
+            );
+            small_bursts(&Config::parse("c.yaml", &text).unwrap())
+        };
+        assert_eq!(warned("{name: a, requests_per_minute: 5}"), None);
+        let small = warned("{name: a, tokens_per_minute: 6000}").unwrap();
+        assert!(
+            small.starts_with("limits.everybody.models[0].tokens_per_minute: "),
+            "{small}"
+        );
+        let both = "{name: a, tokens_per_minute: 6000}, {name: b, tokens_per_minute: 6000}";
+        assert!(
+            warned(both)
+                .unwrap()
+                .contains("[0].tokens_per_minute (and 1 more): ")
+        );
     }
 
     #[test]

@@ -139,3 +139,41 @@ impl TenantLimits {
         Some((decision, Charged::Alone(replicas)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RequestId;
+    use crate::limits::cost::Known;
+    use crate::limits::limiter::Limiter;
+    use crate::limits::settings::{Settings, TenantLimitsSpec};
+    use crate::observe::metrics::Registry;
+
+    #[tokio::test]
+    async fn a_burst_of_less_than_a_request_admits_one_and_the_next_one_waits() {
+        let json = r#"{"burst": "10s", "requests_per_minute": 5}"#;
+        let spec: TenantLimitsSpec = serde_json::from_str(json).unwrap();
+        assert_eq!(spec.check(), []);
+        let settings = Settings::default();
+        let limiter = Limiter::new(&settings, None, &Registry::default());
+        let limits = TenantLimits::new(&limiter, "a", &spec, &settings);
+        let ask = async |number| {
+            let request = Request {
+                id: ChargeId::Request(RequestId::new(number)),
+                model: "m",
+                target: "m",
+                known: Known::default(),
+            };
+            limits.admit(request).await.0
+        };
+        let first = ask(1).await;
+        assert!(first.is_ok(), "{first:?}");
+        let second = ask(2).await.unwrap_err();
+        let wait = second.retry_after();
+        assert!(wait.is_some_and(|wait| wait <= Duration::from_secs(12)));
+        assert!(
+            matches!(second, Refusal::Rate { limit: 1, .. }),
+            "{second:?}"
+        );
+    }
+}

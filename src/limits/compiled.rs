@@ -190,9 +190,14 @@ fn limits(spec: &TenantLimitsSpec, rates: &RatesSpec, model: Option<&Arc<str>>) 
             None => letter.to_owned(),
             Some(model) => format!("{letter}/{model}"),
         };
+        let mut rate = Rate::new(per_minute?, spec.burst);
+        if kind == Kind::Requests {
+            // Otherwise every request would be more than the limit ever has room for.
+            rate = rate.with_room_for_one();
+        }
         Some(Limit {
             kind,
-            rate: Rate::new(per_minute?, spec.burst),
+            rate,
             name: name.into(),
             model: model.cloned(),
         })

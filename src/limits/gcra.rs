@@ -34,6 +34,15 @@ impl Rate {
         }
     }
 
+    /// At least one unit may be used at once, however short the burst.
+    pub fn with_room_for_one(self) -> Self {
+        let one = self.period_micros.div_ceil(self.units);
+        Self {
+            burst_micros: self.burst_micros.max(one),
+            ..self
+        }
+    }
+
     /// All of a day's units may be used at once. 0 of them count as 1.
     pub fn of_day(units: u64) -> Self {
         Self {
@@ -155,6 +164,16 @@ mod tests {
         assert_eq!(rate.remaining(used(full_at, 5 + DAY_MICROS / 4)), 250);
         let waits = wait(used(full_at, 5), rate.cost(500), rate.burst_micros);
         assert_eq!(waits, Some(DAY_MICROS / 2));
+    }
+
+    #[test]
+    fn one_unit_fits_into_the_shortest_burst_and_a_longer_one_stays() {
+        for per_minute in 1..1_000 {
+            let rate = rate(per_minute, 1).with_room_for_one();
+            assert_eq!(rate.capacity(), (per_minute / 60).max(1), "{per_minute}");
+            assert!(rate.cost(1) <= rate.burst_micros, "{per_minute}");
+        }
+        assert_eq!(rate(1, 60).with_room_for_one(), rate(1, 60));
     }
 
     /// The plainest model: a bucket that is filled as time passes.

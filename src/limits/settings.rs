@@ -5,8 +5,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::gcra::Rate;
 use crate::store::redis;
-use crate::units::DurationText;
+use crate::units::{DurationText, format_duration};
 
 /// How the limits of tenants count, and where.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -159,7 +160,8 @@ impl Settings {
 pub struct TenantLimitsSpec {
     #[serde(flatten)]
     pub rates: RatesSpec,
-    /// How much of each limit a minute may be used at once, as a time: `60s` is a whole minute's worth.
+    /// How much of each limit a minute may be used at once, as a time: `60s` is a whole minute's worth. One request always
+    /// may.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "1s", "max" = "1h"))]
     pub burst: Duration,
@@ -223,6 +225,22 @@ pub struct RatesSpec {
     pub max_tokens: Option<u64>,
 }
 
+impl RatesSpec {
+    /// The limits of tokens by their keys, as far as there are any.
+    fn of_tokens(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let listed = [
+            ("tokens_per_minute", self.tokens_per_minute),
+            (INPUT_TOKENS, self.input_tokens_per_minute),
+            ("output_tokens_per_minute", self.output_tokens_per_minute),
+        ];
+        let listed = listed.into_iter();
+        listed.filter_map(|(key, per_minute)| Some((key, per_minute?)))
+    }
+}
+
+/// The only limit of tokens in which no output counts.
+const INPUT_TOKENS: &str = "input_tokens_per_minute";
+
 /// One model that a tenant may use, with its limits there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelLimitsSpec {
@@ -280,7 +298,44 @@ impl TenantLimitsSpec {
             };
             problems.push((format!("models[{index}].name"), message));
         }
+        for (path, rates) in self.all_rates() {
+            for (key, per_minute) in rates.of_tokens() {
+                if Rate::new(per_minute, self.burst).capacity() == 0 {
+                    let burst = format_duration(self.burst);
+                    let message = format!(
+                        "`burst: {burst}` has room for less than one token, so that every request is refused; \
+                         allow more tokens a minute, or a longer burst"
+                    );
+                    problems.push((format!("{path}{key}"), message));
+                }
+            }
+        }
         problems
+    }
+
+    /// The keys of limits of which less may be used at once than a request reserves that names no `max_tokens`: such
+    /// requests are refused for ever.
+    pub fn bursts_below_reserve(&self, output_reserve: u32) -> Vec<String> {
+        let mut keys = Vec::new();
+        for (path, rates) in self.all_rates() {
+            let max_tokens = [self.rates.max_tokens, rates.max_tokens];
+            let max_tokens = max_tokens.into_iter().flatten();
+            let reserved = max_tokens.fold(u64::from(output_reserve), u64::min);
+            for (key, per_minute) in rates.of_tokens() {
+                let capacity = Rate::new(per_minute, self.burst).capacity();
+                if key != INPUT_TOKENS && capacity < reserved {
+                    keys.push(format!("{path}{key}"));
+                }
+            }
+        }
+        keys
+    }
+
+    /// The limits of all models together and of each one, with what their keys begin with.
+    fn all_rates(&self) -> impl Iterator<Item = (String, &RatesSpec)> {
+        let models = self.models.iter().enumerate();
+        let own = models.map(|(index, model)| (format!("models[{index}]."), &model.rates));
+        std::iter::once((String::new(), &self.rates)).chain(own)
     }
 }
 
@@ -307,11 +362,35 @@ mod tests {
 
     #[test]
     fn a_model_is_a_name_or_a_map() {
-        let json = r#"{"models": ["a", {"name": "b*", "tokens_per_minute": 5}, "b*", "c*d", ""], "burst": "10s"}"#;
+        let json = r#"{"models": ["a", {"name": "b*", "tokens_per_minute": 50}, "b*", "c*d", ""], "burst": "10s"}"#;
         let spec: TenantLimitsSpec = serde_json::from_str(json).unwrap();
-        assert_eq!(spec.models[1].rates.tokens_per_minute, Some(5));
+        assert_eq!(spec.models[1].rates.tokens_per_minute, Some(50));
         let problems = spec.check();
         let keys: Vec<&str> = problems.iter().map(|(key, _)| &**key).collect();
         assert_eq!(keys, ["models[2].name", "models[3].name", "models[4].name"]);
+    }
+
+    #[test]
+    fn a_limit_of_tokens_whose_burst_has_no_room_for_a_request_is_named() {
+        let check = |json: &str, refused: &[&str], small: &[&str]| {
+            let spec: TenantLimitsSpec = serde_json::from_str(json).unwrap();
+            let problems = spec.check();
+            let keys: Vec<&str> = problems.iter().map(|(key, _)| &**key).collect();
+            assert_eq!(keys, refused, "{json}");
+            assert_eq!(spec.bursts_below_reserve(512), small, "{json}");
+        };
+        check(r#"{"requests_per_minute": 1, "burst": "1s"}"#, &[], &[]);
+        let (all, input) = (["tokens_per_minute"], ["input_tokens_per_minute"]);
+        check(r#"{"tokens_per_minute": 59, "burst": "1s"}"#, &all, &all);
+        check(r#"{"tokens_per_minute": 60, "burst": "1s"}"#, &[], &all);
+        check(r#"{"tokens_per_minute": 20000, "burst": "1s"}"#, &[], &all);
+        check(r#"{"tokens_per_minute": 20000}"#, &[], &[]);
+        let small_answers = r#"{"tokens_per_minute": 20000, "burst": "1s", "max_tokens": 300}"#;
+        check(small_answers, &[], &[]);
+        let prompts = r#"{"input_tokens_per_minute": 9, "burst": "1s"}"#;
+        check(prompts, &input, &[]);
+        let of_model =
+            r#"{"burst": "2s", "models": [{"name": "a", "output_tokens_per_minute": 3000}]}"#;
+        check(of_model, &[], &["models[0].output_tokens_per_minute"]);
     }
 }
