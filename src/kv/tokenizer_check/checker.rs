@@ -223,6 +223,19 @@ impl TokenizerCheck {
         mismatch.set(all.is_raised().into());
     }
 
+    /// The metrics of a subject of which no worker is left.
+    pub(super) fn forget(&self, subject: &Subject) {
+        let labels = [&*subject.model, subject.source.as_str()];
+        // What was never counted has no value to remove.
+        let _ = self.metrics.confirmed_ratio.remove_label_values(&labels);
+        let _ = self.metrics.mismatch.remove_label_values(&labels);
+        for outcome in Outcome::ALL {
+            let [model, source] = labels;
+            let labels = [model, source, outcome.as_str()];
+            let _ = self.metrics.checks.remove_label_values(&labels);
+        }
+    }
+
     /// Makes the results visible to routing.
     pub(super) fn publish(&self, results: &CheckResults) {
         let distrusted = |(subject, of_subject): (&Subject, &SubjectResults)| {

@@ -28,7 +28,7 @@ const MAX_CHECKS_WHILE_NOT_LIVE: usize = 4;
 /// Where no block size is known, a shorter prompt may have no whole block.
 const MIN_TOKENS: usize = 128;
 
-/// How often results of workers that left are dropped.
+/// How often the results of workers that left are dropped, and the metrics of models that left with them.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Returns the text of token ids of a model, if the model's tokenizer is loaded.
@@ -109,7 +109,9 @@ impl Watcher {
         self.silence.retain(|worker| board.has_events(worker));
         let checker = &self.checker;
         let mut results = checker.results.lock();
-        results.retain(|worker| board.has_events(worker));
+        for subject in results.retain(|worker| board.has_events(worker)) {
+            checker.forget(&subject);
+        }
         let mut names = checker.worker_names.lock();
         names.retain(|worker, _| board.has_events(*worker));
         drop(names);
@@ -376,5 +378,46 @@ impl RunningCheck {
                 _ => Outcome::Partial,
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::tokenizer_check::settings::Settings;
+    use crate::kv::tokenizer_check::types::PromptSource;
+    use crate::observe::metrics::Registry;
+
+    #[test]
+    fn a_model_that_has_left_has_neither_an_alarm_nor_metrics() {
+        let registry = Registry::default();
+        let (checker, queue) = TokenizerCheck::new(Settings::default(), &registry);
+        let mut watcher = Watcher::new(checker.clone(), queue, Arc::new(|_, _| None));
+        let subject = Subject {
+            model: "gone".into(),
+            source: PromptSource::Rendered,
+        };
+        let (now, worker) = (observe::now(), WorkerId(1));
+        {
+            let mut results = checker.results.lock();
+            for _ in 0..checker.settings.mismatch_threshold {
+                let _ = results.record(now, now, &subject, worker, Outcome::Missing);
+                checker.count(&subject, Outcome::Missing);
+            }
+            checker.measure(&subject, &results.of(&subject).unwrap().all);
+            checker.publish(&results);
+        }
+        assert!(checker.has_mismatches() && !checker.trusts(&subject, worker));
+        assert!(
+            registry
+                .text()
+                .contains("warmroute_tokenizer_mismatch{model=\"gone\"")
+        );
+        // No worker is on the board.
+        watcher.remove_gone_workers(&StatusBoard::default());
+        assert!(!checker.has_mismatches() && checker.trusts(&subject, worker));
+        assert!(checker.statuses(now).is_empty());
+        let text = registry.text();
+        assert!(!text.contains("gone"), "{text}");
     }
 }

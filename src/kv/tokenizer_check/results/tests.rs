@@ -193,8 +193,19 @@ fn workers_that_left_are_forgotten() {
     let mut book = book();
     take_all(&mut book, 1, Outcome::Missing, 20);
     take_all(&mut book, 2, Outcome::Missing, 1);
-    book.retain(|worker| worker == WorkerId(2));
+    assert_eq!(book.retain(|worker| worker == WorkerId(2)), []);
     assert_eq!(book.of(&subject()).unwrap().workers.len(), 1);
+}
+
+#[test]
+fn an_alarm_goes_with_the_last_worker() {
+    let mut book = book();
+    take_all(&mut book, 1, Outcome::Missing, 20);
+    take_all(&mut book, 2, Outcome::Missing, 1);
+    assert!(!trusts(&book, 3));
+    assert_eq!(book.retain(|_| false), [subject()]);
+    assert_eq!(book.iter().count(), 0);
+    assert!(trusts(&book, 3));
 }
 
 #[test]
