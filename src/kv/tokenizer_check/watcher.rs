@@ -392,7 +392,8 @@ mod tests {
     fn a_model_that_has_left_has_neither_an_alarm_nor_metrics() {
         let registry = Registry::default();
         let (checker, queue) = TokenizerCheck::new(Settings::default(), &registry);
-        let mut watcher = Watcher::new(checker.clone(), queue, Arc::new(|_, _| None));
+        let no_text: Detokenize = Arc::new(|_: &str, _: &[u32]| None);
+        let mut watcher = Watcher::new(checker.clone(), queue, no_text);
         let subject = Subject {
             model: "gone".into(),
             source: PromptSource::Rendered,
