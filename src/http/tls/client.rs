@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -57,13 +58,13 @@ impl Clients {
         if let Some(client) = known.get(settings).and_then(Weak::upgrade) {
             return client;
         }
-        let client = Arc::new(Client::new(settings));
+        let client = Arc::new(Client::new(settings, observe::wall_clock()));
         known.insert(settings.clone(), Arc::downgrade(&client));
         client
     }
 
-    /// Looks at the files, and uses what they contain if that has changed.
-    pub(super) fn look(&self) {
+    /// Looks at the files, and uses what they contain if that has changed or could not be used before.
+    pub(super) fn look(&self, now: SystemTime) {
         let mut used = Vec::new();
         self.known.lock().retain(|settings, client| {
             let client = client.upgrade();
@@ -75,16 +76,17 @@ impl Clients {
             is_used
         });
         for client in used {
-            client.look(self.metrics.get());
+            client.look(now, self.metrics.get());
         }
     }
 }
 
 impl Client {
-    fn new(settings: &ClientSettings) -> Self {
-        let (seen, contents) = Seen::first(&settings.files());
-        let current = build(settings, &contents);
+    fn new(settings: &ClientSettings, now: SystemTime) -> Self {
+        let (mut seen, contents) = Seen::first(&settings.files());
+        let current = build(settings, &contents, now);
         if let Err(reason) = &current {
+            seen.failed(reason);
             warn!(
                 reason,
                 "TLS files of workers cannot be used; no connection to these workers is made"
@@ -97,11 +99,11 @@ impl Client {
         }
     }
 
-    fn look(&self, metrics: Option<&Metrics>) {
+    fn look(&self, now: SystemTime, metrics: Option<&Metrics>) {
         let file = self.settings.file();
-        let contents = self.seen.lock().changed(&self.settings.files());
-        if let Some(contents) = contents {
-            let built = build(&self.settings, &contents);
+        let build = |contents: &Contents| build(&self.settings, contents, now);
+        let built = self.seen.lock().rebuild(&self.settings.files(), build);
+        if let Some(built) = built {
             if let Some(metrics) = metrics {
                 metrics.reloaded(USE, file, built.is_ok());
             }
@@ -113,10 +115,16 @@ impl Client {
                     );
                     self.current.store(Arc::new(Ok(built)));
                 }
-                Err(reason) => warn!(
-                    reason,
-                    "TLS files of workers have changed and cannot be used; keeping the ones before"
-                ),
+                Err(reason) => {
+                    warn!(
+                        reason,
+                        "TLS files of workers have changed and cannot be used; keeping the ones before"
+                    );
+                    // Without ones before, connections fail with what is wrong now.
+                    if self.current.load().is_err() {
+                        self.current.store(Arc::new(Err(reason)));
+                    }
+                }
             }
         }
         let current = self.current.load();
@@ -168,8 +176,8 @@ impl ClientSettings {
     }
 }
 
-fn build(settings: &ClientSettings, contents: &Contents) -> Result<Built, String> {
-    let built = settings.build(contents, observe::wall_clock());
+fn build(settings: &ClientSettings, contents: &Contents, now: SystemTime) -> Result<Built, String> {
+    let built = settings.build(contents, now);
     built.map_err(|found| format!("tls.{}", one_line(&found)))
 }
 
@@ -243,4 +251,40 @@ fn explain(error: &io::Error, name: &str) -> Option<String> {
         }
         error => format!("TLS: {error}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_was_not_valid_at_first_is_used_once_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["router".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2100, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2300, 1, 1);
+        let certificate = params.self_signed(&key).unwrap();
+        fs::write(at("tls.crt"), certificate.pem()).unwrap();
+        fs::write(at("tls.key"), key.serialize_pem()).unwrap();
+        let settings = ClientSettings {
+            ca: at("tls.crt"),
+            certificate: at("tls.crt"),
+            key: at("tls.key"),
+            ..ClientSettings::default()
+        };
+        let in_2100 = UNIX_EPOCH + Duration::from_secs(4_102_444_800);
+        let early = in_2100 - Duration::from_secs(1);
+        let client = Client::new(&settings, early);
+        client.look(early, None);
+        assert!(client.current.load().is_err());
+        client.look(in_2100, None);
+        assert!(client.current.load().is_ok());
+    }
 }

@@ -124,6 +124,8 @@ impl Stamp {
 pub(super) struct Seen {
     stamps: Vec<Option<Stamp>>,
     digest: [u8; 32],
+    /// Why nothing could be built from what they contained.
+    problem: Option<String>,
 }
 
 impl Seen {
@@ -132,18 +134,39 @@ impl Seen {
         let stamps = stamps(files);
         let contents = Contents::read(files);
         let digest = contents.digest();
-        (Self { stamps, digest }, contents)
+        let seen = Self {
+            stamps,
+            digest,
+            problem: None,
+        };
+        (seen, contents)
     }
 
-    /// What the files contain, if that has changed.
-    pub(super) fn changed(&mut self, files: &[Named<'_>]) -> Option<Contents> {
-        if stamps(files) == self.stamps {
+    /// Notes that nothing could be built from what the files contain.
+    pub(super) fn failed(&mut self, reason: &str) {
+        self.problem = Some(reason.to_owned());
+    }
+
+    /// Builds from what the files contain if that has changed, or could not be used before: a certificate becomes valid
+    /// without a change of its file. `None` if there is nothing new, a failure for the same reason included.
+    pub(super) fn rebuild<T>(
+        &mut self,
+        files: &[Named<'_>],
+        build: impl FnOnce(&Contents) -> Result<T, String>,
+    ) -> Option<Result<T, String>> {
+        if self.problem.is_none() && stamps(files) == self.stamps {
             return None;
         }
         let (now, contents) = Self::first(files);
-        let has_changed = now.digest != self.digest;
-        *self = now;
-        has_changed.then_some(contents)
+        let before = std::mem::replace(self, now);
+        let has_changed = self.digest != before.digest;
+        if !has_changed && before.problem.is_none() {
+            return None;
+        }
+        let built = build(&contents);
+        self.problem = built.as_ref().err().cloned();
+        let is_new = has_changed || self.problem != before.problem;
+        is_new.then_some(built)
     }
 }
 
@@ -157,6 +180,14 @@ mod tests {
 
     use super::*;
 
+    /// The content of the first file, if that has changed.
+    fn changed(seen: &mut Seen, files: &[Named<'_>]) -> Option<Vec<u8>> {
+        let built = seen.rebuild(files, |contents| {
+            Ok(contents.file("certificate").unwrap().unwrap().1.to_vec())
+        });
+        built.map(Result::unwrap)
+    }
+
     #[test]
     fn a_change_is_seen_once_and_a_touched_file_is_none() {
         let directory = tempfile::tempdir().unwrap();
@@ -167,15 +198,38 @@ mod tests {
         assert!(contents.file("certificate").unwrap().is_err());
         assert!(contents.file("key").is_none());
         fs::write(&file, "a").unwrap();
-        let contents = seen.changed(&files).unwrap();
-        assert_eq!(contents.file("certificate").unwrap().unwrap().1, b"a");
-        assert!(seen.changed(&files).is_none());
+        assert_eq!(changed(&mut seen, &files).unwrap(), b"a");
+        assert_eq!(changed(&mut seen, &files), None);
         // The same content in another file.
         fs::remove_file(&file).unwrap();
         fs::write(&file, "a").unwrap();
-        assert!(seen.changed(&files).is_none());
+        assert_eq!(changed(&mut seen, &files), None);
         fs::write(&file, "b").unwrap();
-        assert!(seen.changed(&files).is_some());
+        assert!(changed(&mut seen, &files).is_some());
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_built_from_again_and_reported_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tls.crt");
+        let path = file.to_str().unwrap();
+        let files = [("certificate", path)];
+        fs::write(&file, "a").unwrap();
+        let (mut seen, _) = Seen::first(&files);
+        let look = |seen: &mut Seen, result: Result<u8, &str>| {
+            seen.rebuild(&files, |_| result.map_err(str::to_owned))
+        };
+        seen.failed("too early");
+        assert_eq!(look(&mut seen, Err("too early")), None);
+        assert_eq!(look(&mut seen, Err("late")), Some(Err("late".to_owned())));
+        assert_eq!(look(&mut seen, Err("late")), None);
+        assert_eq!(look(&mut seen, Ok(1)), Some(Ok(1)));
+        assert_eq!(look(&mut seen, Ok(2)), None);
+        fs::write(&file, "bb").unwrap();
+        assert_eq!(look(&mut seen, Err("late")), Some(Err("late".to_owned())));
+        // Another content with the same problem.
+        fs::write(&file, "ccc").unwrap();
+        assert_eq!(look(&mut seen, Err("late")), Some(Err("late".to_owned())));
     }
 
     #[test]
@@ -193,7 +247,6 @@ mod tests {
         let (mut seen, _) = Seen::first(&files);
         symlink("..2", directory.join("..new")).unwrap();
         fs::rename(directory.join("..new"), directory.join("..data")).unwrap();
-        let contents = seen.changed(&files).unwrap();
-        assert_eq!(contents.file("certificate").unwrap().unwrap().1, b"b");
+        assert_eq!(changed(&mut seen, &files).unwrap(), b"b");
     }
 }

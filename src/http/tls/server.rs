@@ -114,15 +114,18 @@ impl Server {
         Ok(())
     }
 
-    /// Looks at the files, and uses what they contain if that has changed.
-    pub(super) fn look(&self) {
+    /// Looks at the files, and uses what they contain if that has changed or could not be used before.
+    pub(super) fn look(&self, now: SystemTime) {
         let mut seen = self.seen.lock();
         let settings = self.current.load().settings.clone();
-        let Some(contents) = seen.changed(&settings.files()) else {
+        let built = seen.rebuild(&settings.files(), |contents| {
+            let built = Current::build(self.listener, &settings, contents, now);
+            built.map_err(|found| one_line(&found))
+        });
+        let Some(built) = built else {
             return;
         };
         let file = settings.file();
-        let built = Current::build(self.listener, &settings, &contents, observe::wall_clock());
         self.metrics.reloaded(self.name(), file, built.is_ok());
         match built {
             Ok(built) => {
@@ -130,13 +133,10 @@ impl Server {
                 info!(listener = self.name(), file, %expires, "TLS files have changed; new connections use them");
                 self.swap(built);
             }
-            Err(found) => {
-                let reason = one_line(&found);
-                warn!(
-                    listener = self.name(),
-                    reason, "TLS files have changed and cannot be used; keeping the ones before"
-                );
-            }
+            Err(reason) => warn!(
+                listener = self.name(),
+                reason, "TLS files have changed and cannot be used; keeping the ones before"
+            ),
         }
     }
 
@@ -260,5 +260,60 @@ fn outcome_of(error: &io::Error) -> &'static str {
         Error::AlertReceived(_) => "alert",
         Error::InvalidMessage(_) => "not_tls",
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+    use crate::observe::metrics::Registry;
+
+    #[test]
+    fn a_certificate_that_is_not_valid_yet_is_served_once_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let key = KeyPair::generate().unwrap();
+        let write_certificate = |from: i32| {
+            let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+            params.not_before = rcgen::date_time_ymd(from, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2300, 1, 1);
+            let certificate = params.self_signed(&key).unwrap();
+            // Another file, so that it differs from the one before even within a tick of the clock.
+            fs::write(at("new.crt"), certificate.pem()).unwrap();
+            fs::rename(at("new.crt"), at("tls.crt")).unwrap();
+        };
+        fs::write(at("tls.key"), key.serialize_pem()).unwrap();
+        write_certificate(2020);
+        let settings = ServerSettings {
+            certificate: at("tls.crt"),
+            key: at("tls.key"),
+            ..ServerSettings::default()
+        };
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let server = Server::new(Listener::Admin, &settings, 8, &metrics).unwrap();
+        let served = || server.current.load().config.clone();
+        let counted = |outcome: &str, times: u32| {
+            let name = "warmroute_tls_certificate_reloads_total";
+            let line = format!("{name}{{outcome=\"{outcome}\",use=\"admin\"}} {times}\n");
+            registry.text().contains(&line)
+        };
+        let first = served();
+        write_certificate(2100);
+        let in_2100 = UNIX_EPOCH + Duration::from_secs(4_102_444_800);
+        for seconds in [4, 2] {
+            server.look(in_2100 - Duration::from_secs(seconds));
+            assert!(Arc::ptr_eq(&served(), &first) && counted("failed", 1));
+        }
+        server.look(in_2100);
+        let second = served();
+        assert!(!Arc::ptr_eq(&second, &first) && counted("ok", 1));
+        server.look(in_2100 + Duration::from_secs(2));
+        assert!(Arc::ptr_eq(&served(), &second));
     }
 }
