@@ -160,8 +160,8 @@ impl Settings {
 pub struct TenantLimitsSpec {
     #[serde(flatten)]
     pub rates: RatesSpec,
-    /// How much of each limit a minute may be used at once, as a time: `60s` is a whole minute's worth. One request always
-    /// may.
+    /// How much of each limit a minute may be used at once, as a time: `60s` is a whole minute's worth. A limit of
+    /// requests has room for one at least.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "1s", "max" = "1h"))]
     pub burst: Duration,
