@@ -5,7 +5,9 @@
     RESOLVE=127.0.0.2,127.0.0.3,127.0.0.4 python client.py
 
 All routers have one name, as pods behind a headless Service have. RESOLVE has that name's addresses; without it
-the system's resolver is asked. Kill the router that is being read (up.sh prints its process): the text goes on.
+the system's resolver is asked. Kill the router that is being read (up.sh prints its process): the text goes on, at once
+or, if that router ran the response, within about 20 s. The latter takes `stream_continuation` and a worker that is sent
+chat completions, as in router.yaml; without, such a response fails with the text that it has.
 """
 
 import itertools

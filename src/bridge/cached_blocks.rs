@@ -5,6 +5,7 @@
 //! snapshot says that it is incomplete.
 
 mod block;
+mod kinds;
 mod snapshot_events;
 
 use std::collections::{HashMap, HashSet};
@@ -12,18 +13,16 @@ use std::collections::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use self::block::{Block, Kind, KindId, bytes};
+use self::block::{Block, Kind, KindId, bytes, medium};
+use self::kinds::Kinds;
 use self::snapshot_events::SnapshotWriter;
 use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Stored};
-
-/// Each combination of adapter, tier and cache group is a kind.
-const MAX_KINDS: usize = 4_096;
 
 #[derive(Debug)]
 pub struct CachedBlocks {
     blocks: HashMap<EngineHash, Block, FxBuildHasher>,
-    kinds: Vec<Kind>,
-    kind_ids: HashMap<Kind, KindId>,
+    /// A block holds its own kind and those of its copies.
+    kinds: Kinds,
     order: u64,
     /// Blocks without a copy, kept for their descendants.
     placeholders: usize,
@@ -37,8 +36,7 @@ impl CachedBlocks {
     pub fn new(bytes_max: usize) -> Self {
         Self {
             blocks: HashMap::default(),
-            kinds: Vec::new(),
-            kind_ids: HashMap::new(),
+            kinds: Kinds::default(),
             order: 0,
             placeholders: 0,
             bytes: 0,
@@ -56,7 +54,8 @@ impl CachedBlocks {
         self.bytes
     }
 
-    /// Stored blocks that could not be kept: the memory bound was reached, or their parent is unknown.
+    /// Stored blocks that could not be kept: the memory bound was reached, too many kinds are in use, or their parent
+    /// is unknown.
     pub fn missing(&self) -> u64 {
         self.missing
     }
@@ -95,7 +94,9 @@ impl CachedBlocks {
             if let Some(block) = self.blocks.get_mut(hash)
                 && !block.copies.is_empty()
             {
-                block.copies.clear();
+                for (kind, _) in block.copies.drain(..) {
+                    self.kinds.release(kind);
+                }
                 self.missing += 1;
                 self.placeholders += 1;
                 self.remove_unused(*hash);
@@ -104,10 +105,15 @@ impl CachedBlocks {
     }
 
     fn store(&mut self, event: &Stored) {
-        let Some(kind) = self.kind_id(Kind::of(event)) else {
+        let Some(kind) = self.kinds.hold(Kind::of(event)) else {
             self.missing += event.hashes.len() as u64;
             return;
         };
+        self.put_all(event, kind);
+        self.kinds.release(kind);
+    }
+
+    fn put_all(&mut self, event: &Stored, kind: KindId) {
         let mut parent = event.parent;
         let size = event.block_size.max(1) as usize;
         let tokens = event.token_ids.chunks_exact(size);
@@ -129,19 +135,22 @@ impl CachedBlocks {
         keys: &[ExtraKey],
         kind: KindId,
     ) -> bool {
-        // Copies to a lower tier are often reported without their blocks' extra keys.
-        let kind = match self.blocks.get(&hash) {
-            Some(known) => self.kind_of_copy(known.kind, kind),
-            None => Some(kind),
-        };
-        let Some(kind) = kind else { return false };
         if let Some(block) = self.blocks.get_mut(&hash) {
+            // Copies to a lower tier are often reported without their blocks' extra keys.
+            let Some(kind) = self.kinds.hold_copy(block.kind, kind) else {
+                return false;
+            };
             if block.copies.is_empty() {
                 self.placeholders -= 1;
+                self.kinds.hold_again(kind);
+                self.kinds.release(block.kind);
                 block.kind = kind;
             }
             match block.copies.iter_mut().find(|(of, _)| *of == kind) {
-                Some((_, count)) => *count += 1,
+                Some((_, count)) => {
+                    *count += 1;
+                    self.kinds.release(kind);
+                }
                 None => block.copies.push((kind, 1)),
             }
             return true;
@@ -158,6 +167,9 @@ impl CachedBlocks {
         }
         self.bytes += bytes;
         self.order += 1;
+        // Once for the block and once for its copy.
+        self.kinds.hold_again(kind);
+        self.kinds.hold_again(kind);
         let block = Block {
             order: self.order,
             parent,
@@ -176,10 +188,9 @@ impl CachedBlocks {
             return;
         };
         let kinds = &self.kinds;
-        let is_exact =
-            |of: &(KindId, u32)| is_same_location(&kinds[of.0 as usize].location, location);
+        let is_exact = |of: &(KindId, u32)| is_same_location(&kinds.get(of.0).location, location);
         let is_same_medium = |of: &(KindId, u32)| {
-            medium(&kinds[of.0 as usize].location.medium) == medium(&location.medium)
+            medium(&kinds.get(of.0).location.medium) == medium(&location.medium)
         };
         let found = block.copies.iter().position(is_exact);
         let found = found.or_else(|| block.copies.iter().position(is_same_medium));
@@ -189,7 +200,8 @@ impl CachedBlocks {
         if block.copies[found].1 > 0 {
             return;
         }
-        block.copies.remove(found);
+        let (kind, _) = block.copies.remove(found);
+        self.kinds.release(kind);
         if !block.copies.is_empty() {
             return;
         }
@@ -209,39 +221,13 @@ impl CachedBlocks {
             }
             next = block.parent;
             self.bytes -= bytes(&block.tokens, &block.extra_keys);
+            self.kinds.release(block.kind);
             self.blocks.remove(&hash);
             self.placeholders -= 1;
             if let Some(parent) = next.and_then(|parent| self.blocks.get_mut(&parent)) {
                 parent.children -= 1;
             }
         }
-    }
-
-    /// The kind of one more copy of a known block: in a lower tier, what the block was first stored as, in the copy's
-    /// location.
-    fn kind_of_copy(&mut self, known: KindId, copy: KindId) -> Option<KindId> {
-        let copy_of = &self.kinds[copy as usize];
-        if medium(&copy_of.location.medium) == &Medium::Gpu {
-            return Some(copy);
-        }
-        let kind = Kind {
-            location: copy_of.location.clone(),
-            ..self.kinds[known as usize].clone()
-        };
-        self.kind_id(kind)
-    }
-
-    fn kind_id(&mut self, kind: Kind) -> Option<KindId> {
-        if let Some(id) = self.kind_ids.get(&kind) {
-            return Some(*id);
-        }
-        if self.kinds.len() >= MAX_KINDS {
-            return None;
-        }
-        let id = u32::try_from(self.kinds.len()).expect("a few thousand");
-        self.kinds.push(kind.clone());
-        self.kind_ids.insert(kind, id);
-        Some(id)
     }
 
     /// All blocks as events, in parts of about `bytes_max` encoded bytes: a clear, then stores with parents
@@ -272,7 +258,7 @@ impl CachedBlocks {
         }
         writer.flush();
         for (hash, block) in blocks.iter().filter(|(_, block)| block.copies.is_empty()) {
-            let location = &self.kinds[block.kind as usize].location;
+            let location = &self.kinds.get(block.kind).location;
             writer.remove(*hash, location);
         }
         writer.finish()
@@ -284,7 +270,7 @@ impl CachedBlocks {
         for (at, (kind, count)) in block.copies.iter().enumerate() {
             let is_written = u32::from(at == 0);
             for _ in is_written..*count {
-                writer.copy(hash, block, &self.kinds[*kind as usize]);
+                writer.copy(hash, block, self.kinds.get(*kind));
             }
         }
     }
@@ -300,14 +286,6 @@ fn is_known_locality(location: &Location) -> bool {
     locality.is_none_or(|word| {
         word.eq_ignore_ascii_case("LOCAL") || word.eq_ignore_ascii_case("REMOTE")
     })
-}
-
-/// Engines that name no medium mean the GPU.
-fn medium(medium: &Medium) -> &Medium {
-    match medium {
-        Medium::Unspecified => &Medium::Gpu,
-        named => named,
-    }
 }
 
 #[cfg(test)]

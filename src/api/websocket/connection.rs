@@ -34,6 +34,9 @@ use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
 /// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
 const READS_WHILE_BLOCKED: u32 = 64;
+/// With so many bytes of answers to frames that wait for the socket no frame is read on while the client takes none: an
+/// answer may be as large as its frame.
+const UNSENT_BYTES_MAX: u64 = 64 << 10;
 /// Parts of messages up to this size are not counted: every connection has a buffer for the next one. Nor does less of
 /// a message show that its client is still there.
 const UNCOUNTED_BYTES: u64 = 8 << 10;
@@ -99,6 +102,7 @@ impl Connection {
             send_timeout,
             blocked_since: None,
             reads_while_blocked: 0,
+            unsent_bytes: 0,
             unread: None,
             read_before: 0,
             read_when_alive: 0,
@@ -132,6 +136,8 @@ struct Live<'a> {
     /// Since when the client takes nothing.
     blocked_since: Option<Instant>,
     reads_while_blocked: u32,
+    /// Bytes of messages other than events that were sent since the client last had taken everything.
+    unsent_bytes: u64,
     /// The latest frame. It goes when nothing more is to be read: the buffer for the next one is then a small one, and not
     /// this one's again.
     unread: Option<Bytes>,
@@ -191,6 +197,7 @@ impl Live<'_> {
                 Poll::Ready(Ok(())) => {
                     self.blocked_since = None;
                     self.reads_while_blocked = 0;
+                    self.unsent_bytes = 0;
                 }
                 Poll::Ready(Err(_)) => return Poll::Ready("client"),
                 Poll::Pending if self.blocked_since.is_none() => {
@@ -212,7 +219,9 @@ impl Live<'_> {
 
     /// Reads one frame, if there is one. True if there was. The reason if the connection has ended.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, &'static str> {
-        if self.blocked_since.is_some() && self.reads_while_blocked >= READS_WHILE_BLOCKED {
+        let is_full = self.reads_while_blocked >= READS_WHILE_BLOCKED
+            || self.unsent_bytes >= UNSENT_BYTES_MAX;
+        if self.blocked_since.is_some() && is_full {
             return Ok(false);
         }
         let message = match Pin::new(&mut self.socket).poll_next(cx) {
@@ -344,6 +353,7 @@ impl Live<'_> {
 
     /// Puts a message behind those that wait for the socket.
     fn send(&mut self, message: Message) {
+        self.unsent_bytes += message.as_payload().len() as u64;
         // Fails only once the connection closes.
         let _ = Pin::new(&mut self.socket).start_send(message);
     }

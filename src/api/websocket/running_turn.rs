@@ -51,47 +51,48 @@ impl RunningTurn {
         }
     }
 
-    /// Ready with each piece of the answer that was sent, and with true at its end.
+    /// Ready with each piece of the answer that was sent, and with true at its end. The answer's head alone is no piece:
+    /// its turn may have ended already, and whoever looks for that now sends what comes after it first.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, mut send: impl FnMut(Bytes)) -> Poll<bool> {
-        match &mut self.state {
-            TurnState::Asking(answer) => {
-                let (head, body) = ready!(answer.as_mut().poll(cx)).into_parts();
-                self.state = if head.status.is_success() {
-                    TurnState::Streaming(body, Events::new(&self.lane))
-                } else {
-                    TurnState::Refused {
-                        status: head.status.as_u16(),
-                        headers: head.headers,
-                        body,
-                        read: Vec::new(),
-                    }
-                };
-                Poll::Ready(false)
-            }
-            TurnState::Streaming(body, events) => match ready!(Pin::new(body).poll_frame(cx)) {
-                Some(Ok(frame)) => {
+        loop {
+            match &mut self.state {
+                TurnState::Asking(answer) => {
+                    let (head, body) = ready!(answer.as_mut().poll(cx)).into_parts();
+                    self.state = if head.status.is_success() {
+                        TurnState::Streaming(body, Events::new(&self.lane))
+                    } else {
+                        TurnState::Refused {
+                            status: head.status.as_u16(),
+                            headers: head.headers,
+                            body,
+                            read: Vec::new(),
+                        }
+                    };
+                }
+                TurnState::Streaming(body, events) => {
+                    let Some(Ok(frame)) = ready!(Pin::new(body).poll_frame(cx)) else {
+                        return Poll::Ready(true);
+                    };
                     if let Ok(piece) = frame.into_data() {
                         events.of(&piece, send);
                     }
-                    Poll::Ready(false)
+                    return Poll::Ready(false);
                 }
-                Some(Err(_)) | None => Poll::Ready(true),
-            },
-            TurnState::Refused {
-                status,
-                headers,
-                body,
-                read,
-            } => match ready!(Pin::new(body).poll_frame(cx)) {
-                Some(Ok(frame)) if read.len() < ERROR_BYTES_MAX => {
-                    read.extend_from_slice(&frame.into_data().unwrap_or_default());
-                    Poll::Ready(false)
-                }
-                _ => {
-                    send(error_frame::of_answer(*status, headers, read, &self.lane));
-                    Poll::Ready(true)
-                }
-            },
+                TurnState::Refused {
+                    status,
+                    headers,
+                    body,
+                    read,
+                } => match ready!(Pin::new(body).poll_frame(cx)) {
+                    Some(Ok(frame)) if read.len() < ERROR_BYTES_MAX => {
+                        read.extend_from_slice(&frame.into_data().unwrap_or_default());
+                    }
+                    _ => {
+                        send(error_frame::of_answer(*status, headers, read, &self.lane));
+                        return Poll::Ready(true);
+                    }
+                },
+            }
         }
     }
 }

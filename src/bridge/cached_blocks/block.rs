@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::kv::event::{EngineHash, ExtraKey, Location, Stored};
+use crate::kv::event::{EngineHash, ExtraKey, Location, Medium, Stored};
 
 /// Memory of a block besides its tokens, with its share of the tables.
 pub(super) const BLOCK_BYTES: usize = 160;
@@ -18,7 +18,7 @@ pub(super) struct Kind {
     pub(super) sliding_window: Option<u32>,
 }
 
-/// An index into the kinds.
+/// The place of a kind in the table of kinds.
 pub(super) type KindId = u32;
 
 #[derive(Clone, Debug)]
@@ -65,4 +65,12 @@ pub(super) fn keys_bytes(keys: &[ExtraKey]) -> usize {
     keys.iter()
         .map(|key| size_of::<ExtraKey>() + text(key))
         .sum()
+}
+
+/// Engines that name no medium mean the GPU.
+pub(super) fn medium(medium: &Medium) -> &Medium {
+    match medium {
+        Medium::Unspecified => &Medium::Gpu,
+        named => named,
+    }
 }

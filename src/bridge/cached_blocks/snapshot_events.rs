@@ -1,6 +1,7 @@
 //! Writes cached blocks as events, split into parts: consecutive blocks of one kind share an event.
 
 use super::block::{Block, Kind, KindId, keys_bytes};
+use super::kinds::Kinds;
 use crate::kv::event::{EngineHash, Event, Location, Removed, Stored};
 
 pub(super) struct SnapshotWriter {
@@ -26,7 +27,7 @@ impl SnapshotWriter {
         }
     }
 
-    pub(super) fn store(&mut self, hash: EngineHash, block: &Block, kind: KindId, kinds: &[Kind]) {
+    pub(super) fn store(&mut self, hash: EngineHash, block: &Block, kind: KindId, kinds: &Kinds) {
         self.make_room(encoded_bytes(block));
         let continues = self.run.as_ref().is_some_and(|(of, run)| {
             *of == kind
@@ -39,7 +40,7 @@ impl SnapshotWriter {
         }
         let (_, run) = self
             .run
-            .get_or_insert_with(|| (kind, stored(block, &kinds[kind as usize])));
+            .get_or_insert_with(|| (kind, stored(block, kinds.get(kind))));
         add(run, hash, block);
     }
 

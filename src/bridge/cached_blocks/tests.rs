@@ -156,6 +156,7 @@ proptest! {
             early.apply(event);
             blocks.apply(event);
             prop_assert!(blocks.bytes() <= bytes_max);
+            prop_assert_eq!(blocks.kinds.len(), kinds_of(&blocks));
             let mut late = Subscriber::default();
             blocks.snapshot_events(100).iter().flatten().for_each(|event| late.apply(event));
             let all = early.holds();
@@ -184,7 +185,65 @@ proptest! {
             }
         }
         prop_assert_eq!((blocks.blocks(), blocks.bytes(), blocks.blocks.len(), blocks.placeholders), (0, 0, 0, 0));
+        prop_assert_eq!(blocks.kinds.len(), 0);
     }
+}
+
+/// How many kinds blocks have.
+fn kinds_of(blocks: &CachedBlocks) -> usize {
+    let mut kinds: HashSet<KindId> = HashSet::new();
+    for block in blocks.blocks.values() {
+        kinds.insert(block.kind);
+        kinds.extend(block.copies.iter().map(|(kind, _)| *kind));
+    }
+    kinds.len()
+}
+
+/// A block of a tenant that has a cache salt of its own.
+fn salted(block: u64) -> Event {
+    Event::Stored(Stored {
+        hashes: vec![EngineHash(block)],
+        token_ids: vec![block as u32, 7],
+        block_size: 2,
+        cache_salt: Some(format!("salt-{block}").into()),
+        location: location(false),
+        ..Stored::default()
+    })
+}
+
+fn removed(block: u64) -> Event {
+    Event::Removed(Removed {
+        hashes: vec![EngineHash(block)],
+        location: location(false),
+    })
+}
+
+#[test]
+fn salts_of_which_no_block_is_cached_take_no_room() {
+    let mut blocks = CachedBlocks::new(1 << 20);
+    for block in 0..5_000 {
+        blocks.apply(&salted(block));
+        blocks.apply(&removed(block));
+    }
+    blocks.apply(&salted(5_000));
+    assert_eq!((blocks.missing(), blocks.kinds.len()), (0, 1));
+    let list = blocks.snapshot_events(1 << 20);
+    let expected = vec![Event::Cleared { ownership: None }, salted(5_000)];
+    assert_eq!(list, [expected]);
+}
+
+#[test]
+fn with_too_many_salts_at_a_time_new_ones_wait_for_room() {
+    let mut blocks = CachedBlocks::new(1 << 20);
+    (0..4_100).for_each(|block| blocks.apply(&salted(block)));
+    assert_eq!((blocks.missing(), blocks.blocks()), (4, 4_096));
+    blocks.apply(&removed(9));
+    blocks.apply(&salted(5_000));
+    assert_eq!((blocks.missing(), blocks.blocks()), (4, 4_096));
+    let mut expected: Vec<Event> = vec![Event::Cleared { ownership: None }];
+    let kept = (0..4_096).filter(|block| *block != 9);
+    expected.extend(kept.chain([5_000]).map(salted));
+    assert_eq!(blocks.snapshot_events(1 << 20).concat(), expected);
 }
 
 #[test]

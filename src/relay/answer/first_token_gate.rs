@@ -160,6 +160,13 @@ fn error_of(data: &[u8]) -> Option<Verdict> {
         #[serde(default, borrow)]
         error: Option<&'a RawValue>,
     }
+    ERROR.find(data)?;
+    let error = serde_json::from_slice::<Wire<'_>>(data).ok()?.error?;
+    Some(verdict_on(error))
+}
+
+/// An error or a refusal: what the value of a chunk's `error` is.
+pub(in crate::relay) fn verdict_on(error: &RawValue) -> Verdict {
     #[derive(Deserialize)]
     struct Coded {
         code: u16,
@@ -169,8 +176,7 @@ fn error_of(data: &[u8]) -> Option<Verdict> {
         #[serde(borrow)]
         r#type: Cow<'a, str>,
     }
-    ERROR.find(data)?;
-    let error = serde_json::from_slice::<Wire<'_>>(data).ok()?.error?.get();
+    let error = error.get();
     // Engines write the status as the code, and the type as OpenAI or as Python names it.
     let coded = serde_json::from_str::<Coded>(error);
     let typed = serde_json::from_str::<Typed<'_>>(error);
@@ -182,11 +188,11 @@ fn error_of(data: &[u8]) -> Option<Verdict> {
         Ok(Coded { code }) => (400..500).contains(&code),
         Err(_) => typed.is_ok_and(|typed| is_refusal(&typed.r#type)),
     };
-    Some(if is_refused {
+    if is_refused {
         Verdict::Refusal
     } else {
         Verdict::Error
-    })
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::chunk::{Choice, Chunk, push_ids};
@@ -14,6 +13,7 @@ use super::request::Request;
 use super::settings::Settings;
 use super::usage::{self, Earlier};
 use crate::http::sse;
+use crate::relay::answer::first_token_gate::{self, Verdict};
 use crate::relay::answer::splice::Splice;
 
 const NULL: &str = "null";
@@ -41,6 +41,7 @@ pub(in crate::relay) struct Reader {
     has_role: bool,
     /// Some text was passed.
     has_text: bool,
+    /// The answer has ended, or the request was refused within it.
     has_finish: bool,
     /// What all chunks have in common, from the first one.
     common: Option<Common>,
@@ -227,11 +228,12 @@ impl Reader {
 
     fn on_chunk<'e>(&mut self, chunk: &Chunk<'e>, splice: &mut Splice<'e>) -> Fate {
         if let Some(error) = chunk.error {
-            return if is_of_client(error) {
-                Fate::Pass
-            } else {
-                Fate::Error
-            };
+            if first_token_gate::verdict_on(error) != Verdict::Refusal {
+                return Fate::Error;
+            }
+            // Another worker would answer it, too: nothing is to follow.
+            self.has_finish = true;
+            return Fate::Pass;
         }
         let choice = chunk.choices.as_deref().and_then(<[_]>::first);
         let prompt_ids = choice.and_then(|choice| choice.prompt_token_ids);
@@ -374,15 +376,4 @@ fn data_of(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|byte| *byte == b'\n');
     let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;
     Some(data.trim_ascii())
-}
-
-/// True for an error that another worker would answer, too.
-fn is_of_client(error: &RawValue) -> bool {
-    #[derive(Deserialize)]
-    struct Wire {
-        #[serde(default)]
-        code: Option<u32>,
-    }
-    let wire = serde_json::from_str::<Wire>(error.get());
-    wire.is_ok_and(|wire| wire.code.is_some_and(|code| (400..500).contains(&code)))
 }

@@ -379,8 +379,18 @@ fn an_engine_error_is_held_back_and_a_client_error_is_not() {
         panic!("{end:?}")
     };
     assert_eq!(held, error(500));
-    let (passed, end) = reader().on_events(error(400));
-    assert_eq!((passed, end.is_some()), (error(400), false));
+    let named = json!({"error": {"message": "x", "type": "BadRequestError", "code": null}});
+    let named = Bytes::from(format!("data: {named}\n\ndata: [DONE]\n\n"));
+    for refusal in [error(400), named] {
+        let (passed, end) = reader().on_events(refusal.clone());
+        assert_eq!((passed, end.is_some()), (refusal.clone(), false));
+        // Nor does another worker write more behind it.
+        let mut reader = reader();
+        let _ = reader.on_events(text.clone());
+        let (passed, end) = reader.on_events(refusal.clone());
+        assert_eq!((passed, end.is_some()), (refusal, false));
+        assert_eq!(reader.next_body(), Err(Refusal::Finished));
+    }
 }
 
 #[test]

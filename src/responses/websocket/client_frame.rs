@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 use crate::prompt;
 use crate::responses::members::{Members, put, put_read};
@@ -57,7 +58,8 @@ pub enum ClientFrame {
 #[derive(Debug)]
 pub struct CreateFrame {
     pub lane: Lane,
-    pub previous: Option<Box<str>>,
+    /// `None` for a text that is no id, too: nothing that is remembered has it.
+    pub previous: Option<ResponseId>,
     /// Or the error that the turn ends with when it is its lane's turn.
     pub work: Result<Work, ApiError>,
 }
@@ -99,7 +101,7 @@ fn create(members: &Members<'_>) -> Result<CreateFrame, ApiError> {
     let previous = members.text("previous_response_id");
     Ok(CreateFrame {
         lane,
-        previous: previous.map(Into::into),
+        previous: previous.and_then(|id| id.parse().ok()),
         work: work(members),
     })
 }
@@ -130,16 +132,18 @@ fn work(members: &Members<'_>) -> Result<Work, ApiError> {
         Some("false") => false,
         Some(_) => return Err(ApiError::wrong_type("generate", "true or false")),
     };
-    let length: usize = members
-        .iter()
+    let in_body = || {
+        members
+            .iter()
+            .filter(|(name, _)| !NOT_IN_BODY.contains(name))
+    };
+    // No more than that: a turn that waits counts with the length of its body.
+    let length: usize = in_body()
         .map(|(name, raw)| name.len() + raw.len() + 4)
         .sum();
     let mut body = Vec::with_capacity(length + 16);
     body.extend_from_slice(br#"{"stream":true"#);
-    for (name, raw) in members.iter() {
-        if NOT_IN_BODY.contains(&name) {
-            continue;
-        }
+    for (name, raw) in in_body() {
         put_read(&mut body, name, raw);
     }
     body.push(b'}');
@@ -169,6 +173,8 @@ fn steer(members: &Members<'_>) -> Result<Bytes, ApiError> {
 mod tests {
     use super::*;
 
+    const ID: &str = "resp_00000000000000ab000000000000000000000000000000cd";
+
     fn create_of(members: &str) -> CreateFrame {
         let text = format!(r#"{{"type":"response.create"{members}}}"#);
         match read(text.as_bytes()) {
@@ -191,7 +197,6 @@ mod tests {
             r#","model":"m","input":"x","stream":true,"stream_options":{"a":1},"stream_id":"a.b-c_D","client_metadata":{"t":"1"},"generate":true,"store":false,"previous_response_id":"resp_1","odd \"name":1"#,
         );
         assert_eq!(create.lane.name(), Some("a.b-c_D"));
-        assert_eq!(create.previous.as_deref(), Some("resp_1"));
         let work = create.work.unwrap();
         assert!(work.generates);
         assert_eq!(
@@ -216,10 +221,10 @@ mod tests {
     fn members_of_http_alone_fail_in_their_lane() {
         let check = |members: &str, expected: &str| {
             let create = create_of(&format!(
-                r#"{members},"stream_id":"a","previous_response_id":"resp_1""#
+                r#"{members},"stream_id":"a","previous_response_id":"{ID}""#
             ));
             assert_eq!(create.lane.name(), Some("a"));
-            assert_eq!(create.previous.as_deref(), Some("resp_1"));
+            assert_eq!(create.previous, ID.parse::<ResponseId>().ok());
             let error = create.work.unwrap_err();
             let found = format!("{} {}", error.code, error.param_or_empty());
             assert_eq!(found, expected);
@@ -233,6 +238,29 @@ mod tests {
                 .work
                 .is_ok()
         );
+    }
+
+    #[test]
+    fn a_previous_response_is_an_id_or_none() {
+        let previous = |raw: &str| create_of(&format!(r#","previous_response_id":{raw}"#)).previous;
+        assert_eq!(
+            previous(&format!("\"{ID}\"")).map(|id| id.to_string()),
+            Some(ID.to_owned())
+        );
+        let long = format!("\"{ID}{}\"", "0".repeat(1_000));
+        for raw in ["null", "7", r#""resp_1""#, long.as_str()] {
+            assert_eq!(previous(raw), None, "{raw}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_body_takes_no_memory_there() {
+        let create = create_of(&format!(
+            r#","client_metadata":{{"k":"{}"}}"#,
+            "x".repeat(1 << 20)
+        ));
+        let body = create.work.unwrap().body.try_into_mut().unwrap();
+        assert!(body.capacity() < 1_000, "{}", body.capacity());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::client_frame::{ClientFrame, CreateFrame, Lane, Work, read};
 use super::error_frame;
 use super::memory::{Remembered, TurnEnd};
 use super::step::{Bitten, Bounds, CloseReason, Step, Steps, Turn, TurnNumber};
+use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 
 /// Turns that run at a time on one connection, as OpenAI has it.
@@ -42,13 +43,13 @@ struct Running {
     number: TurnNumber,
     lane: usize,
     /// The response that the client named.
-    previous: Option<Box<str>>,
+    previous: Option<ResponseId>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     lane: usize,
-    previous: Option<Box<str>>,
+    previous: Option<ResponseId>,
     work: Result<Work, Bytes>,
     bytes: u64,
 }
@@ -207,13 +208,13 @@ impl Session {
                 Ok(work) => work,
                 Err(frame) => {
                     steps.push(Step::Send(frame));
-                    self.forget(waiting.lane, waiting.previous.as_deref());
+                    self.forget(waiting.lane, waiting.previous);
                     continue;
                 }
             };
             self.turns += 1;
             let number = TurnNumber(self.turns);
-            let continued = waiting.previous.as_deref().and_then(|id| self.find(id));
+            let continued = waiting.previous.and_then(|id| self.find(id));
             self.lanes[waiting.lane].is_running = true;
             steps.push(Step::Start(Turn {
                 number,
@@ -229,17 +230,15 @@ impl Session {
         }
     }
 
-    fn find(&self, id: &str) -> Option<Arc<Remembered>> {
-        // Ids are compared as ids: they have one text each.
-        let id = id.parse().ok()?;
+    fn find(&self, id: ResponseId) -> Option<Arc<Remembered>> {
         let latest = self.lanes.iter().filter_map(|lane| lane.latest.as_ref());
         let mut found = latest.filter(|latest| latest.response.id == id);
         found.next().map(|latest| latest.response.clone())
     }
 
     /// The lane forgets the response that a failed turn of its own named.
-    fn forget(&mut self, lane: usize, previous: Option<&str>) {
-        let Some(id) = previous.and_then(|id| id.parse().ok()) else {
+    fn forget(&mut self, lane: usize, previous: Option<ResponseId>) {
+        let Some(id) = previous else {
             return;
         };
         let lane = &mut self.lanes[lane];
@@ -263,7 +262,7 @@ impl Session {
         let running = self.running.remove(index);
         self.lanes[running.lane].is_running = false;
         match end {
-            TurnEnd::Failed => self.forget(running.lane, running.previous.as_deref()),
+            TurnEnd::Failed => self.forget(running.lane, running.previous),
             TurnEnd::Ended(response) => self.remember(running.lane, response, room),
         }
         self.start_ready(&mut steps);

@@ -336,3 +336,18 @@ async fn a_client_that_does_not_read_holds_its_engine_back_and_is_disconnected()
     assert!(stub.taken() < 64 << 20, "{}", stub.taken());
     assert_eq!(client::get(router.api, PATH).await.status, 405);
 }
+
+#[tokio::test]
+async fn a_client_that_reads_none_of_the_large_answers_to_its_frames_is_not_read_on() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.advanced.send_timeout = Duration::from_secs(3);
+    })
+    .await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let steer = json!({"type": "response.steer", "previous_response_id": "resp_1",
+        "input": "x".repeat(1 << 20)});
+    // Buffers of two sockets, and no more.
+    let sent = socket.flood(&steer.to_string(), 64).await;
+    assert!(sent < 64, "{sent}");
+    closed(&cluster.router, "send_timeout").await;
+}

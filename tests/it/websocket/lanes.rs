@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::socket::{Socket, id, is_last};
+use super::socket::{Socket, id, is_last, kinds};
 use crate::cluster::{Cluster, eventually, unhurried};
 
 async fn slow() -> Cluster {
@@ -134,4 +134,26 @@ async fn a_fork_keeps_its_parent_while_the_parents_lane_moves_on() {
     }
     let error = socket.fail(fork).await;
     assert_eq!(error["error"]["code"], "previous_response_not_found");
+}
+
+#[tokio::test]
+async fn the_events_of_a_turn_that_generates_nothing_come_before_the_answer_to_the_next_one() {
+    let cluster = Cluster::fast(1).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let frame = |member: &str| {
+        let mut frame =
+            json!({"type": "response.create", "model": "sim", "input": "hello", "stream_id": "a"});
+        frame[member] = json!(false);
+        frame.to_string()
+    };
+    socket.texts(&[frame("generate"), frame("stream")]).await;
+    let mut events = socket.turn().await;
+    events.extend(socket.turn().await);
+    let expected = [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "error",
+    ];
+    assert_eq!(kinds(&events), expected);
 }

@@ -85,6 +85,38 @@ impl Socket {
         let _ = self.0.get_mut().write_all(bytes).await;
     }
 
+    /// Sends texts, none of which waits for an answer to the one before.
+    pub(super) async fn texts(&mut self, texts: &[String]) {
+        let socket = &mut self.0;
+        for text in texts {
+            poll_fn(|cx| Pin::new(&mut *socket).poll_ready(cx))
+                .await
+                .unwrap();
+            let message = Message::text(text.as_str());
+            Pin::new(&mut *socket).start_send(message).unwrap();
+        }
+        poll_fn(|cx| Pin::new(&mut *socket).poll_flush(cx))
+            .await
+            .unwrap();
+    }
+
+    /// Sends a text of more than 64 KiB up to so many times and reads nothing. How often the router took it until it
+    /// closed the connection.
+    pub(super) async fn flood(&mut self, text: &str, times: usize) -> usize {
+        let mut bytes = vec![0x81, 0x80 | 127];
+        bytes.extend((text.len() as u64).to_be_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend_from_slice(text.as_bytes());
+        for sent in 0..times {
+            let write = self.0.get_mut().write_all(&bytes);
+            let written = tokio::time::timeout(too_long(), write).await;
+            if written.expect("taken or refused").is_err() {
+                return sent;
+            }
+        }
+        times
+    }
+
     /// Sends fragments of one message, each of which is never the last, with a ping behind each.
     pub(super) async fn fragments(&mut self, numbers: Range<usize>, size: u16) {
         for number in numbers {

@@ -3,7 +3,7 @@ mod model;
 use serde_json::Value;
 
 use super::*;
-use crate::ids::{ResponseId, Root};
+use crate::ids::Root;
 
 const ROOM: u64 = u64::MAX / 2;
 
