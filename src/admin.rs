@@ -53,6 +53,11 @@ use crate::http::tls::ClientNames;
 use crate::relay::Relay;
 use crate::{http, observe};
 
+/// Whether the admin listener has a page at this path.
+pub fn has_page(path: &str) -> bool {
+    pages::find(path).is_some()
+}
+
 /// The admin listener's handler.
 #[derive(Debug)]
 pub struct AdminServer {

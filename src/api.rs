@@ -38,7 +38,7 @@ use self::health::{HEALTH_PATH, ROOT_PATH, health, root, without_body};
 use self::route::{NO_API, Route, meant, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
-use crate::admin::Readiness;
+use crate::admin::{self, Readiness};
 use crate::batches::Batches;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
@@ -284,7 +284,10 @@ impl ApiServer {
                 let path = request.uri().path();
                 let meant = meant(path, mode, further);
                 let method = request.method();
-                Err(ApiError::not_found_path(method, path, meant.as_deref()))
+                Err(match meant {
+                    None if admin::has_page(path) => ApiError::admin_path(method, path),
+                    meant => ApiError::not_found_path(method, path, meant.as_deref()),
+                })
             }
             Route::WrongMethod { allow } => {
                 let shape = ErrorShape::of_request(request.uri().path(), request.headers());

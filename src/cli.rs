@@ -6,6 +6,7 @@ mod admin_client;
 mod batch;
 mod config_diff;
 mod doctor;
+mod tips;
 mod top;
 
 use std::io::{self, Write};
@@ -22,6 +23,7 @@ use tracing::warn;
 use self::batch::BatchCommand;
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
+use self::tips::explained;
 use self::top::Top;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup, warnings};
 use crate::config::reader::{self, Problems};
@@ -99,6 +101,8 @@ enum Metrics {
     Reference,
 }
 
+const CONFIG_VARIABLE: &str = "WARMROUTE_CONFIG";
+
 /// Where the configuration comes from: a file, flags, or both.
 #[derive(Args)]
 struct Configuration {
@@ -106,7 +110,7 @@ struct Configuration {
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// The configuration, a YAML file. `warmroute config reference` describes its keys.
-    #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
+    #[arg(short, long, value_name = "FILE", env = CONFIG_VARIABLE)]
     config: Option<PathBuf>,
     #[command(flatten)]
     flags: Flags,
@@ -123,35 +127,49 @@ impl Configuration {
         Config::load_with(file.as_deref(), flags)
     }
 
+    /// Whether the arguments name two files. One of the environment gives way to an argument.
+    fn has_two_files(&self) -> bool {
+        let of_environment = std::env::var_os(CONFIG_VARIABLE).map(PathBuf::from);
+        self.file.is_some() && self.config.is_some() && self.config != of_environment
+    }
+
     fn has_workers(&self) -> bool {
         self.file.is_some() || self.config.is_some() || !self.flags.workers.is_empty()
     }
 }
 
 impl Arguments {
-    /// Refuses a command that neither a file nor a flag gives workers.
+    /// Refuses a command that neither a file nor a flag gives workers, and one with two files.
     fn check(self) -> Result<Self, clap::Error> {
         let (name, configuration) = match &self.command {
             Command::Serve(configuration) => ("serve", configuration),
             Command::Check { configuration, .. } => ("check", configuration),
             _ => return Ok(self),
         };
-        if configuration.has_workers() {
+        let (kind, message) = if configuration.has_two_files() {
+            let message = "give one configuration: either FILE or --config FILE";
+            (ErrorKind::ArgumentConflict, message)
+        } else if configuration.has_workers() {
             return Ok(self);
-        }
+        } else {
+            let message =
+                "give a configuration FILE (or --config, or WARMROUTE_CONFIG), or --worker URL";
+            (ErrorKind::MissingRequiredArgument, message)
+        };
         let mut command = Self::command();
         command.build();
         let command = command.find_subcommand_mut(name).expect("is one of ours");
-        let message =
-            "give a configuration FILE (or --config, or WARMROUTE_CONFIG), or --worker URL";
-        Err(command.error(ErrorKind::MissingRequiredArgument, message))
+        Err(command.error(kind, message))
     }
 }
 
 #[derive(Subcommand)]
 enum ConfigCommand {
     /// Print every key with its type, its default and what it does, as Markdown.
-    Reference,
+    Reference {
+        /// Only the keys whose paths contain this, such as `batches.s3`.
+        key: Option<String>,
+    },
     /// Print the JSON Schema, by which editors complete and check configuration files.
     Schema,
     Diff(ConfigDiff),
@@ -179,7 +197,12 @@ enum Kv {
 /// Does what the arguments of this process say.
 pub fn run() -> ExitCode {
     process_setup::prepare();
-    let arguments = match Arguments::try_parse().and_then(Arguments::check) {
+    let given: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
+    let parsed = Arguments::try_parse().map_err(|error| explained(error, &given));
+    let arguments = match parsed.and_then(Arguments::check) {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
@@ -226,7 +249,16 @@ pub fn run() -> ExitCode {
             })
         }),
         Command::Doctor(doctor) => block_on(async { Ok(doctor.run().await) }),
-        Command::Config(ConfigCommand::Reference) => print(&reference::markdown()),
+        Command::Config(ConfigCommand::Reference { key: None }) => print(&reference::markdown()),
+        Command::Config(ConfigCommand::Reference { key: Some(key) }) => {
+            match reference::rows(&key) {
+                Some(rows) => print(&rows),
+                None => {
+                    eprintln!("warmroute: no key has `{key}` in its path");
+                    Ok(ExitCode::FAILURE)
+                }
+            }
+        }
         Command::Config(ConfigCommand::Schema) => print(&reference::schema()),
         Command::Config(ConfigCommand::Diff(diff)) => block_on(async { Ok(diff.run().await) }),
         Command::Top(top) => block_on(async { Ok(top.run().await) }),

@@ -24,6 +24,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a router's admin listener is by default.
 pub(super) const LOCAL: &str = "http://127.0.0.1:9090";
 
+/// Another program listens there, or the router's API.
+const ASK_WHERE: &str = "is this the router's admin listener? (--url)";
+
 /// How a listener of a router is reached over TLS.
 #[derive(Args, Default)]
 pub(super) struct ListenerTls {
@@ -134,16 +137,13 @@ impl AdminClient {
         let page = self.pool.get(path, self.token.as_ref(), MAX_PAGE_BYTES);
         let page = tokio::time::timeout(TIMEOUT, page).await;
         let page = page.map_err(|_| failed(&"no answer within 10 s"))?;
-        let (status, body) = page.map_err(|error| {
-            failed(&format!(
-                "{error}; is this the router's admin listener? (--url)"
-            ))
-        })?;
+        let (status, body) = page.map_err(|error| failed(&format!("{error}; {ASK_WHERE}")))?;
         match status {
             status if status.is_success() => Ok(body),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(failed(&format!(
                 "answered {status}; it needs a token of role `read` (--token, or --config FILE)"
             ))),
+            StatusCode::NOT_FOUND => Err(failed(&format!("answered {status}; {ASK_WHERE}"))),
             status => Err(failed(&format!("answered {status}"))),
         }
     }

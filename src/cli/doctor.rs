@@ -24,7 +24,7 @@ pub(super) struct Doctor {
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The router's configuration, for the address and the token of the admin listener.
-    #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
+    #[arg(short, long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
     access: AdminAccess,

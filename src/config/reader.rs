@@ -64,7 +64,7 @@ impl Reader {
             Ok(None) => Some(Value::Object(serde_json::Map::new())),
             Ok(Some(node)) => {
                 let schema = json_schema::<T>();
-                Converter::new(outside, &mut reader.problems, &mut reader.places)
+                Converter::new(outside, &mut reader.problems, &mut reader.places, &schema)
                     .convert(&node, &schema)
             }
         };

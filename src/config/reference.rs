@@ -17,10 +17,27 @@ pub fn schema() -> String {
 
 /// `docs/configuration.md`.
 pub fn markdown() -> String {
+    page(MIN_SHARED_KEYS)
+}
+
+/// The rows of the keys whose paths contain a text, as one table; `None` if there are none.
+pub fn rows(text: &str) -> Option<String> {
+    let page = page(usize::MAX);
+    let is_row = |line: &&str| {
+        let rest = line.strip_prefix("| `");
+        let path = rest.and_then(|rest| rest.split('`').next());
+        path.is_some_and(|path| path.contains(text))
+    };
+    let rows: Vec<&str> = page.lines().filter(is_row).collect();
+    (!rows.is_empty()).then(|| format!("{TABLE_HEAD}{}\n", rows.join("\n")))
+}
+
+fn page(min_shared_keys: usize) -> String {
     let schema = json_schema::<Config>();
     let mut page = Page {
         text: String::from(INTRODUCTION),
         parts: Vec::new(),
+        min_shared_keys,
     };
     for (key, schema) in properties(&schema) {
         page.push_part("##", key, schema);
@@ -31,16 +48,21 @@ pub fn markdown() -> String {
 /// A part with fewer keys is printed wherever it stands.
 const MIN_SHARED_KEYS: usize = 4;
 
+const TABLE_HEAD: &str = "| key | type | default | change | |\n|---|---|---|---|---|\n";
+
 /// The reference so far, with the keys of each part: several parts have the same, such as the TLS of all listeners.
 struct Page<'s> {
     text: String,
     parts: Vec<(String, Vec<(&'s String, &'s Value)>)>,
+    /// A part with as many keys refers to the one before that has the same.
+    min_shared_keys: usize,
 }
 
 const INTRODUCTION: &str = "\
 # Configuration reference
 
-Every key, made by `warmroute config reference`. Start from [config.yaml](../config.yaml), which has what a fleet \
+Every key, made by `warmroute config reference`; with a key or a part of one, such as `batches.s3`, it prints those \
+rows. Start from [config.yaml](../config.yaml), which has what a fleet \
 usually needs; everything else has a default. `warmroute check --config FILE` prints a configuration with all its \
 defaults, or everything that is wrong with it; `warmroute config schema` prints a JSON Schema for editors.
 
@@ -68,7 +90,7 @@ impl<'s> Page<'s> {
         let keys: Vec<_> = keys.collect();
         let same = |(_, of_part): &&(String, Vec<_>)| *of_part == keys;
         match (self.parts.iter().find(same), one_effect(path, &keys)) {
-            (Some((first, _)), Some(effect)) if keys.len() >= MIN_SHARED_KEYS => {
+            (Some((first, _)), Some(effect)) if keys.len() >= self.min_shared_keys => {
                 let anchor = first.replace(['[', ']', '.'], "");
                 let change = effect.as_str();
                 let _ = writeln!(
@@ -114,7 +136,7 @@ fn push_table<'s>(out: &mut String, keys: impl Iterator<Item = (String, &'s Valu
     let mut is_first = true;
     for (path, schema) in keys {
         if std::mem::take(&mut is_first) {
-            out.push_str("| key | type | default | change | |\n|---|---|---|---|---|\n");
+            out.push_str(TABLE_HEAD);
         }
         let (kind, default) = (kind(schema), default(schema));
         let effect = effect_of(&path).as_str();

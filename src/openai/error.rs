@@ -122,6 +122,15 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
+    /// A page of the admin listener, which the API's listener does not have.
+    pub fn admin_path(method: &Method, path: &str) -> Self {
+        let message = format!(
+            "unknown request URL: {method} {}; it is a page of the router's admin listener (`admin.listen`)",
+            shortened(path)
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
+    }
+
     pub fn wrong_method(method: &Method, allow: &str) -> Self {
         let message = format!("{method} is not allowed here; use {allow}");
         Self::new(

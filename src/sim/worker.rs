@@ -77,7 +77,14 @@ pub struct Handle {
 
 /// Binds the addresses. Connections are accepted by the kernel from now on and served once the worker runs.
 pub async fn bind(settings: Settings) -> io::Result<Worker> {
-    let listener = TcpListener::bind(settings.listen).await?;
+    let named = |error: io::Error| {
+        let message = format!(
+            "cannot listen at {}: {error}; give another address with `--listen`",
+            settings.listen
+        );
+        io::Error::new(error.kind(), message)
+    };
+    let listener = TcpListener::bind(settings.listen).await.map_err(named)?;
     let addr = listener.local_addr()?;
     let bootstrap = match settings.transfer.role() {
         Some(Role::Prefill | Role::Both)

@@ -274,6 +274,42 @@ fn flags_take_the_place_of_a_file_and_change_one() {
     assert!(text(&output.stderr).contains("give a configuration FILE"));
 }
 
+#[test]
+fn two_files_are_refused_and_a_file_counts_before_the_environment() {
+    let files = [Removed::new(GOOD), Removed::new(GOOD)];
+    let [one, other] = files.each_ref().map(|file| file.0.to_str().unwrap());
+    for command in ["check", "serve"] {
+        let output = warmroute(&[command, "--config", one, other]);
+        assert_eq!(output.status.code(), Some(64));
+        assert!(text(&output.stderr).contains("give one configuration"));
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(["check", other])
+        .env("WARMROUTE_CONFIG", one)
+        .output()
+        .unwrap();
+    let printed = text(&output.stderr);
+    assert!(printed.contains(other), "{printed}");
+    assert_eq!(warmroute(&["check", "-c", one]).status.code(), Some(0));
+}
+
+#[test]
+fn arguments_of_other_programs_get_a_tip() {
+    let tip_of = |arguments: &[&str], expected: &str| {
+        let output = warmroute(arguments);
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        let printed = text(&output.stderr);
+        assert!(printed.contains(expected), "{printed}");
+        assert!(!printed.contains("as a value"), "{printed}");
+    };
+    let serve = "tip: did you mean `warmroute serve --config x.yaml`?";
+    tip_of(&["--config", "x.yaml"], serve);
+    tip_of(&["x.yaml"], "`warmroute serve x.yaml`");
+    tip_of(&["run"], "did you mean `serve`?");
+    tip_of(&["serve", "x.yaml", "--port", "80"], "`api.listen`");
+    tip_of(&["check", "x.yaml", "--nonsense"], "'--nonsense' found");
+}
+
 #[tokio::test]
 async fn a_minimal_configuration_starts_without_a_warning() {
     let engines = [
@@ -299,6 +335,15 @@ async fn a_minimal_configuration_starts_without_a_warning() {
 fn the_reference_and_the_schema_are_printed() {
     let reference = warmroute(&["config", "reference"]);
     assert!(text(&reference.stdout).contains("| `api.listen` |"));
+    let rows = warmroute(&["config", "reference", "admin.tls"]);
+    let rows: Vec<&str> = text(&rows.stdout).lines().collect();
+    assert!(rows.len() > 2, "{rows:?}");
+    assert!(
+        rows[2..].iter().all(|row| row.starts_with("| `admin.tls.")),
+        "{rows:?}"
+    );
+    let none = warmroute(&["config", "reference", "nonsense"]);
+    assert_eq!(none.status.code(), Some(1));
     let schema = warmroute(&["config", "schema"]);
     let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).unwrap();
     assert!(schema["properties"]["workers"].is_object());

@@ -484,6 +484,13 @@ async fn what_is_wrong_with_a_request_is_said_in_openais_words() {
         assert_eq!(answer.header("content-type"), "application/json");
         assert_eq!(cluster.engines[0].generated().await, before, "{body}");
     }
+    let answer = cluster.get("/metrics").await;
+    assert_eq!((answer.status, &*answer.code()), (404, "unknown_url"));
+    let text = answer.text();
+    assert!(
+        text.contains("a page of the router's admin listener"),
+        "{text}"
+    );
     let answer = cluster.get(chat).await;
     assert_eq!((answer.status, answer.header("allow")), (405, "POST"));
     let answer = cluster.post("/v1/models", "").await;

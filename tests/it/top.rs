@@ -74,6 +74,9 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
     let router = Router::here(&config).await;
     let url = format!("http://{}", router.admin);
     check(&["--url", &url], "401").await;
+    let api = format!("http://{}", router.api);
+    let other_listener = "404 Not Found; is this the router's admin listener? (--url)";
+    check(&["--url", &api], other_listener).await;
     let once = [
         "--url",
         &url,

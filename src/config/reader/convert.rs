@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::node::{self, Entry, Node, Scalar};
 use super::outside::Outside;
 use super::problems::{Places, Position, Problems};
-use super::schema::{allows, alternatives, describe, format, is_any, names};
+use super::schema::{allows, alternatives, describe, format, is_any, leaves, names};
 use super::substitute;
 use super::value::value;
 use crate::config::{misplaced, retired};
@@ -24,6 +24,8 @@ pub(super) struct Converter<'a> {
     outside: Outside<'a>,
     problems: &'a mut Problems,
     places: &'a mut Places,
+    /// The schema of the whole file.
+    root: &'a Value,
     path: String,
 }
 
@@ -32,11 +34,13 @@ impl<'a> Converter<'a> {
         outside: Outside<'a>,
         problems: &'a mut Problems,
         places: &'a mut Places,
+        root: &'a Value,
     ) -> Self {
         Self {
             outside,
             problems,
             places,
+            root,
             path: String::new(),
         }
     }
@@ -121,9 +125,14 @@ impl<'a> Converter<'a> {
                             }
                             format!("; did you mean `{near}`?")
                         }
-                        // One of several kinds, whose names are few.
-                        (None, None) if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
-                        (None, None) => String::new(),
+                        (None, None) => {
+                            match self.within(&step(&entry.key), |this| this.elsewhere()) {
+                                Some(paths) => format!("; did you mean {paths}?"),
+                                // One of several kinds, whose names are few.
+                                None if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
+                                None => String::new(),
+                            }
+                        }
                     };
                     let message = format!("unknown key `{}`{hint}", entry.key);
                     self.within(&step(&entry.key), |this| {
@@ -140,6 +149,14 @@ impl<'a> Converter<'a> {
         self.required(at, entries, &maps)?;
         let is_refused_choice = maps.len() > 1 && map.is_empty();
         (!is_refused_choice).then_some(Value::Object(map))
+    }
+
+    /// Where the file takes a key like the unknown one at the current path. A problem that is not listed needs no hint.
+    fn elsewhere(&self) -> Option<String> {
+        if self.problems.is_full() {
+            return None;
+        }
+        misplaced::elsewhere(&self.path, &leaves(self.root))
     }
 
     /// Whether the map has the keys that it must have: those of its schema, or of one of several schemas.

@@ -131,6 +131,7 @@ fn position(at: &Location) -> Position {
 fn explain(error: &Error, text: &str) -> (Position, String) {
     let error = error.without_snippet();
     let at = error.location();
+    let position = at.map_or(Position::START, |at| position(&at));
     let message = match error {
         Error::DuplicateMappingKey { key, .. } => match key {
             Some(key) => format!("key `{key}` is given twice"),
@@ -148,14 +149,44 @@ fn explain(error: &Error, text: &str) -> (Position, String) {
             let is_variable = is_flow && text.contains("${");
             let is_tab = message.starts_with("tab");
             let hint = match (is_variable, is_tab) {
-                (true, _) => " (`${...}` needs quotes between braces or brackets)",
-                (false, true) => "; use spaces",
-                (false, false) => "",
+                (true, _) => " (`${...}` needs quotes between braces or brackets)".to_owned(),
+                (false, true) => "; use spaces".to_owned(),
+                (false, false) => likely_cause(message, position, text).unwrap_or_default(),
             };
             format!("{message}{hint}")
         }
     };
-    (at.map_or(Position::START, |at| position(&at)), message)
+    (position, message)
+}
+
+/// What usually stands behind a message that speaks of its consequence.
+fn likely_cause(message: &str, at: Position, text: &str) -> Option<String> {
+    if message.contains("illegal placement of ':'") {
+        let line = unclosed_bracket(text.lines().take(at.line - 1))?;
+        return Some(format!("; is a bracket of line {line} not closed?"));
+    }
+    let line = text.lines().nth(at.line - 1)?;
+    let begins_here = line.chars().take(at.column - 1).all(|letter| letter == ' ');
+    let is_in_no_map = message.contains("block mapping, did not find expected key");
+    let hint = "; does this line begin in the column of its neighbours?";
+    (is_in_no_map && begins_here).then(|| hint.to_owned())
+}
+
+/// The line of the innermost bracket that these lines leave open. Comments do not count.
+fn unclosed_bracket<'t>(lines: impl Iterator<Item = &'t str>) -> Option<usize> {
+    let mut open = Vec::new();
+    for (number, line) in (1..).zip(lines) {
+        for letter in line.chars().take_while(|letter| *letter != '#') {
+            match letter {
+                '[' | '{' => open.push(number),
+                ']' | '}' => {
+                    open.pop();
+                }
+                _ => {}
+            }
+        }
+    }
+    open.pop()
 }
 
 impl<'de> Deserialize<'de> for Raw {

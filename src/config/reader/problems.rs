@@ -58,6 +58,11 @@ impl Problems {
         self.list.is_empty()
     }
 
+    /// Whether the next problem is only counted.
+    pub(super) fn is_full(&self) -> bool {
+        self.list.len() == MAX_PROBLEMS
+    }
+
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -73,7 +78,7 @@ impl Problems {
         path: &str,
         message: impl fmt::Display,
     ) {
-        if self.list.len() == MAX_PROBLEMS {
+        if self.is_full() {
             self.more += 1;
             return;
         }

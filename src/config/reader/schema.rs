@@ -33,7 +33,6 @@ pub(crate) fn properties(schema: &Value) -> Vec<(&String, &Value)> {
 }
 
 /// The paths of all keys that take a value, as the reference names them: `workers[].url`.
-#[cfg(test)]
 pub(crate) fn leaves(schema: &Value) -> Vec<String> {
     fn push(path: &str, schema: &Value, found: &mut Vec<String>) {
         let parts = parts(path, schema);

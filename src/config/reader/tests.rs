@@ -264,6 +264,15 @@ fn broken_yaml_is_reported_with_its_position() {
     check("server: {host: !x y}", &["f:1:"]);
     check("<<: {a: 1}", &["f:1:1: "]);
     check("a: *b", &["f:1:4: "]);
+    let message = |text: &str| read(text.as_bytes()).unwrap_err().to_string();
+    let open = message("workers: [http://a:1\nserver:\n  port: 1\n");
+    assert!(
+        open.ends_with("; is a bracket of line 1 not closed?"),
+        "{open}"
+    );
+    let shifted = message("server:\n  port: 1\n host: h\n");
+    let hint = "; does this line begin in the column of its neighbours?";
+    assert!(shifted.ends_with(hint), "{shifted}");
     for unquoted in ["server: {host: ${HOST}}", "hosts: [${HOST}]"] {
         let hint = read(unquoted.as_bytes()).unwrap_err().to_string();
         assert!(hint.contains("needs quotes between braces"), "{hint}");
