@@ -342,14 +342,18 @@ impl ModelState {
     }
 
     /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
-    /// say whether that is due to the client's request.
+    /// say whether that is due to the client's request. That an engine has never returned parameters is not.
     pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
         let now = observe::now();
         let breaker = &prefill.kv_transfer_breaker;
         let is_unhealthy = prefill.last_probe_error.load().is_some();
         let evidence = &self.transfer_evidence;
         let state = breaker.state();
-        let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+        let failures = if prefill.returned_params.are_never_returned() {
+            1
+        } else {
+            evidence.on_failure(now, prefill.id, client, state, is_unhealthy)
+        };
         if failures == 0 && state == State::HalfOpen {
             // The request may be to blame.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
@@ -388,8 +392,7 @@ mod tests {
     use super::*;
     use crate::fleet::registry::tests::{registry, worker};
 
-    #[test]
-    fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
+    fn model() -> Arc<ModelState> {
         let common = PerModel {
             routing: routing::Settings::default(),
             bytes_per_token: 4.0,
@@ -402,8 +405,12 @@ mod tests {
             names: Vec::new(),
         };
         let counts = metrics::Registry::default();
-        let models = Models::new(settings, registry(&[]), None, &counts);
-        let (model, prefill) = (models.of(&Model::from("m")), worker("p"));
+        Models::new(settings, registry(&[]), None, &counts).of(&Model::from("m"))
+    }
+
+    #[test]
+    fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
+        let (model, prefill) = (model(), worker("p"));
         let breaker = &prefill.kv_transfer_breaker;
         for client in [1, 2, 1, 2, 1, 2] {
             model.report_transfer_failure(&prefill, ClientKey(client));
@@ -415,5 +422,22 @@ mod tests {
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
         assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
+    }
+
+    #[test]
+    fn one_clients_transfers_count_against_an_engine_that_has_never_returned_parameters() {
+        let opens = |has_returned: bool| {
+            let (model, prefill) = (model(), worker("p"));
+            if has_returned {
+                prefill.returned_params.on_returned();
+            }
+            for _ in 0..9 {
+                prefill.returned_params.on_missing(observe::now());
+                model.report_transfer_failure(&prefill, ClientKey(1));
+            }
+            prefill.kv_transfer_breaker.state() == State::Open
+        };
+        assert!(opens(false));
+        assert!(!opens(true));
     }
 }
