@@ -167,6 +167,7 @@ mod tests {
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
         Score {
             worker: worker.to_owned(),
+            client_name: None,
             rank: None,
             is_usable: true,
             unusable_reason: None,
