@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_told_of_those_who_have_it() {
+    fn a_delay_names_the_requests_that_have_it() {
         let check = |requests, usual_requests, expected: &str| {
             let mut row = score("a", Cached::in_gpu(0), 0);
             (row.requests, row.usual_requests) = (requests, usual_requests);
