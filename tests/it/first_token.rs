@@ -101,6 +101,10 @@ async fn what_fails_before_its_first_token_is_tried_at_another_worker() {
         // An engine that is shut down.
         stream(&[ROLE, ABORT, USAGE, "[DONE]"]),
         stream(&[ROLE, USAGE, "[DONE]"]),
+        // One that ended before it began.
+        stream(&["[DONE]"]),
+        stream(&[": ping", "[DONE]"]),
+        stream(&[USAGE, "[DONE]"]),
     ] {
         let bad = Stub::start(bad).await;
         let good = Stub::start(stream(&[ROLE, TOKEN, STOP, "[DONE]"])).await;
@@ -113,6 +117,19 @@ async fn what_fails_before_its_first_token_is_tried_at_another_worker() {
             assert!(answer.text().ends_with("data: [DONE]\n\n"));
         }
         assert_eq!(outcomes(&router, "complete").await, 6.0);
+    }
+}
+
+#[tokio::test]
+async fn an_end_of_nothing_is_no_answer() {
+    for bad in [stream(&["[DONE]"]), stream(&[": ping", "[DONE]"])] {
+        let bad = Stub::start(bad).await;
+        let router = router(&[&bad]).await;
+        let answer = post(&router).await;
+        let text = answer.text();
+        assert!(text.contains("engine_stream_broken"), "{text}");
+        assert_eq!(text.matches("[DONE]").count(), 1, "{text}");
+        assert_eq!(outcomes(&router, "worker_failed").await, 1.0);
     }
 }
 

@@ -44,6 +44,8 @@ pub(in crate::relay) struct FirstTokenGate {
     bytes: usize,
     /// The last choice has not ended.
     is_unfinished: bool,
+    /// There was something of an answer, be it only its role.
+    has_begun: bool,
 }
 
 impl FirstTokenGate {
@@ -53,6 +55,7 @@ impl FirstTokenGate {
             aligner: Aligner::new(BYTES_MAX),
             bytes: 0,
             is_unfinished: false,
+            has_begun: false,
         }
     }
 
@@ -105,17 +108,33 @@ impl FirstTokenGate {
                 name,
                 b"response.completed" | b"response.incomplete" | b"message_stop"
             );
-        if is_end && self.is_unfinished {
+        self.has_begun = self.has_begun || begins_answer(event);
+        if is_end && (self.is_unfinished || !self.has_begun) {
             return Verdict::GivenUp;
         }
+        let may_be_usage_alone = self.is_unfinished || !self.has_begun;
         let has_token = !data.is_empty()
             && engine_answer::is_token(self.api, event)
-            && !(self.is_unfinished && has_no_choice(data));
+            && !(may_be_usage_alone && has_no_choice(data));
         if is_end || has_token {
             return Verdict::Token;
         }
         Verdict::Undecided
     }
+}
+
+/// Whether there is something of an answer in some events: anything but comments, usage and the marks of its end. An engine that
+/// ends a stream without it has computed nothing.
+pub(in crate::relay) fn begins_answer(events: &[u8]) -> bool {
+    const MESSAGE_STOP: &[u8] = b"\"message_stop\"";
+    let lines = events.split(|byte| *byte == b'\n');
+    let mut data = lines
+        .filter_map(|line| line.strip_prefix(b"data:"))
+        .map(<[u8]>::trim_ascii);
+    data.any(|data| {
+        let is_stop = data.len() < 64 && memmem::find(data, MESSAGE_STOP).is_some();
+        !data.is_empty() && data != b"[DONE]" && !is_stop && !has_no_choice(data)
+    })
 }
 
 /// Whether a chunk has the usage and no choice.
@@ -284,6 +303,29 @@ mod tests {
             let seen = gate.on_data(&Bytes::from(events.concat()));
             assert_eq!(seen, expected, "{events:?}");
         }
+    }
+
+    #[test]
+    fn a_stream_that_ends_before_it_has_begun_is_given_up() {
+        const USAGE: &str = "data: {\"choices\":[],\"usage\":{}}\n\n";
+        const STOP: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+        for api in [Api::Chat, Api::Completions] {
+            check(api, &[DONE], Verdict::GivenUp);
+            check(api, &[": hi\n\n", DONE], Verdict::GivenUp);
+            check(api, &[": hi\n", DONE], Verdict::GivenUp);
+            check(api, &[USAGE, DONE], Verdict::GivenUp);
+            check(api, &[USAGE], Verdict::Undecided);
+            // Some engines say something of the prompt first.
+            check(api, &[USAGE, TOKEN, DONE], Verdict::Token);
+        }
+        check(Api::Messages, &[STOP], Verdict::GivenUp);
+        check(Api::Messages, &[DONE], Verdict::GivenUp);
+        let begun = "event: message_start\ndata: {\"message\":{}}\n\n";
+        check(Api::Messages, &[begun, STOP], Verdict::Token);
+        // Lines that end in CR LF come as one event.
+        let mut gate = FirstTokenGate::new(Api::Chat);
+        let whole = [TOKEN, DONE].concat().replace('\n', "\r\n");
+        assert_eq!(gate.on_data(&Bytes::from(whole)), Verdict::Token);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(super) struct StreamTerminator {
     /// How the last choice has ended: with a reason, only `[DONE]` may be missing. `None` before any choice, unless a reason
     /// is required.
     finish: Option<Finish>,
+    /// There was something of an answer.
+    has_begun: bool,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
@@ -50,6 +52,7 @@ impl StreamTerminator {
             has_error: false,
             is_refused: false,
             finish: None,
+            has_begun: false,
             first: None,
             events: 0,
         }
@@ -62,13 +65,14 @@ impl StreamTerminator {
 
     /// Takes events that have nothing but a token: their choice goes on.
     pub(super) fn on_plain(&mut self) {
+        self.has_begun = true;
         if self.api.has_choices() {
             self.finish = Some(Finish::None);
         }
     }
 
     /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
-    /// last event of an answer whose last choice has not ended. What is before may go to the client.
+    /// last event of an answer that has not begun, or whose last choice has not ended. What is before may go to the client.
     pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
         if self.has_end || self.has_error || self.is_refused {
             return None;
@@ -78,7 +82,8 @@ impl StreamTerminator {
             Some((_, finish)) => self.finish = Some(finish),
             None => {}
         }
-        let lacks_end = self.finish == Some(Finish::None)
+        self.has_begun = self.has_begun || first_token_gate::begins_answer(events);
+        let lacks_end = (self.finish == Some(Finish::None) || !self.has_begun)
             && is_terminal(self.api, events)
             && first_token_gate::errors_in(self.api, events)
                 .next()
@@ -294,6 +299,10 @@ mod tests {
             (&[STOP, TEXT, DONE], 2),
             (&[TEXT, ERROR, DONE], 3),
             (&["data: {}\n\n", DONE], 2),
+            // Nothing was computed.
+            (&[DONE], 0),
+            (&[": hi\n\n", DONE], 1),
+            (&[USAGE, DONE], 1),
         ] {
             let expected = events[..passing].concat();
             let mut terminator = StreamTerminator::new(Api::Chat);
@@ -314,6 +323,9 @@ mod tests {
         }
         let abort = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"abort\"}}\n\n";
         let at = StreamTerminator::new(Api::Messages).gives_up_at(abort.as_bytes());
+        assert_eq!(at, Some(0));
+        let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+        let at = StreamTerminator::new(Api::Messages).gives_up_at(stop.as_bytes());
         assert_eq!(at, Some(0));
     }
 
