@@ -20,6 +20,7 @@ mod settle;
 mod standing;
 pub mod state;
 mod tenant_limits;
+mod turns;
 
 pub use self::charge::Charge;
 pub use self::compiled::Kind;

@@ -51,7 +51,11 @@ impl TenantLimits {
             .iter()
             .map(|limit| (*limit, cost(limit)))
             .collect();
-        let Some((decision, charged)) = self.decide(request.id, &costs).await else {
+        let max_concurrent = self.max_concurrent(request.id);
+        let is_run = request.id.is_once();
+        let keeps_place = max_concurrent > 0 && !is_run && self.keeps_place();
+        let decided = self.decide(request.id, &costs, max_concurrent, keeps_place);
+        let Some((decision, charged)) = decided.await else {
             let refusal = Refusal::Store {
                 retry_after: STORE_RETRY,
             };
@@ -60,18 +64,46 @@ impl TenantLimits {
         let used = decision.used.iter().copied();
         let standing = Standing::of(costs.iter().map(|(limit, _)| *limit).zip(used));
         if decision.is_granted {
+            if max_concurrent > 0 {
+                self.usage.lock().turns.on_granted(request.id);
+            }
             self.admitted[usize::from(charged != Charged::Shared)].inc();
             let names = costs.iter().map(|(limit, _)| limit.name.clone()).collect();
             let charge = Charge::new(self, names, request.id, charged, reserved);
             return (Ok(charge), standing);
         }
         let exhausted = self.exhausted(request.model, &costs, &decision.used, charged, &reserved);
-        let refusal = exhausted.unwrap_or_else(|| Refusal::Concurrent {
+        if let Some(refusal) = exhausted {
+            return (Err(refusal), standing);
+        }
+        if is_run {
+            let now = self.limiter.now();
+            self.usage.lock().turns.on_run_waits(request.id, now);
+        }
+        let refusal = Refusal::Concurrent {
             of: self.subject(request.model, None),
             limit: self.limits.max_concurrent,
-            used: decision.running,
-        });
+            used: decision.running + u64::from(keeps_place),
+        };
         (Err(refusal), standing)
+    }
+
+    /// Whether a place is kept for a background run that waits here.
+    fn keeps_place(&self) -> bool {
+        let now = self.limiter.now();
+        self.usage.lock().turns.keeps_place(now)
+    }
+
+    /// The refusal of a request where the only place is kept for another one.
+    fn without_place(&self, costs: &Costs<'_>) -> (ChargeReply, Charged) {
+        let (usage, now) = (self.usage.lock(), self.limiter.now());
+        let used = costs.iter().map(|(limit, _)| usage.of(&limit.name, now));
+        let reply = ChargeReply {
+            is_granted: false,
+            running: usage.running_everywhere(),
+            used: used.collect(),
+        };
+        (reply, Charged::Alone(1))
     }
 
     /// The limit that refuses, if it is not the number of running requests: the one with the longest wait.
@@ -108,24 +140,32 @@ impl TenantLimits {
         })
     }
 
-    /// How many requests may run beside this one; 0: any number. Lines of batches wait for room at the workers instead.
-    pub(super) fn max_concurrent(&self, id: ChargeId) -> u32 {
+    /// How many requests may run with this one; 0: any number. Lines of batches wait for room at the workers instead.
+    fn max_concurrent(&self, id: ChargeId) -> u32 {
         if id.is_line() {
             return 0;
         }
         self.limits.max_concurrent
     }
 
-    /// `None` if the store cannot be asked and nothing is granted without it.
+    /// `None` if the store cannot be asked and nothing is granted without it. `keeps_place`: one of the places is for a
+    /// background run.
     async fn decide(
         self: &Arc<Self>,
         id: ChargeId,
         costs: &Costs<'_>,
+        max_concurrent: u32,
+        keeps_place: bool,
     ) -> Option<(ChargeReply, Charged)> {
+        // A limit of 0 would be none.
+        if keeps_place && max_concurrent == 1 {
+            return Some(self.without_place(costs));
+        }
         let limiter = &self.limiter;
         let counts = self.limits.counts() || !costs.is_empty();
         let shared = if self.store.is_some() && counts {
-            self.ask(id, costs).await
+            let max_concurrent = max_concurrent - u32::from(keeps_place);
+            self.ask(id, costs, max_concurrent).await
         } else {
             None
         };
@@ -137,7 +177,14 @@ impl TenantLimits {
             return None;
         }
         let replicas = limiter.replicas();
-        let max_concurrent = self.max_concurrent(id);
+        let mut max_concurrent = max_concurrent;
+        if keeps_place {
+            let share = max_concurrent.div_ceil(replicas);
+            if share == 1 {
+                return Some(self.without_place(costs));
+            }
+            max_concurrent = (share - 1) * replicas;
+        }
         let mut usage = self.usage.lock();
         let decision = usage.decide_alone(id, costs, max_concurrent, replicas, limiter.now());
         Some((decision, Charged::Alone(replicas)))

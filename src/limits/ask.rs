@@ -20,6 +20,7 @@ impl TenantLimits {
         self: &Arc<Self>,
         id: ChargeId,
         costs: &[(&Limit, u64)],
+        max_concurrent: u32,
     ) -> Option<ChargeReply> {
         let thread = io_threads::index();
         let limits = costs.iter().map(|(limit, cost)| LimitCharge {
@@ -31,7 +32,7 @@ impl TenantLimits {
         let charge = Charge {
             id,
             limits: limits.collect(),
-            max_concurrent: self.max_concurrent(id),
+            max_concurrent,
         };
         let batches = &self.limiter.batches;
         let (receiver, is_first) = batches.join(thread, self.tenant, charge);

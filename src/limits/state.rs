@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::compiled::Limit;
 use super::gcra;
+use super::turns::Turns;
 use crate::store::charges::{Charge, ChargeId, ChargeReply, Settlement};
 
 /// Settlements that go along with charges: less than a millisecond of Redis' time.
@@ -37,6 +38,8 @@ pub struct Use {
     went_along: bool,
     /// Background responses that were charged here while the replica counted alone.
     charged_once: FxHashSet<ChargeId>,
+    /// Whose turn it is where only so many may run.
+    pub(super) turns: Turns,
 }
 
 impl Use {

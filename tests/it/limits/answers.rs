@@ -476,3 +476,41 @@ async fn without_tenants_all_clients_share_the_limits_of_everybody() {
     assert_eq!(tenants.len(), 1, "{page}");
     assert_eq!(tenants[0]["name"], "default");
 }
+
+#[tokio::test]
+async fn a_background_response_gets_its_turn_before_clients_that_retry() {
+    let cluster = Cluster::start(vec![unhurried()], |config| {
+        config.tenants = vec![tenant("a", r#"{"concurrent_requests": 1}"#)];
+    })
+    .await;
+    let headers = [("authorization", &*bearer("a"))];
+    let api = cluster.router.api;
+    let long = cluster::chat("hello", 10_000, true);
+    let first = client::open(api, "POST", "/v1/chat/completions", &headers, long).await;
+    assert_eq!(first.status, 200);
+    let body = json!({"model": "sim", "input": "x", "max_output_tokens": 3, "background": true});
+    let created = post_as(&cluster.router, "a", "/v1/responses", &body.to_string()).await;
+    assert_eq!(created.status, 200, "{}", created.text());
+    let path = format!("/v1/responses/{}", created.json()["id"].as_str().unwrap());
+    let status = async || {
+        let answer = client::send(api, "GET", &path, &headers, "").await;
+        answer.json()["status"].clone()
+    };
+    eventually("it waits for a place", async || {
+        let labels = ["tenant=\"a\"", "reason=\"concurrent_requests\""];
+        let refusals = cluster.metric("warmroute_limit_refusals_total", &labels);
+        refusals.await >= 1.0
+    })
+    .await;
+    assert_eq!(status().await, "queued");
+    drop(first);
+    eventually("a client gets the place", async || {
+        let answer = chat_as(&cluster.router, "a").await;
+        assert!([200, 429].contains(&answer.status), "{}", answer.text());
+        answer.status == 200
+    })
+    .await;
+    let after = status().await;
+    assert!(after != "queued", "the client came first");
+    eventually("it ends", async || status().await == "incomplete").await;
+}

@@ -1,0 +1,135 @@
+//! Whose turn it is at a tenant's limit of requests that run at the same time. A background run that waits for a place asks now
+//! and then; clients that send request after request would take every place before it does. So while a run waits here, every
+//! second place is kept for a run. Pure; times are microseconds.
+
+use crate::store::charges::ChargeId;
+
+/// A run that has not asked for this long waits no more: one that waits asks every two seconds.
+const ASKS_WITHIN: u64 = 5_000_000;
+/// Runs that are remembered. One is enough to keep a place, so further ones wait with them.
+const RUNS_MAX: usize = 64;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// The runs that found no place, and when each asked last.
+    waiting: Vec<(ChargeId, u64)>,
+    /// The last place went to a client.
+    is_turn_of_runs: bool,
+}
+
+impl Turns {
+    /// Whether a client's request finds one place less, since a run waits for it.
+    pub(super) fn keeps_place(&mut self, now: u64) -> bool {
+        let is_late = |asked: u64| now.saturating_sub(asked) >= ASKS_WITHIN;
+        self.waiting.retain(|(_, asked)| !is_late(*asked));
+        self.is_turn_of_runs && !self.waiting.is_empty()
+    }
+
+    /// A client's request or a run got a place.
+    pub(super) fn on_granted(&mut self, id: ChargeId) {
+        self.forget(id);
+        self.is_turn_of_runs = !id.is_once();
+    }
+
+    /// A run found no place.
+    pub(super) fn on_run_waits(&mut self, id: ChargeId, now: u64) {
+        self.forget(id);
+        if self.waiting.len() < RUNS_MAX {
+            self.waiting.push((id, now));
+        }
+    }
+
+    fn forget(&mut self, id: ChargeId) {
+        self.waiting.retain(|(waiting, _)| *waiting != id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{RequestId, ResponseId, Root};
+
+    const SECOND: u64 = 1_000_000;
+
+    fn client() -> ChargeId {
+        ChargeId::Request(RequestId::new(7))
+    }
+
+    fn run(number: u64) -> ChargeId {
+        ChargeId::Response(ResponseId::new(Root(1), number.into()))
+    }
+
+    enum Event {
+        Client,
+        Run(u64),
+        Waits(u64),
+        Passed(u64),
+    }
+
+    #[test]
+    fn every_second_place_is_kept_while_a_run_waits() {
+        use Event::{Client, Passed, Run, Waits};
+        for (events, expected) in [
+            (&[Client, Client][..], &[false, false][..]),
+            // Two runs wait: each gets its place after a client.
+            (
+                &[Client, Waits(1), Waits(2), Run(1), Client, Run(2), Client],
+                &[false, true, true, false, true, false, false],
+            ),
+            // A run that asks again is the same one.
+            (
+                &[Client, Waits(1), Waits(1), Run(1), Client],
+                &[false, true, true, false, false],
+            ),
+            // One that was cancelled asks no more.
+            (
+                &[Client, Waits(1), Passed(4), Passed(1)],
+                &[false, true, true, false],
+            ),
+            (
+                &[Client, Waits(1), Passed(4), Waits(1), Passed(4)],
+                &[false, true, true, true, true],
+            ),
+        ] {
+            let (mut turns, mut now) = (Turns::default(), 0);
+            for (step, (event, expected)) in events.iter().zip(expected).enumerate() {
+                match event {
+                    Client => turns.on_granted(client()),
+                    Run(number) => turns.on_granted(run(*number)),
+                    Waits(number) => turns.on_run_waits(run(*number), now),
+                    Passed(seconds) => now += seconds * SECOND,
+                }
+                assert_eq!(turns.keeps_place(now), *expected, "step {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn clients_and_runs_alternate_at_a_limit_of_one() {
+        let (mut turns, mut order) = (Turns::default(), String::new());
+        let mut waiting: Vec<u64> = (0..3).collect();
+        turns.on_granted(client());
+        waiting
+            .iter()
+            .for_each(|number| turns.on_run_waits(run(*number), 0));
+        // Clients ask first each time.
+        while order.len() < 8 {
+            if !turns.keeps_place(0) {
+                turns.on_granted(client());
+                order.push('c');
+            } else if let Some(number) = waiting.pop() {
+                turns.on_granted(run(number));
+                order.push('r');
+            }
+        }
+        assert_eq!(order, "rcrcrccc");
+    }
+
+    #[test]
+    fn only_so_many_runs_are_remembered() {
+        let mut turns = Turns::default();
+        (0..1_000).for_each(|number| turns.on_run_waits(run(number), 0));
+        assert_eq!(turns.waiting.len(), RUNS_MAX);
+    }
+}
