@@ -123,8 +123,8 @@ impl FirstTokenGate {
     }
 }
 
-/// Whether there is something of an answer in some events: anything but comments, usage and the marks of its end. An engine that
-/// ends a stream without it has computed nothing.
+/// Whether there is something of an answer in some events: anything but comments, usage and the marks of its end. An
+/// engine that ends a stream without it has computed nothing.
 pub(in crate::relay) fn begins_answer(events: &[u8]) -> bool {
     const MESSAGE_STOP: &[u8] = b"\"message_stop\"";
     let lines = events.split(|byte| *byte == b'\n');
