@@ -10,7 +10,7 @@ use tracing::debug;
 use super::{ApiServer, Caller, body};
 use crate::http::client::origin_form;
 use crate::http::server::RequestBody;
-use crate::openai::error::{ApiError, anthropic_of_engine};
+use crate::openai::error::{ApiError, SHOULD_RETRY, anthropic_of_engine, is_permanent};
 use crate::openai::splice;
 use crate::prompt::{self, Api};
 use crate::{http, relay};
@@ -72,7 +72,12 @@ impl ApiServer {
         }
         let job = job(api, head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, Box::new(peek)).await;
-        let answer = answer.map_err(ApiError::of_run)?;
+        let mut answer = answer.map_err(ApiError::of_run)?;
+        if is_permanent(answer.status()) {
+            // SDKs would send it again; so says an engine's error on the Responses API, too.
+            let headers = answer.headers_mut();
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
         Ok(match api {
             Api::Messages => with_shaped_error(answer).await,
             _ => answer,

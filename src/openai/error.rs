@@ -17,6 +17,7 @@ use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
 pub use self::anthropic::of_engine as anthropic_of_engine;
+pub use self::responses::is_permanent;
 pub use self::shape::ErrorShape;
 use crate::limits::Refusal;
 use crate::observe::shortened;
@@ -28,6 +29,9 @@ pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The code of an error for a request after which engines cut the connection. Sent once more, it may end another one.
 pub const CUTS_CONNECTIONS: &str = "engine_connection_cut";
+
+/// The code of an error for an engine's answer that is none: sent once more, the request would be computed once more.
+pub const INVALID_ENGINE_RESPONSE: &str = "invalid_engine_response";
 
 /// Milliseconds; OpenAI's SDKs read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
@@ -100,6 +104,11 @@ impl ApiError {
     /// Whether clients are asked not to send the request again.
     pub fn is_not_retried(&self) -> bool {
         self.should_retry == Some(false)
+    }
+
+    /// Whether a limit of the tenant has no room.
+    pub fn is_of_limit(&self) -> bool {
+        self.counted.is_some()
     }
 
     #[cfg(test)]

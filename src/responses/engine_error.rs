@@ -14,6 +14,11 @@ pub(super) const TOO_LONG: &str = "context_length_exceeded";
 /// The error code for a model that does not exist.
 pub(super) const UNKNOWN_MODEL: &str = "model_not_found";
 
+/// The codes of failed responses: as OpenAI's.
+pub(super) const INVALID_PROMPT: &str = "invalid_prompt";
+const RATE_LIMITED: &str = "rate_limit_exceeded";
+const SERVER_ERROR: &str = "server_error";
+
 /// The error for a client. Type and code are the router's own; only the message is the engine's.
 pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
     of_members(status, body, |param| param)
@@ -36,9 +41,39 @@ pub(super) fn of_chat(status: StatusCode, body: &[u8]) -> ApiError {
 /// The HTTP status that an error within a stream has as its code.
 pub(super) fn status_within(data: &str) -> Option<StatusCode> {
     let data = Members::parse(data).ok()?;
-    let error = Members::parse(data.get("error")?).ok()?;
+    status_of(&Members::parse(data.get("error")?).ok()?)
+}
+
+/// The HTTP status that an engine's error object has as its code.
+pub(super) fn status_of(error: &Members<'_>) -> Option<StatusCode> {
     let status = StatusCode::from_u16(error.get("code")?.parse().ok()?).ok()?;
     (status.is_client_error() || status.is_server_error()).then_some(status)
+}
+
+/// The code of a response that fails because an engine answered with this status, or reported it within a stream. `None`: it
+/// gave none.
+pub(super) fn failure_code(status: Option<StatusCode>) -> &'static str {
+    match status {
+        Some(StatusCode::TOO_MANY_REQUESTS) => RATE_LIMITED,
+        // What the router sent as its key was refused, or the engine was not ready: no other prompt would help.
+        Some(
+            StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::CONFLICT
+            | StatusCode::TOO_EARLY,
+        ) => SERVER_ERROR,
+        Some(status) if status.is_client_error() => INVALID_PROMPT,
+        Some(_) | None => SERVER_ERROR,
+    }
+}
+
+/// The code that a failed response of an engine has, if clients know it.
+pub(super) fn known_failure_code(code: &str) -> &'static str {
+    let known = [RATE_LIMITED, INVALID_PROMPT];
+    let found = known.into_iter().find(|known| *known == code);
+    found.unwrap_or(SERVER_ERROR)
 }
 
 fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiError {
@@ -64,7 +99,7 @@ fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiE
     let (code, param) = match status {
         StatusCode::BAD_REQUEST if is_too_long => (TOO_LONG, "input"),
         StatusCode::NOT_FOUND if param == "model" => (UNKNOWN_MODEL, "model"),
-        StatusCode::TOO_MANY_REQUESTS => ("rate_limit_exceeded", ""),
+        StatusCode::TOO_MANY_REQUESTS => (RATE_LIMITED, ""),
         _ => ("", rename(&param)),
     };
     ApiError::of_engine(status, code, param, message)
@@ -95,6 +130,26 @@ mod tests {
             (error.code, error.param_or_empty()),
             ("context_length_exceeded", "input")
         );
+    }
+
+    #[test]
+    fn only_a_status_that_blames_the_prompt_makes_a_failed_response_one_of_the_prompt() {
+        for (statuses, expected) in [
+            (&[400, 404, 405, 413, 415, 422][..], INVALID_PROMPT),
+            (&[429], RATE_LIMITED),
+            (&[401, 403, 407, 408, 409, 425], SERVER_ERROR),
+            (&[500, 501, 502, 503, 504, 529], SERVER_ERROR),
+        ] {
+            for status in statuses {
+                let code = failure_code(StatusCode::from_u16(*status).ok());
+                assert_eq!(code, expected, "{status}");
+            }
+        }
+        assert_eq!(failure_code(None), SERVER_ERROR);
+        for code in [INVALID_PROMPT, RATE_LIMITED, SERVER_ERROR] {
+            assert_eq!(known_failure_code(code), code);
+        }
+        assert_eq!(known_failure_code("400"), SERVER_ERROR);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::client_state::StateSigner;
+use super::engine_error;
 use super::fail_reason::FailReason;
 use super::item::Ids;
 use super::known_json;
@@ -157,13 +158,14 @@ impl Outcome {
         let reason =
             || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
         let message = || text_in("error", "message").unwrap_or("the engine failed".into());
+        let code = || text_in("error", "code").unwrap_or_default();
         Some(Self {
             usage: members
                 .get("usage")
                 .and_then(|raw| serde_json::from_str(raw).ok()),
             incomplete_reason: (status == Status::Incomplete).then(reason),
             error: (status == Status::Failed).then(|| Failure {
-                code: "server_error",
+                code: engine_error::known_failure_code(&code()),
                 message: message(),
             }),
             ..Self::empty(status)

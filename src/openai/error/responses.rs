@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 
-use super::ApiError;
+use super::{ApiError, INVALID_ENGINE_RESPONSE};
 use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
@@ -283,9 +283,7 @@ impl ApiError {
     /// An error that an engine answered.
     pub fn of_engine(status: StatusCode, code: &'static str, param: &str, message: String) -> Self {
         let mut error = Self::new(status, code, message).param(param);
-        // An engine that failed on this request would fail again; a busy one (503) would not.
-        let is_fault = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
-        error.should_retry = is_fault.then_some(false);
+        error.should_retry = is_permanent(status).then_some(false);
         error.is_from_engine = true;
         error
     }
@@ -300,9 +298,15 @@ impl ApiError {
         Self {
             is_counted: true,
             // A retry would make an engine do all the work again.
-            ..Self::new(status, "invalid_engine_response", message).not_retried()
+            ..Self::new(status, INVALID_ENGINE_RESPONSE, message).not_retried()
         }
     }
+}
+
+/// Whether an engine's status that SDKs retry says that no engine can do what the request asks for. Another 5xx may be of its
+/// worker: 502, 503 and 504 were tried elsewhere by then, and of 500 nobody knows.
+pub fn is_permanent(status: StatusCode) -> bool {
+    status == StatusCode::NOT_IMPLEMENTED
 }
 
 /// As [`ApiError::of_store`], so not for writes that must not be repeated blindly: their outcome may be unknown.

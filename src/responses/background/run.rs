@@ -276,7 +276,9 @@ impl Runner<'_> {
                             resumed: resumed.as_ref(),
                             ..call.clone()
                         };
-                        let answer = self.responses.wait_for_engine(create, request, id, &call);
+                        let responses = self.responses;
+                        let answer =
+                            responses.wait_for_engine(create, request, id, &call, &mut attempts);
                         let answer = answer.await;
                         if let Some(resumed) = &resumed {
                             self.on_resumed(resumed, answer.as_ref().err());

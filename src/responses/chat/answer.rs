@@ -11,6 +11,7 @@ use super::end::End;
 use super::item::{Phase, TextItem};
 use super::tools::AnsweredTools;
 use super::written::Written;
+use crate::responses::engine_error;
 use crate::responses::output_item::PartKind;
 
 const TOO_LONG: &str = "the answer is longer than the router allows";
@@ -97,8 +98,13 @@ impl ChatAnswer {
             return match self.finish_reason {
                 Some(_) => self.finish(out),
                 None => {
+                    let status = engine_error::status_within(data);
                     self.engine_error = Some(data.to_owned());
-                    self.fail(&message_of(error.get()), out);
+                    let failed = End::Failed {
+                        code: engine_error::failure_code(status),
+                        message: message_of(error.get()),
+                    };
+                    self.end(failed, out);
                 }
             };
         }
@@ -126,7 +132,7 @@ impl ChatAnswer {
     /// Ends the answer for a reason of the router's.
     pub(super) fn fail(&mut self, message: &str, out: &mut Vec<u8>) {
         self.start(out);
-        self.end(End::Failed(message.to_owned()), out);
+        self.end(End::failed(message), out);
     }
 
     fn start(&mut self, out: &mut Vec<u8>) {
@@ -307,13 +313,13 @@ impl ChatAnswer {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
-        if !matches!(end, End::Failed(_))
+        if !matches!(end, End::Failed { .. })
             && let Err(message) = self.close_all(matches!(end, End::Completed), out)
         {
-            end = End::Failed(message);
+            end = End::failed(message);
         }
         self.write_end(&end, out);
-        if let End::Failed(message) = end {
+        if let End::Failed { message, .. } = end {
             // Open items are closed as incomplete by the reader of the events.
             self.error = Some(message);
         }

@@ -1,5 +1,6 @@
 //! How an answer ended, and the Response object that says so. Pure.
 
+use crate::responses::engine_error;
 use crate::responses::members::{array, put, put_string, put_text};
 
 const ENDED_EARLY: &str = "the engine ended the stream before the answer was complete";
@@ -10,7 +11,10 @@ pub(super) enum End {
     Completed,
     /// Why it is incomplete.
     Incomplete(&'static str),
-    Failed(String),
+    Failed {
+        code: &'static str,
+        message: String,
+    },
 }
 
 impl End {
@@ -20,8 +24,16 @@ impl End {
             Some("stop" | "tool_calls" | "function_call") => Self::Completed,
             Some("length") => Self::Incomplete("max_output_tokens"),
             Some("content_filter") => Self::Incomplete("content_filter"),
-            Some(reason) => Self::Failed(format!("the engine ended the answer: {reason}")),
-            None => Self::Failed(ENDED_EARLY.to_owned()),
+            Some(reason) => Self::failed(format!("the engine ended the answer: {reason}")),
+            None => Self::failed(ENDED_EARLY),
+        }
+    }
+
+    /// It failed, and not because of the prompt.
+    pub(super) fn failed(message: impl Into<String>) -> Self {
+        Self::Failed {
+            code: engine_error::failure_code(None),
+            message: message.into(),
         }
     }
 
@@ -29,7 +41,7 @@ impl End {
         match self {
             Self::Completed => "completed",
             Self::Incomplete(_) => "incomplete",
-            Self::Failed(_) => "failed",
+            Self::Failed { .. } => "failed",
         }
     }
 
@@ -48,12 +60,13 @@ impl End {
                 put_text(out, reason);
                 out.push(b'}');
             }
-            Self::Completed | Self::Failed(_) => put(out, "incomplete_details", "null"),
+            Self::Completed | Self::Failed { .. } => put(out, "incomplete_details", "null"),
         }
         match self {
-            Self::Failed(message) => {
-                put(out, "error", r#"{"code":"server_error","message":"#);
-                put_text(out, message);
+            Self::Failed { code, message } => {
+                put(out, "error", r#"{"code":"#);
+                put_text(out, code);
+                put_string(out, "message", message);
                 out.push(b'}');
             }
             Self::Completed | Self::Incomplete(_) => put(out, "error", "null"),

@@ -9,6 +9,7 @@ use super::fields::EventFields;
 use super::open_item::OpenItem;
 use super::writer::{EventWriter, Places, Replacement};
 use crate::responses::client_state::StateSigner;
+use crate::responses::engine_error;
 use crate::responses::engine_events::EngineEvent;
 use crate::responses::members::{self, Members};
 use crate::responses::outcome::{Outcome, OutputItems};
@@ -389,15 +390,21 @@ impl StreamState {
 
     fn on_error(&mut self, fields: &EventFields<'_>, out: &mut Vec<u8>) -> Outcome {
         let error = fields.error.and_then(|raw| Members::parse(raw.get()).ok());
+        let status = error.as_ref().and_then(engine_error::status_of);
         let nested = error.and_then(|error| error.text("message"));
         let flat = || fields.message.and_then(|raw| members::text(raw.get()));
+        let code = engine_error::failure_code(status);
         match nested.or_else(flat) {
-            Some(message) => self.fail(&message, out),
-            None => self.fail("the engine failed", out),
+            Some(message) => self.fail_with(code, &message, out),
+            None => self.fail_with(code, "the engine failed", out),
         }
     }
 
     pub(super) fn fail(&mut self, message: &str, out: &mut Vec<u8>) -> Outcome {
+        self.fail_with(engine_error::failure_code(None), message, out)
+    }
+
+    fn fail_with(&mut self, code: &'static str, message: &str, out: &mut Vec<u8>) -> Outcome {
         self.begin(None, out);
         self.write_pending_done(Status::Completed, out);
         self.close(Status::Failed, out);
@@ -406,7 +413,7 @@ impl StreamState {
         Outcome {
             output,
             client_output,
-            ..Outcome::failed("server_error", message)
+            ..Outcome::failed(code, message)
         }
     }
 

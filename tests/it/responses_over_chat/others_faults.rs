@@ -34,6 +34,20 @@ async fn streamed(stream: &str, more: Value) -> Vec<Value> {
     events(answer.text())
 }
 
+/// A background response of these engines' answers, when it has ended.
+async fn in_background(router: &Router) -> Value {
+    let created = post(router, &with(ask("x"), json!({"background": true}))).await;
+    assert_eq!(created.status, 200, "{}", created.text());
+    let path = format!("{PATH}/{}", created.json()["id"].as_str().unwrap());
+    let mut last = Value::Null;
+    eventually("it has ended", async || {
+        last = client::get(router.api, &path).await.json();
+        last["status"] != "queued" && last["status"] != "in_progress"
+    })
+    .await;
+    last
+}
+
 fn chunk(delta: Value) -> String {
     format!(
         "data: {}\n\n",
@@ -256,4 +270,104 @@ async fn flat_errors_are_read_and_named_as_the_client_knows_it() {
         ),
         (400, "context_length_exceeded", "input")
     );
+}
+
+#[tokio::test]
+async fn a_background_response_of_what_is_no_stream_fails_at_once() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>",
+        "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+    ] {
+        let (stub, router) = answering(answer).await;
+        let last = in_background(&router).await;
+        assert_eq!(last["status"], "failed");
+        assert_eq!(last["error"]["code"], "server_error");
+        let message = last["error"]["message"].as_str().unwrap();
+        assert!(message.contains("something else than events"), "{message}");
+        assert_eq!(stub.posts(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_background_response_whose_engine_is_lost_each_time_is_tried_a_few_times() {
+    let role = chunk(json!({"role": "assistant", "content": ""}));
+    for stream in [role + DONE, DONE.to_owned()] {
+        let (stub, router) = router(&stream).await;
+        let last = in_background(&router).await;
+        assert_eq!(last["status"], "failed");
+        assert_eq!(last["error"]["code"], "server_error");
+        // Three attempts of the run, each asked for twice, of three attempts of a request.
+        let posts = stub.posts();
+        assert!((3..=18).contains(&posts), "{posts}");
+    }
+}
+
+#[tokio::test]
+async fn only_a_status_that_blames_the_prompt_is_an_invalid_prompt_in_the_background() {
+    for (status, code) in [
+        ("400 Bad Request", "invalid_prompt"),
+        ("422 Unprocessable Entity", "invalid_prompt"),
+        ("401 Unauthorized", "server_error"),
+        ("403 Forbidden", "server_error"),
+        ("408 Request Timeout", "server_error"),
+        ("409 Conflict", "server_error"),
+        ("425 Too Early", "server_error"),
+        ("500 Internal Server Error", "server_error"),
+    ] {
+        let body = "{\"error\":{\"message\":\"no\",\"code\":1}}";
+        let length = body.len();
+        let (_stub, router) = answering(&format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        ))
+        .await;
+        let last = in_background(&router).await;
+        assert_eq!(last["status"], "failed", "{status}");
+        assert_eq!(last["error"]["code"], code, "{status}");
+        assert_eq!(last["error"]["message"], "no", "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_within_a_stream_is_an_invalid_prompt_however_it_is_asked_for() {
+    let refusal =
+        "data: {\"error\":{\"message\":\"bad\",\"type\":\"BadRequestError\",\"code\":400}}\n\n";
+    let stream = [
+        chunk(json!({"content": "t"})),
+        refusal.to_owned(),
+        DONE.to_owned(),
+    ]
+    .concat();
+    let events = streamed(&stream, json!({})).await;
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed");
+    assert_eq!(last["response"]["error"]["code"], "invalid_prompt");
+    let (_stub, router) = router(&stream).await;
+    let whole = post(&router, &ask("x")).await;
+    assert_eq!(whole.status, 400, "{}", whole.text());
+    let last = in_background(&router).await;
+    assert_eq!(last["error"]["code"], "invalid_prompt", "{last}");
+    assert_eq!(last["error"]["message"], "bad");
+}
+
+#[tokio::test]
+async fn what_no_engine_can_do_is_not_asked_for_again_and_what_another_may_is() {
+    for (status, is_permanent) in [
+        ("500 Internal Server Error", false),
+        ("501 Not Implemented", true),
+        ("502 Bad Gateway", false),
+        ("504 Gateway Timeout", false),
+    ] {
+        let (_stub, router) = answering(&format!(
+            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        ))
+        .await;
+        let body =
+            json!({"model": "sim", "input": "x", "messages": [{"role": "user", "content": "x"}]});
+        for path in [PATH, "/v1/chat/completions"] {
+            let answer = client::post(router.api, path, body.to_string()).await;
+            assert!(status.starts_with(&answer.status.to_string()), "{status}");
+            let expected = if is_permanent { "false" } else { "" };
+            assert_eq!(answer.header("x-should-retry"), expected, "{path} {status}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use crate::openai::error::ApiError;
 use crate::responses::background::log::{self, Log};
 use crate::responses::background::run_state::RunState;
 use crate::responses::client_state::StateSigner;
+use crate::responses::engine_error;
 use crate::responses::events::{DONE, EventOptions, EventRewriter};
 use crate::responses::fail_reason::FailReason;
 use crate::responses::finish::{FinalResponse, Finisher};
@@ -115,17 +116,16 @@ impl EventEncoder {
         self.signer.is_some()
     }
 
-    /// The response fails because no engine accepted the request. An engine's 4xx means that the request is wrong, so
-    /// its error code is `invalid_prompt`, as OpenAI's, instead of `server_error`. A 429 means that it may be accepted
-    /// later, unless clients are asked not to send it again.
+    /// The response fails because no engine accepted the request: with the code that the status stands for. A 429 means that
+    /// it may be accepted later, unless clients are asked not to send it again.
     pub(super) fn fail_refused(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
         let (out, mut outcome) = self.fail(&error.message);
-        if let Some(failure) = &mut outcome.error
-            && error.status.is_client_error()
-        {
+        if let Some(failure) = &mut outcome.error {
             failure.code = match error.status {
-                StatusCode::TOO_MANY_REQUESTS if !error.is_not_retried() => "rate_limit_exceeded",
-                _ => "invalid_prompt",
+                StatusCode::TOO_MANY_REQUESTS if error.is_not_retried() => {
+                    engine_error::INVALID_PROMPT
+                }
+                status => engine_error::failure_code(Some(status)),
             };
         }
         (out, outcome)

@@ -10,17 +10,19 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::openai::error::{Answer, ApiError, CUTS_CONNECTIONS};
+use crate::openai::error::{Answer, ApiError, CUTS_CONNECTIONS, INVALID_ENGINE_RESPONSE};
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
 use crate::responses::service::Responses;
 use crate::responses::{engine_body, engine_error, truncation};
-use crate::{http, observe};
+use crate::{http, observe, relay};
 
 /// The first and the longest pause between attempts to find a worker.
 const WORKER_PAUSE: Duration = Duration::from_millis(250);
 const WORKER_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The longest pause while a limit of the tenant has no room: a place may be kept for the run meanwhile.
+const LIMIT_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// A piece is stored when it reaches this size.
 const PIECE_BYTES_MAX: usize = 64 << 10;
 /// Behind a frame of this size there may be more.
@@ -35,14 +37,15 @@ const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Responses {
-    /// An engine's answer. Retries while every worker is busy or unavailable, or none serves the model any more, but
-    /// not what ends engines that get it.
+    /// An engine's answer. Waits while every worker is busy or unavailable, or none serves the model any more. What an
+    /// engine began and left is tried again as often as `max_attempts` allows; `attempts` counts those of the run.
     pub(super) async fn wait_for_engine(
         &self,
         create: &CreateRequest<'_>,
         request: &StoredRequest,
         id: &str,
         call: &EngineCall<'_>,
+        attempts: &mut u32,
     ) -> Answer {
         let settings = &self.background.settings;
         let limit = settings.queue_timeout;
@@ -61,33 +64,76 @@ impl Responses {
                 input = truncation::shortened(&input).ok_or(error)?;
                 continue;
             }
-            let may_help = may_pass(&error, || {
+            let then = after_error(&error, || {
                 self.relay.may_use(call.context.tenant, &create.model)
             });
-            let ends_engines = error.code == CUTS_CONNECTIONS;
-            // A limit of the tenant never has room for it.
-            let is_refused =
-                error.status == StatusCode::TOO_MANY_REQUESTS && error.is_not_retried();
+            let may_ask = match then {
+                AfterError::Wait => true,
+                AfterError::TryAgain => *attempts < settings.max_attempts,
+                AfterError::Fail => false,
+            };
             let waited = observe::now().saturating_duration_since(began);
-            if ends_engines || is_refused || !may_help || waited + pause > limit {
+            if !may_ask || waited + pause > limit {
                 return Err(error);
             }
-            sleep(pause).await;
+            *attempts += u32::from(then == AfterError::TryAgain);
+            let pause_max = if error.is_of_limit() {
+                LIMIT_PAUSE_MAX
+            } else {
+                WORKER_PAUSE_MAX
+            };
+            sleep(pause.min(pause_max)).await;
             pause = (pause * 2).min(WORKER_PAUSE_MAX);
         }
     }
 }
 
-/// Whether what an error says may pass while its run waits. `may_use`: whether the tenant may use the model.
-fn may_pass(error: &ApiError, may_use: impl FnOnce() -> bool) -> bool {
+/// What a run does after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterError {
+    /// The error may pass: the run asks again for as long as it may wait.
+    Wait,
+    /// Engines have worked for it in vain, which may be the request's fault: it asks again, but not often.
+    TryAgain,
+    /// Asked again, engines would say it again.
+    Fail,
+}
+
+/// What follows from an error for its run. `may_use`: whether the tenant may use the model.
+fn after_error(error: &ApiError, may_use: impl FnOnce() -> bool) -> AfterError {
+    if error.code == CUTS_CONNECTIONS {
+        // It ends the engines that get it.
+        return AfterError::Fail;
+    }
+    if error.code == INVALID_ENGINE_RESPONSE {
+        // Unless its engine was lost, another one would answer no better.
+        return if relay::is_engine_lost(&error.message) {
+            AfterError::TryAgain
+        } else {
+            AfterError::Fail
+        };
+    }
     match error.status {
+        // A limit of the tenant never has room for it.
+        StatusCode::TOO_MANY_REQUESTS if error.is_not_retried() => AfterError::Fail,
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::BAD_GATEWAY
         | StatusCode::SERVICE_UNAVAILABLE
-        | StatusCode::GATEWAY_TIMEOUT => true,
+        | StatusCode::GATEWAY_TIMEOUT => AfterError::Wait,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_EARLY
+            if error.is_from_engine =>
+        {
+            AfterError::TryAgain
+        }
         // There was such a model when the response was accepted, so its workers may come back. A replica that takes the
         // run over may never have known them.
-        _ => error.code == engine_error::UNKNOWN_MODEL && may_use(),
+        _ => {
+            if error.code == engine_error::UNKNOWN_MODEL && may_use() {
+                AfterError::Wait
+            } else {
+                AfterError::Fail
+            }
+        }
     }
 }
 
@@ -232,7 +278,6 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::relay;
 
     #[test]
     fn a_run_waits_for_a_model_that_no_worker_serves_any_more() {
@@ -240,16 +285,53 @@ mod tests {
             model: "m".to_owned(),
             known: vec!["other".to_owned()],
         });
-        assert!(may_pass(&unknown, || true));
-        assert!(!may_pass(&unknown, || false), "it never exists for it");
+        assert_eq!(after_error(&unknown, || true), AfterError::Wait);
+        let refused = after_error(&unknown, || false);
+        assert_eq!(refused, AfterError::Fail, "it never exists for it");
         let unavailable = ApiError::from(relay::Error::NoWorker {
             model: "m".to_owned(),
             is_known: true,
             retry_after: Duration::from_secs(1),
         });
-        assert!(may_pass(&unavailable, || true));
+        assert_eq!(after_error(&unavailable, || true), AfterError::Wait);
         let mistake = ApiError::from(relay::Error::NoModel { known: Vec::new() });
-        assert!(!may_pass(&mistake, || true));
+        assert_eq!(after_error(&mistake, || true), AfterError::Fail);
+    }
+
+    #[test]
+    fn a_run_asks_again_only_where_engines_may_answer_something_else() {
+        let check = |error: &ApiError, expected: AfterError| {
+            let found = after_error(error, || true);
+            assert_eq!(found, expected, "{error:?}");
+        };
+        for (status, expected) in [
+            (400, AfterError::Fail),
+            (401, AfterError::Fail),
+            (403, AfterError::Fail),
+            (408, AfterError::TryAgain),
+            (409, AfterError::TryAgain),
+            (422, AfterError::Fail),
+            (425, AfterError::TryAgain),
+            (429, AfterError::Wait),
+            (500, AfterError::Fail),
+            (502, AfterError::Wait),
+            (503, AfterError::Wait),
+            (504, AfterError::Wait),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            check(&engine_error::of_engine(status, b"{}"), expected);
+        }
+        let page = ApiError::invalid_engine_response("the engine answered with a page");
+        check(&page, AfterError::Fail);
+        // The relay's words for it.
+        let lost = "the engine failed before the answer's end";
+        let lost = ApiError::invalid_engine_response(lost);
+        check(&lost, AfterError::TryAgain);
+        let cuts = ApiError::from(relay::Error::CutsConnections);
+        check(&cuts, AfterError::Fail);
+        // An engine was too slow, or died.
+        let late = ApiError::from(relay::Error::TimedOut { attempts: 2 });
+        check(&late, AfterError::Wait);
     }
 
     /// The pieces that a test sends.
