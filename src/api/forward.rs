@@ -73,6 +73,10 @@ impl ApiServer {
         let job = job(api, head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, Box::new(peek)).await;
         let mut answer = answer.map_err(ApiError::of_run)?;
+        if answer.extensions().get::<relay::KeyRefused>().is_some() {
+            discard(answer.into_body()).await;
+            return Err(ApiError::engine_key_refused());
+        }
         if is_permanent(answer.status()) {
             // SDKs would send it again; so says an engine's error on the Responses API, too.
             let headers = answer.headers_mut();
@@ -99,6 +103,17 @@ pub(super) fn job<'a>(
         standing: caller.standing,
         gateway: carried.map(|carried| &*carried.0),
         ..relay::Job::new(caller.context, api, target, &head.headers, body, original)
+    }
+}
+
+/// Reads an engine's error that no client gets; otherwise the engine would see a client that left.
+async fn discard(mut body: http::Body) {
+    let mut bytes = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        bytes += frame.into_data().map_or(0, |data| data.len());
+        if bytes > ERROR_BYTES_MAX {
+            return;
+        }
     }
 }
 

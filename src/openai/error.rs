@@ -33,6 +33,9 @@ pub const CUTS_CONNECTIONS: &str = "engine_connection_cut";
 /// The code of an error for an engine's answer that is none: sent once more, the request would be computed once more.
 pub const INVALID_ENGINE_RESPONSE: &str = "invalid_engine_response";
 
+/// The code of an error for an engine that refuses the key which the router has for it.
+pub const ENGINE_KEY_REFUSED: &str = "engine_key_refused";
+
 /// Milliseconds; OpenAI's SDKs read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 

@@ -38,6 +38,10 @@ pub struct ServedBy(pub Arc<str>);
 #[derive(Clone, Copy, Debug)]
 pub struct AnsweredAsChat;
 
+/// An extension of the response: its engine refused the key that the router has for it, not one of the client.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyRefused;
+
 /// Makes a chat completion of a request of the Responses API, for workers that do not serve that.
 pub trait ChatForm: fmt::Debug + Sync {
     /// The body for `/v1/chat/completions`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 
-use super::{ApiError, INVALID_ENGINE_RESPONSE};
+use super::{ApiError, ENGINE_KEY_REFUSED, INVALID_ENGINE_RESPONSE};
 use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
@@ -290,6 +290,16 @@ impl ApiError {
 
     pub fn set_retry_after(&mut self, pause: Option<Duration>) {
         self.retry_after = pause;
+    }
+
+    /// An engine refused the key that the router has for it. The client's own key is not to blame, which a 401 would say.
+    pub fn engine_key_refused() -> Self {
+        let message =
+            "an engine refused the key that the router is configured with for it (`api_key`)";
+        Self {
+            is_counted: true,
+            ..Self::new(StatusCode::BAD_GATEWAY, ENGINE_KEY_REFUSED, message).not_retried()
+        }
     }
 
     /// An engine's answer that cannot be decoded, is too long, or ended early.

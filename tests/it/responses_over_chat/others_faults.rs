@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use warmroute::fleet::ResponsesApi;
+use warmroute::secret::Secret;
 
 use super::{PATH, ask, events, with};
 use crate::client::{self, Answer};
@@ -368,6 +369,35 @@ async fn what_no_engine_can_do_is_not_asked_for_again_and_what_another_may_is() 
             assert!(status.starts_with(&answer.status.to_string()), "{status}");
             let expected = if is_permanent { "false" } else { "" };
             assert_eq!(answer.header("x-should-retry"), expected, "{path} {status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_routers_own_key_that_an_engine_refuses_is_not_the_clients() {
+    let refusal = "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let stub = Stub::start(refusal).await;
+    for has_own_key in [true, false] {
+        let router = stub.router(|config| {
+            config.workers[0].responses = Some(ResponsesApi::Chat);
+            if has_own_key {
+                config.workers[0].api_key = Secret::new("engine-key");
+            }
+        });
+        let router = router.await;
+        let body =
+            json!({"model": "sim", "input": "x", "messages": [{"role": "user", "content": "x"}]});
+        for path in [PATH, "/v1/chat/completions"] {
+            let answer = client::post(router.api, path, body.to_string()).await;
+            if has_own_key {
+                assert_eq!(
+                    (answer.status, &*answer.code()),
+                    (502, "engine_key_refused")
+                );
+                assert_eq!(answer.header("x-should-retry"), "false");
+            } else {
+                assert_eq!(answer.status, 401, "{path}");
+            }
         }
     }
 }

@@ -10,7 +10,9 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::openai::error::{Answer, ApiError, CUTS_CONNECTIONS, INVALID_ENGINE_RESPONSE};
+use crate::openai::error::{
+    Answer, ApiError, CUTS_CONNECTIONS, ENGINE_KEY_REFUSED, INVALID_ENGINE_RESPONSE,
+};
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -101,8 +103,8 @@ enum AfterError {
 
 /// What follows from an error for its run. `may_use`: whether the tenant may use the model.
 fn after_error(error: &ApiError, may_use: impl FnOnce() -> bool) -> AfterError {
-    if error.code == CUTS_CONNECTIONS {
-        // It ends the engines that get it.
+    // It ends the engines that get it, or somebody has to change the configuration.
+    if matches!(error.code, CUTS_CONNECTIONS | ENGINE_KEY_REFUSED) {
         return AfterError::Fail;
     }
     if error.code == INVALID_ENGINE_RESPONSE {
@@ -329,6 +331,7 @@ mod tests {
         check(&lost, AfterError::TryAgain);
         let cuts = ApiError::from(relay::Error::CutsConnections);
         check(&cuts, AfterError::Fail);
+        check(&ApiError::engine_key_refused(), AfterError::Fail);
         // An engine was too slow, or died.
         let late = ApiError::from(relay::Error::TimedOut { attempts: 2 });
         check(&late, AfterError::Wait);
