@@ -165,8 +165,8 @@ pub struct TenantLimitsSpec {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "1s", "max" = "1h"))]
     pub burst: Duration,
-    /// Requests that run at the same time, over all replicas. Lines of batches do not count. While a background response waits
-    /// for a place, every second one is kept for it.
+    /// Requests that run at the same time, over all replicas. Lines of batches do not count. While a background
+    /// response waits for a place, every second one is kept for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub concurrent_requests: Option<u32>,

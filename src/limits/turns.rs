@@ -1,6 +1,6 @@
 //! Whose turn it is at a tenant's limit of requests that run at the same time. A background run that waits for a place
-//! asks now and then; clients that send request after request would take every place before it does. So while a run waits
-//! here, every second place is kept for a run. Pure; times are microseconds.
+//! asks now and then; clients that send request after request would take every place before it does. So while a run
+//! waits here, every second place is kept for a run. Pure; times are microseconds.
 //!
 //! Each replica keeps to it with what runs and waits there.
 

@@ -50,8 +50,8 @@ pub(super) fn status_of(error: &Members<'_>) -> Option<StatusCode> {
     (status.is_client_error() || status.is_server_error()).then_some(status)
 }
 
-/// The code of a response that fails because an engine answered with this status, or reported it within a stream. `None`: it
-/// gave none.
+/// The code of a response that fails because an engine answered with this status, or reported it within a stream.
+/// `None`: it gave none.
 pub(super) fn failure_code(status: Option<StatusCode>) -> &'static str {
     match status {
         Some(StatusCode::TOO_MANY_REQUESTS) => RATE_LIMITED,

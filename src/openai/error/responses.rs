@@ -292,7 +292,7 @@ impl ApiError {
         self.retry_after = pause;
     }
 
-    /// An engine refused the key that the router has for it. The client's own key is not to blame, which a 401 would say.
+    /// An engine refused the key that the router has for it. A 401 would say that the client's own key is wrong.
     pub fn engine_key_refused() -> Self {
         let message =
             "an engine refused the key that the router is configured with for it (`api_key`)";
@@ -313,8 +313,8 @@ impl ApiError {
     }
 }
 
-/// Whether an engine's status that SDKs retry says that no engine can do what the request asks for. Another 5xx may be of its
-/// worker: 502, 503 and 504 were tried elsewhere by then, and of 500 nobody knows.
+/// Whether an engine's status that SDKs retry says that no engine can do what the request asks for. Another 5xx may be
+/// the fault of its worker: 502, 503 and 504 were tried elsewhere by then, and 500 does not say whose fault it is.
 pub fn is_permanent(status: StatusCode) -> bool {
     status == StatusCode::NOT_IMPLEMENTED
 }

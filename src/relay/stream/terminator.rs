@@ -72,7 +72,8 @@ impl StreamTerminator {
     }
 
     /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
-    /// last event of an answer that has not begun, or whose last choice has not ended. What is before may go to the client.
+    /// last event of an answer that has not begun, or whose last choice has not ended. What is before may go to the
+    /// client.
     pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
         if self.has_end || self.has_error || self.is_refused {
             return None;

@@ -116,8 +116,8 @@ impl EventEncoder {
         self.signer.is_some()
     }
 
-    /// The response fails because no engine accepted the request: with the code that the status stands for. A 429 means that
-    /// it may be accepted later, unless clients are asked not to send it again.
+    /// The response fails because no engine accepted the request: with the code that the status stands for. A 429 means
+    /// that it may be accepted later, unless clients are asked not to send it again.
     pub(super) fn fail_refused(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
         let (out, mut outcome) = self.fail(&error.message);
         if let Some(failure) = &mut outcome.error {
