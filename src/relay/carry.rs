@@ -79,7 +79,7 @@ impl Relay {
             deadline: self.deadline(&job.context),
             looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
-            may_give_up_transfers: self.chooser().may_give_up_transfers(&plan),
+            may_give_up_transfers: self.chooser().may_give_up_transfers(),
         };
         let mut course = Course::new(&self.settings, rules, failed, earlier_cuts);
         let charge = self.reserve(job, &plan, wanted).await?;

@@ -111,11 +111,13 @@ impl LegContext<'_> {
             if is_over && (plan.is_stream || !self.may_wait_at_decode()) {
                 break;
             }
-            let next_check = now + CHECK_EVERY;
             let next_check = if is_over {
-                next_check
+                now + CHECK_EVERY
+            } else if is_watched {
+                (now + CHECK_EVERY).min(watched_until)
             } else {
-                next_check.min(watched_until)
+                // There is nothing to check before.
+                watched_until
             };
             tokio::select! {
                 biased;
