@@ -134,9 +134,9 @@ impl ResponseStore for Redis {
                 for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
                     server.insert(key.to_owned(), value.into());
                 }
-                // What the health warns of is as of now.
-                let _ = self.check_eviction().await;
             }
+            // What the health warns of is as of now.
+            let _ = self.check_eviction().await;
             Ok(Report {
                 kind: "redis",
                 health: self.health(),
