@@ -693,6 +693,22 @@ async fn all_that_wait_for_a_cluster_that_hangs_ask_it_together() {
     .await;
     // Four probes, and the check of refused commands.
     assert!((1..=5).contains(&most), "{most}");
+    // It counts as one failure for each of them.
+    assert!(!store.health().is_up);
+    eventually(
+        "one asks again, and others do not wait for it",
+        async || {
+            let mut trial = store.admit();
+            let soon = tokio::time::timeout(Duration::from_millis(20), &mut trial).await;
+            soon.is_err()
+                && tokio::select! {
+                    biased;
+                    _ = trial => false,
+                    other = store.admit() => is_unavailable(&other),
+                }
+        },
+    )
+    .await;
 }
 
 #[tokio::test]
