@@ -321,6 +321,16 @@ async fn a_policy_that_is_changed_while_redis_runs_is_warned_of() {
     eventually("it is over", async || !warned().await).await;
 }
 
+/// Leaves a server so many bytes of memory.
+fn leave_memory(server: &Server, bytes: u64) {
+    let info = server.cli(&["info", "memory"]);
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used.unwrap().trim().parse().unwrap();
+    server.cli(&["config", "set", "maxmemory", &(used + bytes).to_string()]);
+}
+
 #[tokio::test]
 async fn a_redis_in_which_only_small_writes_fit_is_full() {
     let server = Server::start().await;
@@ -332,12 +342,7 @@ async fn a_redis_in_which_only_small_writes_fit_is_full() {
     };
     store.admit().await.unwrap();
     store.create(new_key(), large()).await.unwrap();
-    let info = server.cli(&["info", "memory"]);
-    let used = info
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"));
-    let used: u64 = used.unwrap().trim().parse().unwrap();
-    server.cli(&["config", "set", "maxmemory", &(used + 200_000).to_string()]);
+    leave_memory(&server, 200_000);
     let (mut in_vain, mut refused) = (0, 0);
     for _ in 0..40 {
         match store.admit().await {
@@ -1146,6 +1151,65 @@ async fn a_response_whose_object_is_large_is_cancelled_and_leaves_no_pieces_behi
         "{outcome:?}"
     );
     assert_eq!(pieces(), 7);
+}
+
+#[tokio::test]
+async fn of_two_cancels_at_once_only_the_pieces_of_one_stay() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    // While one writes its many pieces the other one writes its few, and cancels.
+    let (many, few) = (noise(8 << 20), noise(2 << 20));
+    let cancel = async |response: &Bytes| {
+        let cancellation = Cancellation {
+            response: response.clone(),
+            ..cancelling()
+        };
+        store.cancel(key, cancellation).await.unwrap()
+    };
+    let outcomes = tokio::join!(cancel(&many), cancel(&few));
+    let (stays, expected) = match outcomes {
+        (CancelOutcome::Done { .. }, CancelOutcome::Terminal(_)) => (many, 17),
+        (CancelOutcome::Terminal(_), CancelOutcome::Done { .. }) => (few, 5),
+        outcomes => panic!("{outcomes:?}"),
+    };
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    eventually("the others are gone", async || pieces() == expected).await;
+    let found = store.get(key).await.unwrap().unwrap();
+    assert!(found.content.response == stays);
+}
+
+#[tokio::test]
+async fn a_cancel_that_does_not_fit_leaves_no_pieces_behind() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    // The first pieces fit.
+    leave_memory(&server, 4 << 20);
+    let cancel = async || {
+        let cancellation = Cancellation {
+            response: noise(8 << 20),
+            ..cancelling()
+        };
+        store.cancel(key, cancellation).await
+    };
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    for _ in 0..3 {
+        let outcome = cancel().await;
+        assert!(matches!(outcome, Err(Error::Full { .. })), "{outcome:?}");
+        eventually("its pieces are gone", async || pieces() == 0).await;
+    }
+    server.cli(&["config", "set", "maxmemory", "0"]);
+    let outcome = cancel().await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Done { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(pieces(), 17);
 }
 
 #[tokio::test]
