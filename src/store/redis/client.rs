@@ -170,12 +170,12 @@ impl Redis {
             Mode::Cluster => 0,
             Mode::Standalone | Mode::Sentinel => io_threads.min(MAX_THREAD_CONNECTIONS),
         };
-        let link = Link::new(target, own, &meters);
-        let link = Arc::new(link);
+        let keys = Keys::new(&settings.prefix);
+        let link = Arc::new(Link::new(target, own, keys.probes(), &meters));
         Ok(Self {
             executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
             link,
-            keys: Keys::new(&settings.prefix),
+            keys,
             keep: keep.clone(),
             mode: settings.mode,
             lease_ms: AtomicU64::new(0),

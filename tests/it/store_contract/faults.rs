@@ -1836,17 +1836,35 @@ async fn a_password_of_a_cluster_is_taken_up_when_one_node_has_closed_its_connec
     check_rotated(&nodes, 1, None, "      mode: cluster\n").await;
 }
 
+/// One node of a cluster hangs until reads fail.
+async fn hang_for_a_while(node: &Server, store: &Store) {
+    node.pause();
+    eventually("a read fails", async || !is_let_in(store).await).await;
+    node.wake();
+    eventually("all nodes reply", async || is_let_in(store).await).await;
+}
+
 #[tokio::test]
 async fn a_password_that_no_node_of_a_cluster_knows_yet_costs_no_connection() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let nodes: Vec<&Server> = nodes.iter().collect();
-    let hang_for_a_while = async |store: &Store| {
-        nodes[1].pause();
-        eventually("a read fails", async || !is_let_in(store).await).await;
-        nodes[1].wake();
-        // No connection can be opened now.
-        eventually("all nodes reply", async || is_let_in(store).await).await;
+    // No connection can be opened meanwhile.
+    let hang = async |store: &Store| hang_for_a_while(nodes[1], store).await;
+    let mode = "      mode: cluster\n";
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang).await;
+}
+
+#[tokio::test]
+async fn a_password_that_one_node_of_a_cluster_knows_costs_no_connection_to_the_others() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    let hang = async |store: &Store| {
+        // Beside the old one. This is the node of the settings: a connection can be opened.
+        nodes[0].cli(&["acl", "setuser", "router", ">new"]);
+        for _ in 0..3 {
+            hang_for_a_while(nodes[1], store).await;
+        }
     };
     let mode = "      mode: cluster\n";
-    check_rotated_after(&nodes, nodes.len(), None, mode, hang_for_a_while).await;
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang).await;
 }
