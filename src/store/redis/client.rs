@@ -249,8 +249,8 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
-    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and at once after
-    /// a write to a full one, which may be the only one. A node that is down or full refuses only its own keys.
+    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and at once
+    /// after a write to a full one, which may be the only one. A node that is down or full refuses only its own keys.
     async fn check_nodes(&self) -> Result<(), Error> {
         let is_due = self.memory.is_due();
         if !is_due && self.executor.has_replied_lately() && self.memory.is_as_checked() {
@@ -339,8 +339,8 @@ impl Redis {
 struct NodeCheck {
     /// `None` until a node takes the write, or none has.
     found: Option<Result<(), Error>>,
-    /// Whether each node has replied, or has not in time. No other check begins before: the writes of one check are under
-    /// way at a time.
+    /// Whether each node has replied, or has not in time. No other check begins before: the writes of one check are
+    /// under way at a time.
     is_over: bool,
 }
 

@@ -246,8 +246,9 @@ impl Link {
 
     /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the
     /// password that the first ones had. If its file has another one, a connection with that takes the place of this
-    /// one, once it reaches each node of the probes that this one reaches: servers that do not know the new password yet
-    /// keep whom they let in with the old one, and for the library one node that does is a cluster.
+    /// one, once it reaches each node of the probes that this one reaches: servers that do not know the new password
+    /// yet keep whom they let in with the old one, and for the library one node that does is a cluster. Of more than four
+    /// masters some have no probe.
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
