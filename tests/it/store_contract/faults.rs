@@ -1679,6 +1679,38 @@ async fn a_stored_response_is_read_without_a_script() {
 }
 
 #[tokio::test]
+async fn a_reply_that_arrived_while_its_thread_was_busy_is_no_time_out() {
+    let server = Server::start().await;
+    let settings = at(&server);
+    let store = open(&settings, &keep());
+    // This thread asks, and reads the replies.
+    let _scope = IoThreadScope::enter(1);
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    // Each read has one.
+    let echoes = || {
+        let stats = server.cli(&["info", "commandstats"]);
+        let mut lines = stats.lines();
+        let echoes = lines.find(|line| line.starts_with("cmdstat_echo:"));
+        echoes.map(str::to_owned)
+    };
+    let before = echoes();
+    let busy = async {
+        for _ in 0..100 {
+            if echoes() != before {
+                break;
+            }
+            // The read is sent.
+            tokio::task::yield_now().await;
+        }
+        // Redis has replied.
+        std::thread::sleep(settings.advanced.read_timeout);
+    };
+    let (found, ()) = tokio::join!(store.get(key), busy);
+    assert!(found.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn a_command_that_redis_refuses_is_named_before_anything_is_generated() {
     over_each(async || {
         let server = Server::start().await;
