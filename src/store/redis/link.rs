@@ -247,8 +247,8 @@ impl Link {
     /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the
     /// password that the first ones had. If its file has another one, a connection with that takes the place of this
     /// one, once it reaches each node of the probes that this one reaches: servers that do not know the new password
-    /// yet keep whom they let in with the old one, and for the library one node that does is a cluster. Of more than four
-    /// masters some have no probe.
+    /// yet keep whom they let in with the old one, and the library connects where one node of the settings lets it in.
+    /// Some of more than four masters have no probe.
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
@@ -302,7 +302,8 @@ impl Link {
             asked.spawn(async move {
                 // Another node may be asked in place of one without a connection. It refuses a command with a key.
                 let mut read = redis::cmd("HMGET");
-                let reply = tokio::time::timeout(timeout, wire.one(read.arg(&key).arg("v"))).await;
+                let reply =
+                    tokio::time::timeout(timeout, wire.one(read.arg(key.as_str()).arg("v"))).await;
                 (!matches!(reply, Ok(Ok(_)))).then_some(key)
             });
         }
