@@ -18,8 +18,8 @@ const MAX_SHARDS: usize = 4;
 /// Other works at a time: each reads or writes whole files, and delays nobody who waits for a shard.
 const MAX_OTHERS: usize = 2;
 
-/// For so long a shard that found no place is taken to wait for one, since each look for work finds it again. For as long
-/// others come before the batch of the shard that has given it its place.
+/// For so long a shard that found no place is taken to wait for one, since each look for work finds it again. For as
+/// long others come before the batch of the shard that has given it its place.
 const WANTED_FOR: Duration = Duration::from_secs(10);
 
 /// Why a work stops before its end.
@@ -130,8 +130,8 @@ impl Works {
         }
     }
 
-    /// Lets a shard end to give its place away, if a batch of which none runs here waits for one and no other shard ends
-    /// for it.
+    /// Lets a shard end to give its place away, if a batch of which none runs here waits for one and no other shard
+    /// ends for it.
     pub(super) fn end_for_another(self: &Arc<Self>, now: Instant) -> Option<EndingShard> {
         let mut giving = self.giving.lock();
         let is_wanted = giving.wanted.is_some_and(|at| is_recent(now, at));

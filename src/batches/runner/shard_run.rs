@@ -360,8 +360,8 @@ impl ShardRun<'_> {
     }
 }
 
-/// Whether hardly any of a shard's lines can run, and it would keep its place for long. `waiting`: how many of those that
-/// run wait for others of their conversations.
+/// Whether hardly any of a shard's lines can run, and it would keep its place for long. `waiting`: how many of the
+/// `running` ones wait for others of their conversations.
 fn is_held_up(running: usize, waiting: usize) -> bool {
     waiting >= MANY_HELD_UP && running <= waiting + FEW_LINES
 }

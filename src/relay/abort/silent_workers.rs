@@ -1,5 +1,5 @@
-//! Which workers did not answer a request to abort in time. Each of them has one place at a time, so that the aborts of one
-//! do not keep back those of all others, and an engine that is slow gets its own all the same. Pure.
+//! Which workers did not answer a request to abort in time. Each of them has one place at a time, so that the aborts of
+//! one do not keep back those of all others, and an engine that is slow gets its own all the same. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

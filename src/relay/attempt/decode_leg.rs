@@ -47,7 +47,8 @@ pub(super) enum DecodeFailure {
     Silent,
 }
 
-/// For how long a decode leg without an answer is watched. After that a prefill worker is taken to have handed the blocks over.
+/// For how long a decode leg without an answer is watched. After that a prefill worker is taken to have handed the
+/// blocks over.
 struct Watch {
     until: Instant,
     is_stream: bool,
@@ -56,8 +57,8 @@ struct Watch {
 }
 
 impl Watch {
-    /// When the leg is looked at again; `None` once that is over. `may_wait`: an answer that is not streamed may not have
-    /// begun, since requests wait at the decode worker.
+    /// When the leg is looked at again; `None` once that is over. `may_wait`: an answer that is not streamed may not
+    /// have begun, since requests wait at the decode worker.
     fn next_check(&self, now: Instant, may_wait: bool) -> Option<Instant> {
         if now >= self.until {
             let goes_on = may_wait && !self.is_stream;

@@ -232,8 +232,8 @@ impl Suspect {
 #[derive(Debug, Default)]
 pub(in crate::relay) struct SharedEvidence {
     /// A bit for each worker with failures and each client under suspicion, by their numbers modulo 64, and for each
-    /// worker of a client whose requests are compared with how they fare as a whole. Requests whose bits are not set take
-    /// no lock.
+    /// worker of a client whose requests are compared with how they fare as a whole. Requests whose bits are not set
+    /// take no lock.
     filter: AtomicU64,
     evidence: Mutex<Evidence>,
 }

@@ -140,8 +140,8 @@ pub(super) struct Shared {
     pub(super) host_ms: Option<fn() -> u64>,
     /// The next replicas do not look for work.
     pub(super) is_idle: bool,
-    /// How long the storage may take to answer the next replicas, and after which time they try it again if it could not be
-    /// used, if it is not as usual.
+    /// How long the storage may take to answer the next replicas, and after which time they try it again if it could
+    /// not be used. `None`: as usual.
     pub(super) trial_timeout: Option<Duration>,
 }
 
