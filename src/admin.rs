@@ -37,7 +37,7 @@ use self::answers::{answer, parameter, refuse, refuse_unknown_worker, wants_html
 pub use self::config::{ConfigStatus, RunningConfig};
 use self::dashboard::Dashboard;
 pub use self::dashboard::Sources;
-pub use self::fleet::{FleetPage, WorkerRow};
+pub use self::fleet::{FleetPage, KvTransfersRow, WorkerRow};
 use self::guard::{Guard, Refusal};
 pub use self::kv::{KvPage, KvPages};
 pub use self::other_parts::{Answering, OtherParts};

@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
-use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response};
 use prometheus::IntCounterVec;
 use tracing::debug;
@@ -35,7 +35,7 @@ use self::access_log::LoggedBody;
 use self::cors::Cors;
 use self::envelope::Envelope;
 use self::health::{HEALTH_PATH, ROOT_PATH, health, root, without_body};
-use self::route::{NO_API, Route, meant, route};
+use self::route::{Route, meant, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::{self, Readiness};
@@ -45,7 +45,7 @@ use crate::http::server::RequestBody;
 use crate::ids::ClientKey;
 use crate::observe::metrics::Registry;
 use crate::openai::body_budget::{BodyBudget, Claim};
-use crate::openai::error::{ApiError, ErrorShape};
+use crate::openai::error::ApiError;
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
 use crate::prompt;
 use crate::relay::{Relay, RequestContext, StandingCell};
@@ -289,16 +289,7 @@ impl ApiServer {
                     meant => ApiError::not_found_path(method, path, meant.as_deref()),
                 })
             }
-            Route::WrongMethod { allow } => {
-                let shape = ErrorShape::of_request(request.uri().path(), request.headers());
-                let error = ApiError::wrong_method(request.method(), allow);
-                self.relay.count_unsent(NO_API, true);
-                let mut response = error.shaped(shape);
-                response
-                    .headers_mut()
-                    .insert(ALLOW, HeaderValue::from_static(allow));
-                Ok(response)
-            }
+            Route::WrongMethod { allow } => Err(ApiError::wrong_method(request.method(), allow)),
         }
     }
 

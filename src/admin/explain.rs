@@ -5,6 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::{Request, Response, StatusCode};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::answers::{answer, parameter, refuse};
 use super::dashboard::Sources;
@@ -54,7 +56,8 @@ pub(super) async fn page(
         Err((status, message)) => return refuse(status, message),
     };
     let api = match path.as_deref() {
-        None | Some("/v1/chat/completions") => Api::Chat,
+        None => api_of(&body),
+        Some("/v1/chat/completions") => Api::Chat,
         Some("/v1/completions") => Api::Completions,
         Some("/v1/responses") => Api::Responses,
         Some("/v1/messages") => Api::Messages,
@@ -91,11 +94,48 @@ pub(super) async fn page(
     }
 }
 
+/// The API of a body without a path, by the member that has the prompt.
+fn api_of(body: &[u8]) -> Api {
+    #[derive(Deserialize)]
+    struct PromptMembers {
+        messages: Option<IgnoredAny>,
+        input: Option<IgnoredAny>,
+        prompt: Option<IgnoredAny>,
+    }
+    let Ok(members) = serde_json::from_slice::<PromptMembers>(body) else {
+        // What is wrong with it is said where it is read.
+        return Api::Chat;
+    };
+    match (members.messages, members.input, members.prompt) {
+        (None, Some(_), _) => Api::Responses,
+        (None, None, Some(_)) => Api::Completions,
+        _ => Api::Chat,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn a_body_without_a_path_is_of_the_api_whose_prompt_it_has() {
+        for (body, api) in [
+            (r#"{"model": "m", "messages": []}"#, Api::Chat),
+            (r#"{"model": "m", "input": "hi"}"#, Api::Responses),
+            (
+                r#"{"input": [{"role": "user"}], "messages": null}"#,
+                Api::Responses,
+            ),
+            (r#"{"messages": [], "input": "hi"}"#, Api::Chat),
+            (r#"{"prompt": [1, 2]}"#, Api::Completions),
+            (r#"{"model": "m"}"#, Api::Chat),
+            ("{", Api::Chat),
+        ] {
+            assert_eq!(api_of(body.as_bytes()), api, "{body}");
+        }
+    }
 
     #[tokio::test]
     async fn a_body_that_does_not_come_is_not_waited_for() {

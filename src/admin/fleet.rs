@@ -97,8 +97,8 @@ pub struct WorkerRow {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     loaded_adapters: Vec<String>,
     /// Only with disaggregated prefill/decode, and not for decode workers.
-    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
-    kv_transfers: Option<KvTransfersRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_transfers: Option<KvTransfersRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -121,10 +121,13 @@ impl RankRow {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct KvTransfersRow {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KvTransfersRow {
     /// Open after several transfers from it failed in a row.
-    circuit_breaker: circuit_breaker::State,
+    pub circuit_breaker: circuit_breaker::State,
+    /// Prefill legs in a row that returned no `kv_transfer_params`, up to the last one.
+    pub legs_without_params: u64,
     /// Prompts whose blocks the worker keeps until a decode worker fetches them or the engine's lease ends.
     pending: usize,
     pending_tokens: u64,
@@ -283,6 +286,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
             .filter(|_| worker.role != Role::Decode)
             .map(|(pending, pending_tokens)| KvTransfersRow {
                 circuit_breaker: worker.kv_transfer_breaker.state(),
+                legs_without_params: worker.returned_params.missing(),
                 pending,
                 pending_tokens,
                 bootstrap: worker

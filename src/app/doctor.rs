@@ -7,6 +7,7 @@ mod finding;
 mod idle;
 mod observed;
 mod settings;
+mod transfers;
 mod versions;
 mod workers;
 
@@ -27,6 +28,33 @@ pub fn examine(observed: &Observed) -> Vec<Finding> {
         b.is_broken.cmp(&a.is_broken).then_with(by_cost)
     });
     findings
+}
+
+/// Rules over what changes from one second to the next.
+const OF_A_MOMENT: [&str; 3] = [
+    "workers_idle_beside_busy",
+    "slots_unknown",
+    "kv_transfers_stopped",
+];
+
+fn is_of_a_moment(finding: &Finding) -> bool {
+    OF_A_MOMENT.contains(&finding.rule)
+}
+
+/// True if a second look, some seconds later, may see some of the findings no more.
+pub fn may_pass(findings: &[Finding]) -> bool {
+    findings.iter().any(is_of_a_moment)
+}
+
+/// The findings of a second look, without what may pass and was not found in the first one.
+pub fn lasting(first: &[Finding], mut second: Vec<Finding>) -> Vec<Finding> {
+    let was_found = |finding: &Finding| {
+        let is_same =
+            |before: &Finding| (before.rule, &before.problem) == (finding.rule, &finding.problem);
+        first.iter().any(is_same)
+    };
+    second.retain(|finding| !is_of_a_moment(finding) || was_found(finding));
+    second
 }
 
 /// The findings as text, for people.

@@ -1,7 +1,9 @@
 //! What works and is not as it should be: the start and a reload log it, and `check` prints it.
 
 use super::traces;
-use crate::config::Config;
+use crate::config::{Config, DiscoveryEntry};
+use crate::fleet::Role;
+use crate::fleet::discovery::WorkerSpec;
 
 /// One line each: keys that are not used, tenants that share caches, limits that requests do not fit into, environment
 /// variables that cannot be used.
@@ -10,7 +12,31 @@ pub fn of(config: &Config) -> Vec<String> {
     warnings.extend(shared_caches(config));
     warnings.extend(small_bursts(config));
     warnings.extend(traces::warnings(config));
+    warnings.extend(prefill_workers_only(config));
     warnings
+}
+
+/// Workers that compute prompts, and none that answers with them.
+fn prefill_workers_only(config: &Config) -> Option<String> {
+    let mut roles: Vec<Role> = config
+        .workers
+        .iter()
+        .map(|worker| worker.role.unwrap_or_default())
+        .collect();
+    for entry in &config.discovery {
+        // The others list workers that nobody knows yet.
+        let DiscoveryEntry::Static(list) = entry else {
+            return None;
+        };
+        let role = |worker: &WorkerSpec| worker.role.unwrap_or(list.defaults.role);
+        roles.extend(list.workers.iter().map(role));
+    }
+    let is_lacking = !roles.is_empty() && roles.iter().all(|role| *role == Role::Prefill);
+    is_lacking.then(|| {
+        "all workers have `role: prefill`, so nobody answers and every request gets 503; list workers with `role: \
+         decode` or `role: both`"
+            .to_owned()
+    })
 }
 
 fn shared_caches(config: &Config) -> Option<String> {
@@ -60,6 +86,28 @@ fn small_bursts(config: &Config) -> Option<String> {
 mod tests {
     use super::*;
     use crate::jwt;
+
+    #[test]
+    fn prefill_workers_without_one_that_answers_are_warned_of() {
+        let check = |rest: &str, is_warned: bool| {
+            let text = format!("prefill_decode: {{connector: nixl}}\n{rest}\n");
+            let config = Config::parse("c.yaml", &text).unwrap();
+            assert_eq!(prefill_workers_only(&config).is_some(), is_warned, "{rest}");
+        };
+        let prefill = "{url: 'http://a:1', role: prefill}";
+        check(&format!("workers: [{prefill}]"), true);
+        check(&format!("workers: [{prefill}, 'http://b:1']"), false);
+        let listed = "{static: {workers: ['http://b:1'], role: prefill}}";
+        check(
+            &format!("workers: [{prefill}]\ndiscovery: [{listed}]"),
+            true,
+        );
+        let named = "{dns: {name: d, role: decode}}";
+        check(
+            &format!("workers: [{prefill}]\ndiscovery: [{named}]"),
+            false,
+        );
+    }
 
     #[test]
     fn keys_of_before_and_tenants_that_share_caches_are_in_one_list() {

@@ -3,18 +3,21 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 
 use super::admin_client::{AdminAccess, AdminClient};
 use crate::admin::{ResponsesReport, RunningConfig};
-use crate::app::doctor::{self, Observed};
+use crate::app::doctor::{self, Finding, Observed};
 use crate::config::Config;
 use crate::observe::metrics_text::Families;
 
 const FINDINGS: u8 = 1;
 const TROUBLE: u8 = 2;
 const BROKEN: u8 = 3;
+/// Until the second look: by then a health check has asked a worker again, and most requests of a burst have ended.
+const SECOND_LOOK: Duration = Duration::from_secs(3);
 
 /// Say what is broken in a running fleet and what it leaves on the table, from its own pages and metrics: the worst first,
 /// each with the line to change. Exit code 0: nothing; 1: something to gain; 2: the router cannot be asked; 3: something is broken.
@@ -35,14 +38,13 @@ pub(super) struct Doctor {
 
 impl Doctor {
     pub(super) async fn run(self) -> ExitCode {
-        let observed = match self.observe().await {
-            Ok(observed) => observed,
+        let (observed, findings) = match self.examine().await {
+            Ok(examined) => examined,
             Err(problem) => {
                 eprintln!("{}", problem.trim_end());
                 return ExitCode::from(TROUBLE);
             }
         };
-        let findings = doctor::examine(&observed);
         let text = if self.json {
             // Texts and numbers always serialize.
             serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n"
@@ -58,6 +60,19 @@ impl Doctor {
         } else {
             ExitCode::from(FINDINGS)
         }
+    }
+
+    /// What the router shows, and what is found in it. What may be so for a moment only is looked at twice.
+    async fn examine(&self) -> Result<(Observed, Vec<Finding>), String> {
+        let observed = self.observe().await?;
+        let findings = doctor::examine(&observed);
+        if !doctor::may_pass(&findings) {
+            return Ok((observed, findings));
+        }
+        tokio::time::sleep(SECOND_LOOK).await;
+        let later = self.observe().await?;
+        let findings = doctor::lasting(&findings, doctor::examine(&later));
+        Ok((later, findings))
     }
 
     async fn observe(&self) -> Result<Observed, String> {

@@ -331,9 +331,9 @@ impl WorkerUrl {
             return Err(format!("`{url}`: a query is not allowed"));
         }
         let path = uri.path().trim_end_matches('/');
-        if path == "/v1" || path.ends_with("/v1") {
+        if has_own_path(path) {
             return Err(format!(
-                "`{url}`: leave `/v1` out; requests have it in their own paths"
+                "`{url}`: leave `/v1` and what follows out; requests have it in their own paths"
             ));
         }
         let is_port_written = authority
@@ -351,6 +351,32 @@ impl WorkerUrl {
             is_https,
             address: format!("{prefix}{host}:{port}{path}"),
         })
+    }
+}
+
+/// The first part of the paths of engines' endpoints, below `/v1`.
+const ENDPOINTS: [&str; 8] = [
+    "chat",
+    "completions",
+    "embeddings",
+    "messages",
+    "models",
+    "rerank",
+    "responses",
+    "score",
+];
+
+/// True if a worker's path has the begin of an endpoint's path. Other paths are prefixes, also such that have a `v1`.
+fn has_own_path(path: &str) -> bool {
+    let Some((_, after)) = path.rsplit_once("/v1") else {
+        return false;
+    };
+    match after.strip_prefix('/') {
+        None => after.is_empty(),
+        Some(below) => {
+            let mut parts = below.split('/');
+            parts.next().is_some_and(|part| ENDPOINTS.contains(&part))
+        }
     }
 }
 
@@ -384,8 +410,16 @@ mod tests {
         );
         check("http://engine/pool/0/", Ok("engine:80/pool/0"));
         check("https://engine:8443/pool", Ok("engine:8443/pool"));
-        check("http://engine/v1", Err("leave `/v1` out"));
-        check("http://engine/pool/v1/", Err("leave `/v1` out"));
+        let own_path = Err("leave `/v1` and what follows out");
+        check("http://engine/v1", own_path);
+        check("http://engine/pool/v1/", own_path);
+        check("http://engine/v1/chat/completions", own_path);
+        check("http://engine/pool/v1/models/", own_path);
+        check("http://engine/v10", Ok("engine:80/v10"));
+        check(
+            "http://k8s/api/v1/namespaces/n/services/e/proxy",
+            Ok("k8s:80/api/v1/namespaces/n/services/e/proxy"),
+        );
         check("http://engine?a=b", Err("a query is not allowed"));
         check("http://user:password@engine", Err("must not have a user"));
         check("http://", Err("is not a URL"));

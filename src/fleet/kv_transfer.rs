@@ -6,9 +6,11 @@ mod compatibility;
 mod connector;
 mod mismatch;
 pub mod pairs;
+mod returned_params;
 pub mod watch;
 
 pub use self::bootstrap::BootstrapInfo;
 pub use self::compatibility::CompatibilityKey;
 pub use self::connector::Connector;
 pub use self::mismatch::{Mismatch, mismatch};
+pub use self::returned_params::ReturnedParams;

@@ -19,7 +19,7 @@ use super::adapter_slots::AdapterSlots;
 use super::circuit_breaker;
 use super::events::Events;
 use super::freed::Freed;
-use super::kv_transfer::BootstrapInfo;
+use super::kv_transfer::{BootstrapInfo, ReturnedParams};
 use super::load::pinned::PinnedLoads;
 use super::load::{DEFAULT_SLOTS, Load};
 use super::process_end::ProcessEnds;
@@ -131,6 +131,8 @@ pub struct WorkerState {
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
     /// only gets no prefill legs for a while.
     pub kv_transfer_breaker: SharedBreaker,
+    /// Whether its prefill legs return the parameters of a KV transfer.
+    pub returned_params: ReturnedParams,
     /// What its answers showed of its speed.
     pub(super) seen: Seen,
     /// What decisions would count with, were no prefill rate configured.
@@ -204,6 +206,7 @@ impl WorkerState {
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
+            returned_params: ReturnedParams::default(),
             seen: Seen::default(),
             learnt_speed: SharedSpeed::default(),
             overhead: SharedF32::default(),
@@ -281,6 +284,7 @@ impl WorkerState {
         self.bootstrap_info.store(None);
         self.adapters.clear();
         self.load.forget_slots();
+        self.returned_params.forget();
         let refusals = [
             &self.refuses_ranks,
             &self.refuses_reports,

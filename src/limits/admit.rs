@@ -94,12 +94,16 @@ impl TenantLimits {
             Some((wait, *limit, *used))
         });
         let (wait, limit, used) = waits.max_by_key(|(wait, ..)| *wait)?;
+        let (capacity, requested) = (limit.rate.capacity(), limit.kind.of(reserved));
+        // A part of a unit that is used is one that cannot be had, and so is the share of other replicas.
+        let lacking = capacity.saturating_add(1).saturating_sub(requested);
         Some(Refusal::Rate {
             of: self.subject(model, Some(limit)),
             kind: limit.kind,
-            limit: limit.rate.capacity(),
-            used: limit.rate.units(used),
-            requested: limit.kind.of(reserved),
+            limit: capacity,
+            configured: limit.rate.configured(),
+            used: limit.rate.units(used).max(lacking),
+            requested,
             retry_after: Duration::from_micros(wait),
         })
     }

@@ -56,6 +56,11 @@ impl Rate {
         self.units(MINUTE_MICROS)
     }
 
+    /// The limit as it is configured: of a minute, or of a day.
+    pub fn configured(&self) -> u64 {
+        self.units
+    }
+
     /// The time in which so many units are given back.
     pub fn cost(&self, units: u64) -> u64 {
         let micros = u128::from(units) * u128::from(self.period_micros);

@@ -13,7 +13,11 @@ pub enum Refusal {
         /// What the limit is of.
         of: String,
         kind: Kind,
+        /// What may be used at once.
         limit: u64,
+        /// The limit as it is configured, which may be another one than that of a burst.
+        configured: u64,
+        /// So much of `limit` that what is requested does not fit.
         used: u64,
         requested: u64,
         retry_after: Duration,
@@ -77,6 +81,15 @@ impl Refusal {
     }
 }
 
+/// What may be used at once, where that is not the limit itself.
+fn at_once(limit: u64, configured: u64) -> String {
+    if limit == configured {
+        String::new()
+    } else {
+        format!(" (at most {limit} at once)")
+    }
+}
+
 fn unit(kind: Kind) -> &'static str {
     match kind {
         Kind::Requests => "requests per min (RPM)",
@@ -94,14 +107,16 @@ impl fmt::Display for Refusal {
                 of,
                 kind,
                 limit,
+                configured,
                 used,
                 requested,
                 retry_after,
             } => write!(
                 f,
-                "Rate limit reached for {of} on {}: Limit {limit}, Used {used}, Requested {requested}. \
+                "Rate limit reached for {of} on {}: Limit {configured}{}, Used {used}, Requested {requested}. \
                  Please try again in {}.",
                 unit(*kind),
+                at_once(*limit, *configured),
                 go_duration(*retry_after),
             ),
             Self::TooLarge {
@@ -210,18 +225,25 @@ mod tests {
 
     #[test]
     fn a_refusal_reads_as_at_openai() {
-        let refusal = Refusal::Rate {
+        let refused_by = |limit| Refusal::Rate {
             of: "m".to_owned(),
             kind: Kind::Tokens,
-            limit: 30_000,
+            limit,
+            configured: 30_000,
             used: 29_500,
             requested: 2_000,
             retry_after: Duration::from_secs(3),
         };
+        let refusal = refused_by(30_000);
         assert_eq!(
             refusal.to_string(),
             "Rate limit reached for m on tokens per min (TPM): Limit 30000, Used 29500, Requested 2000. Please try again in 3s."
         );
         assert_eq!(refusal.counted(), "tokens");
+        let burst = refused_by(15_000).to_string();
+        assert!(
+            burst.contains("(TPM): Limit 30000 (at most 15000 at once), Used 29500, "),
+            "{burst}"
+        );
     }
 }

@@ -48,6 +48,8 @@ pub struct ApiError {
     counted: Option<&'static str>,
     /// Sent as [`SHOULD_RETRY`].
     should_retry: Option<bool>,
+    /// The methods that are allowed, where another one was used.
+    allow: Option<&'static str>,
     /// Whether it reports an engine's error response, not an error of the router.
     pub is_from_engine: bool,
     /// Whether the relay has counted the request that ends with it.
@@ -64,6 +66,7 @@ impl ApiError {
             retry_after: None,
             counted: None,
             should_retry: None,
+            allow: None,
             is_from_engine: false,
             is_counted: false,
         }
@@ -131,13 +134,16 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
-    pub fn wrong_method(method: &Method, allow: &str) -> Self {
+    pub fn wrong_method(method: &Method, allow: &'static str) -> Self {
         let message = format!("{method} is not allowed here; use {allow}");
-        Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method_not_allowed",
-            message,
-        )
+        Self {
+            allow: Some(allow),
+            ..Self::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                message,
+            )
+        }
     }
 
     /// A request to open a WebSocket. Clients that would prefer one then use HTTP at once; after 404 or 405 some try for
@@ -314,6 +320,10 @@ impl ApiError {
                 let millis = HeaderValue::from(millis.unwrap_or(u64::MAX).max(1));
                 headers.insert(RETRY_AFTER_MS, millis);
             }
+        }
+        if let Some(allow) = self.allow {
+            let allow = HeaderValue::from_static(allow);
+            response.headers_mut().insert(header::ALLOW, allow);
         }
         if let Some(should) = self.should_retry {
             response.headers_mut().insert(

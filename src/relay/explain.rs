@@ -313,6 +313,8 @@ impl Relay {
         };
         Score {
             worker: worker.name.to_string(),
+            client_name: (worker.client_name != worker.name)
+                .then(|| worker.client_name.to_string()),
             rank,
             is_usable: state.is_usable,
             unusable_reason: (!state.is_usable).then(|| because().to_owned()),

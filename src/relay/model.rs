@@ -344,7 +344,8 @@ impl ModelState {
     }
 
     /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
-    /// say whether that is due to the client's request. `is_trial`: the request is the breaker's trial.
+    /// say whether that is due to the client's request. That an engine has never returned parameters is not. `is_trial`:
+    /// the request is the breaker's trial.
     pub(super) fn report_transfer_failure(
         &self,
         prefill: &Worker,
@@ -356,7 +357,11 @@ impl ModelState {
         let is_unhealthy = prefill.last_probe_error.load().is_some();
         let evidence = &self.transfer_evidence;
         let state = breaker.state();
-        let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+        let failures = if prefill.returned_params.are_never_returned() {
+            1
+        } else {
+            evidence.on_failure(now, prefill.id, client, state, is_unhealthy)
+        };
         if failures == 0 && is_trial {
             // The request may be to blame. One that was sent before the trial says nothing of it.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
@@ -395,8 +400,7 @@ mod tests {
     use super::*;
     use crate::fleet::registry::tests::{registry, worker};
 
-    #[test]
-    fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
+    fn model() -> Arc<ModelState> {
         let common = PerModel {
             routing: routing::Settings::default(),
             bytes_per_token: 4.0,
@@ -409,8 +413,12 @@ mod tests {
             names: Vec::new(),
         };
         let counts = metrics::Registry::default();
-        let models = Models::new(settings, registry(&[]), None, &counts);
-        let (model, prefill) = (models.of(&Model::from("m")), worker("p"));
+        Models::new(settings, registry(&[]), None, &counts).of(&Model::from("m"))
+    }
+
+    #[test]
+    fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
+        let (model, prefill) = (model(), worker("p"));
         let breaker = &prefill.kv_transfer_breaker;
         for client in [1, 2, 1, 2, 1, 2] {
             model.report_transfer_failure(&prefill, ClientKey(client), false);
@@ -426,5 +434,22 @@ mod tests {
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
         assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
+    }
+
+    #[test]
+    fn one_clients_transfers_count_against_an_engine_that_has_never_returned_parameters() {
+        let opens = |has_returned: bool| {
+            let (model, prefill) = (model(), worker("p"));
+            if has_returned {
+                prefill.returned_params.on_returned();
+            }
+            for _ in 0..9 {
+                prefill.returned_params.on_missing(observe::now());
+                model.report_transfer_failure(&prefill, ClientKey(1), false);
+            }
+            prefill.kv_transfer_breaker.state() == State::Open
+        };
+        assert!(opens(false));
+        assert!(!opens(true));
     }
 }

@@ -44,6 +44,8 @@ words! {
     pub enum LocalReason {
         /// Its cached prefix is so long that the rest is not worth a second worker.
         PrefixCached = "prefix_cached",
+        /// Nothing of the prompt is cached there, and the whole of it is not worth a second worker.
+        ShortPrompt = "short_prompt",
         /// No prefill worker is usable now.
         NoPrefillWorker = "no_prefill_worker",
         /// None of the usable prefill workers is a pair with this decode worker.
@@ -56,7 +58,7 @@ impl LocalReason {
     pub fn is_lack_of_prefill(self) -> bool {
         match self {
             Self::NoPrefillWorker | Self::NoPair => true,
-            Self::PrefixCached => false,
+            Self::PrefixCached | Self::ShortPrompt => false,
         }
     }
 }
@@ -307,7 +309,10 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
         first: Option<&Decision<ViewIndex>>,
     ) -> Result<Decision<ViewIndex>, LocalReason> {
         if decode.remote.is_none() {
-            return Err(LocalReason::PrefixCached);
+            return Err(match decode.cached_tokens {
+                0 => LocalReason::ShortPrompt,
+                _ => LocalReason::PrefixCached,
+            });
         }
         let first = first.ok_or(LocalReason::NoPrefillWorker)?;
         if (self.may_pair)(first.index, decode.index) {

@@ -128,7 +128,9 @@ async fn a_refused_request_has_a_line_with_the_error() {
     assert_eq!(send(&cluster, "/v1/nothing", &key, "").await.status, 404);
     let retrieve = client::send(cluster.router.api, "GET", "/v1/responses/resp_x", &key, "").await;
     assert_eq!(retrieve.status, 404);
-    eventually("each has a line", async || lines(&cluster).len() >= 4).await;
+    let wrong = client::send(cluster.router.api, "GET", CHAT, &key, "").await;
+    assert_eq!(wrong.status, 405);
+    eventually("each has a line", async || lines(&cluster).len() >= 5).await;
     let lines = lines(&cluster);
     let seen: Vec<_> = lines
         .iter()
@@ -142,6 +144,7 @@ async fn a_refused_request_has_a_line_with_the_error() {
             (&json!(404), &json!("model_not_found"), &team),
             (&json!(404), &json!("unknown_url"), &team),
             (&json!(404), &lines[3]["error_code"], &team),
+            (&json!(405), &json!("method_not_allowed"), &team),
         ]
     );
     assert!(

@@ -107,7 +107,7 @@ async fn what_a_fleet_lacks_is_named_with_the_line_to_change() {
         "block sizes of sim differ: 16 at w0; 64 at w1",
         "engine, at w0: --block-size 64",
         "with it 100 % of its requests would be routed by what is cached exactly",
-        "models: [{name: \"sim\", tokenizer: /models/sim}]",
+        "models: [{name: \"sim\", tokenizer: FOLDER}]",
         "25 % of the requests for split are for gone",
         "3 workers: 5 findings",
     ] {

@@ -50,7 +50,7 @@ class Limits(unittest.TestCase):
                 break
         self.assertIsNotNone(refused)
         self.assertEqual((refused.status_code, refused.code, refused.type), (429, "rate_limit_exceeded", "requests"))
-        self.assertIn("Rate limit reached for sim on requests per min (RPM): Limit 2", refused.message)
+        self.assertIn("Rate limit reached for sim on requests per min (RPM): Limit 60 (at most 2 at once)", refused.message)
         headers = refused.response.headers
         self.assertEqual(headers["x-ratelimit-remaining-requests"], "0")
         self.assertGreaterEqual(int(headers["retry-after"]), 1)

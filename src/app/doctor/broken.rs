@@ -22,6 +22,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
         tokenizer_refuses(observed),
     ];
     let mut findings: Vec<Finding> = one.into_iter().flatten().collect();
+    findings.extend(prefill_workers_only(observed));
     findings.extend(workers_never_chosen(observed));
     findings
 }
@@ -31,17 +32,19 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
     if workers::up(observed).next().is_some() {
         return None;
     }
-    let (problem, change) = match all.first() {
-        None => (
+    let down: Vec<&WorkerRow> = all.iter().collect();
+    let (problem, change) = match &down[..] {
+        [] => (
             "there are no workers".to_owned(),
             "what `discovery` finds: GET /fleet, and the router's log".to_owned(),
         ),
-        Some(first) => (
-            match all.len() {
-                1 => format!("the only worker, {}, is not up", first.name),
-                count => format!("none of {count} workers is up"),
-            },
-            workers::why_down(first),
+        [only] => (
+            format!("the only worker, {}, is not up", only.name),
+            workers::why_down(&down),
+        ),
+        several => (
+            format!("none of {} workers is up", several.len()),
+            workers::why_down(&down),
         ),
     };
     Some(Finding {
@@ -52,6 +55,28 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
         effect: "every request is refused with 503",
         change,
     })
+}
+
+/// Models of which only prefill workers are up: nobody answers their requests.
+fn prefill_workers_only(observed: &Observed) -> Vec<Finding> {
+    let of_model = |(model, up): (&str, Vec<&WorkerRow>)| {
+        if up.iter().any(|worker| worker.role != Role::Prefill) {
+            return None;
+        }
+        Some(Finding {
+            rule: "prefill_workers_only",
+            is_broken: true,
+            cost: 1.0,
+            problem: format!(
+                "no worker that answers requests for {model} is up, only workers that compute their prompts: {}",
+                workers::names(&up)
+            ),
+            effect: "every request for the model is refused with 503",
+            change: "start workers with `role: decode` or `role: both` (the default)".to_owned(),
+        })
+    };
+    let models = workers::by_model(observed).into_iter();
+    models.filter_map(of_model).collect()
 }
 
 fn store_down(observed: &Observed) -> Option<Finding> {

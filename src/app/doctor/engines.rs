@@ -2,9 +2,11 @@
 
 use super::finding::{Finding, listed};
 use super::observed::Observed;
+use super::transfers;
 use super::versions;
 use super::workers::{by_model, different, is_sglang, names, up, why_down};
 use crate::admin::WorkerRow;
+use crate::fleet::Role;
 use crate::fleet::health::Health;
 use crate::kv::subscriber;
 
@@ -41,6 +43,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     findings.extend(block_sizes_differ(observed));
     findings.extend(versions::examine(observed));
     findings.extend(pairs(observed));
+    findings.extend(transfers::examine(observed));
     findings
 }
 
@@ -63,7 +66,9 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
             "warmroute_worker_reported_running",
             "warmroute_worker_slots",
         ];
-        value("warmroute_worker_up", worker).is_some()
+        // One whose health checks begin to fail is not asked for its load, and is about to be down.
+        worker.last_error.is_none()
+            && value("warmroute_worker_up", worker).is_some()
             && is_known
                 .iter()
                 .all(|metric| value(metric, worker).is_none())
@@ -103,7 +108,7 @@ fn workers_down(observed: &Observed) -> Option<Finding> {
             ),
         },
         effect: "the others carry their load, and their caches are lost",
-        change: why_down(first),
+        change: why_down(&down),
     })
 }
 
@@ -290,7 +295,12 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
     };
     let connector = &pairs.connector;
     let is_unpaired = |worker: &&WorkerRow| pairs.unpaired.contains(&worker.name);
-    let unpaired: Vec<&WorkerRow> = up(observed).filter(is_unpaired).collect();
+    // Where nobody answers, that is what is wrong.
+    let has_answering = up(observed).any(|worker| worker.role != Role::Prefill);
+    let unpaired: Vec<&WorkerRow> = up(observed)
+        .filter(|_| has_answering)
+        .filter(is_unpaired)
+        .collect();
     let mut findings = Vec::new();
     if !unpaired.is_empty() {
         let why = pairs.incompatible.first().map(|pair| pair.message.as_str());

@@ -22,7 +22,7 @@ pub struct Finding {
 }
 
 /// Names of workers, of which a few are shown.
-const SHOWN: usize = 5;
+pub(super) const SHOWN: usize = 5;
 
 /// `w0, w1 and 3 more`.
 pub(super) fn listed<T: Display>(names: impl IntoIterator<Item = T>) -> String {

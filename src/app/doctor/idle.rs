@@ -18,18 +18,21 @@ fn of_model(observed: &Observed, model: &str, all: &[&WorkerRow]) -> Option<Find
         let labels = [("worker", worker.name.as_str())];
         observed.value(metric, &labels)
     };
-    let is_busy = |worker: &&&WorkerRow| {
-        let waits = value("warmroute_worker_reported_waiting", worker);
-        let free = value("warmroute_worker_free_slots", worker);
-        waits.is_some_and(|waits| waits > 0.0) || free == Some(0.0)
-    };
-    let busy: Vec<&WorkerRow> = all.iter().filter(is_busy).copied().collect();
-    // What computes prompts only is no help to who generates.
-    let is_alike = |worker: &&&WorkerRow| busy.iter().any(|busy| busy.role == worker.role);
     let requests = |worker: &WorkerRow| {
         let peers = worker.peers.iter().map(|peer| peer.requests);
         u64::from(worker.requests) + peers.sum::<u64>()
     };
+    // What an engine has reported is seconds old, and the metrics are read later than the fleet: a worker without a
+    // request has nothing that waits, whatever they say.
+    let is_busy = |worker: &&&WorkerRow| {
+        let waits = value("warmroute_worker_reported_waiting", worker);
+        let free = value("warmroute_worker_free_slots", worker);
+        let is_full = waits.is_some_and(|waits| waits > 0.0) || free == Some(0.0);
+        is_full && requests(worker) > 0
+    };
+    let busy: Vec<&WorkerRow> = all.iter().filter(is_busy).copied().collect();
+    // What computes prompts only is no help to who generates.
+    let is_alike = |worker: &&&WorkerRow| busy.iter().any(|busy| busy.role == worker.role);
     let is_idle = |worker: &&&WorkerRow| requests(worker) == 0 && !worker.is_draining;
     let idle: Vec<&WorkerRow> = all
         .iter()

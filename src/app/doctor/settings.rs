@@ -72,7 +72,10 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
                 share * 100.0
             ),
             effect: "prompts are routed by prediction; KV events count only for prompts that come as token ids",
-            change: format!("models: [{{name: \"{model}\", tokenizer: /models/{model}}}]"),
+            change: format!(
+                "models: [{{name: \"{model}\", tokenizer: FOLDER}}], with the engine's model folder on the router's \
+                 host; or tokenizer: {{from: engine}}, which asks the engines for token ids (simulated ones, too)"
+            ),
         }
     };
     let models = served(observed).into_iter();

@@ -91,6 +91,45 @@ fn each_lack_is_found_with_the_line_to_change() {
         "none of 2 workers is up w0: connection refused",
     );
     check(
+        "prefill_workers_only",
+        |fleet, _, _| {
+            for worker in fleet["workers"].as_array_mut().unwrap() {
+                worker["role"] = "prefill".into();
+            }
+            fleet["pairs"] = json!({"connector": "nixl", "count": 0, "unpaired": ["w0", "w1"]});
+        },
+        "",
+        "only workers that compute their prompts: w0, w1 start workers with `role: decode`",
+    );
+    check(
+        "kv_connector_missing",
+        |fleet, _, _| {
+            let transfers = json!({"circuit_breaker": "open", "legs_without_params": 3});
+            fleet["workers"][0]["role"] = "prefill".into();
+            fleet["workers"][0]["kv_transfers"] = transfers;
+            fleet["pairs"] = json!({"connector": "nixl", "count": 1});
+        },
+        "",
+        "prefill legs at w0 return no kv_transfer_params",
+    );
+    check(
+        "kv_transfers_stopped",
+        |fleet, _, _| {
+            fleet["workers"][0]["role"] = "prefill".into();
+            fleet["workers"][0]["kv_transfers"] = json!({"circuit_breaker": "open"});
+            fleet["pairs"] = json!({"connector": "nixl", "count": 1});
+        },
+        "",
+        "KV transfers from w0 failed in a row",
+    );
+    check(
+        "kv_transfers_fail",
+        |_, _, _| {},
+        "warmroute_kv_transfers_total{model=\"m\",outcome=\"completed\"} 90\n\
+         warmroute_kv_transfers_total{model=\"m\",outcome=\"failed\"} 10\n",
+        "10 of 100 KV transfers have failed (10 %)",
+    );
+    check(
         "slots_unknown",
         |_, _, _| {},
         "warmroute_worker_up{worker=\"w0\"} 1\nwarmroute_worker_up{worker=\"w1\"} 1\n\
@@ -394,6 +433,81 @@ fn each_engine_is_told_its_own_flags() {
     );
     let change = &examine(&both)[0].change;
     assert!(change.contains("\nof SGLang: engine: "), "{change}");
+}
+
+#[test]
+fn a_worker_without_a_request_is_none_for_whose_slots_requests_wait() {
+    // What the engine has reported and what the slots are is of another moment than the page of the fleet.
+    let metrics = "warmroute_worker_reported_waiting{worker=\"w0\"} 3\nwarmroute_worker_free_slots{worker=\"w0\"} 0\n";
+    for workers in 1..=2 {
+        let drained = observed(
+            |fleet, _, _| fleet["workers"].as_array_mut().unwrap().truncate(workers),
+            metrics,
+        );
+        assert_eq!(rules(&drained), [""; 0]);
+    }
+}
+
+#[test]
+fn a_worker_whose_health_check_fails_is_none_that_reports_nothing() {
+    let failing = observed(
+        |fleet, _, _| fleet["workers"][1]["last_error"] = "connection refused".into(),
+        "warmroute_worker_up{worker=\"w0\"} 1\nwarmroute_worker_up{worker=\"w1\"} 1\n\
+         warmroute_worker_slots{worker=\"w0\"} 64\n",
+    );
+    assert_eq!(rules(&failing), [""; 0]);
+}
+
+#[test]
+fn each_worker_that_is_down_is_listed_with_its_reason() {
+    let down = |reasons: &[&str]| {
+        let found = observed(
+            |fleet, kv, _| {
+                let rows = reasons.iter().enumerate().map(|(index, reason)| {
+                    json!({"name": format!("w{index}"), "health": "down", "last_error": reason})
+                });
+                fleet["workers"] = rows.collect();
+                kv["ranks"] = json!([]);
+            },
+            "",
+        );
+        let found = examine(&found);
+        assert_eq!(found[0].rule, "no_worker_up");
+        found[0].change.clone()
+    };
+    assert_eq!(
+        down(&["refused"]),
+        "w0: refused; repair the engine, or take it out of `workers` or `discovery`"
+    );
+    assert_eq!(
+        down(&["a", "b", "c", "d", "e", "f", "g"]),
+        "w0: a; w1: b; w2: c; w3: d; w4: e; and 2 more; repair the engines, or take them out of `workers` or `discovery`"
+    );
+}
+
+#[test]
+fn what_may_pass_stands_only_if_two_looks_find_it() {
+    let (busy, off) = ("workers_idle_beside_busy", "prefix_caching_off");
+    let look = |is_idle: bool| {
+        let found = observed(
+            |fleet, _, _| {
+                fleet["workers"][0]["requests"] = 9.into();
+                fleet["workers"][1]["requests"] = u32::from(!is_idle).into();
+                fleet["workers"][1]["prefix_caching"] = false.into();
+            },
+            "warmroute_worker_free_slots{worker=\"w0\"} 0\n",
+        );
+        examine(&found)
+    };
+    assert!(may_pass(&look(true)) && !may_pass(&look(false)));
+    let check = |first, second, expected: &[&str]| {
+        let found = lasting(&look(first), look(second));
+        let found: Vec<&str> = found.iter().map(|finding| finding.rule).collect();
+        assert_eq!(found, expected);
+    };
+    check(true, true, &[off, busy]);
+    check(true, false, &[off]);
+    check(false, true, &[off]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::finding::listed;
+use super::finding::{SHOWN, listed};
 use super::observed::Observed;
 use crate::admin::WorkerRow;
 use crate::fleet::engine::Engine;
@@ -12,12 +12,23 @@ pub(super) fn names(workers: &[&WorkerRow]) -> String {
     listed(workers.iter().map(|worker| &worker.name))
 }
 
-/// What to do about a worker that is down.
-pub(super) fn why_down(worker: &WorkerRow) -> String {
-    let why = worker.last_error.as_deref().unwrap_or("no answer");
+/// Why workers are down, and what to do about it.
+pub(super) fn why_down(down: &[&WorkerRow]) -> String {
+    let reason = |worker: &&WorkerRow| {
+        let why = worker.last_error.as_deref().unwrap_or("no answer");
+        format!("{}: {why}", worker.name)
+    };
+    let mut reasons: Vec<String> = down.iter().take(SHOWN).map(reason).collect();
+    if let Some(more @ 1..) = down.len().checked_sub(SHOWN) {
+        reasons.push(format!("and {more} more"));
+    }
+    let (engines, them) = match down.len() {
+        1 => ("engine", "it"),
+        _ => ("engines", "them"),
+    };
     format!(
-        "{}: {why}; repair the engine, or take it out of `workers` or `discovery`",
-        worker.name
+        "{}; repair the {engines}, or take {them} out of `workers` or `discovery`",
+        reasons.join("; ")
     )
 }
 

@@ -123,6 +123,9 @@ pub struct Tokens {
 #[derive(Debug, Serialize)]
 pub struct Score {
     pub worker: String,
+    /// What clients see in place of a name that is the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_name: Option<String>,
     /// The dp rank, if requests are pinned to it. Then what is cached and the load are its own; what is pinned to none, here or
     /// by other replicas, and requests of other clients count in equal parts at each rank. `load.foreign_requests` is the
     /// worker's.

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use tracing::warn;
+
 use super::exchange::{self, Sending};
 use super::leg_context::LegContext;
 use super::offers::{Extra, Offers};
@@ -130,7 +132,25 @@ impl LegContext<'_> {
         insert.confirm();
         running.on_first_token(observe::now());
         let result = transfer.end(&whole);
+        match &result {
+            Ok(_) => worker.returned_params.on_returned(),
+            Err(error) => self.on_no_result(*error),
+        }
         result.map_err(|error| self.no_transfer(error))
+    }
+
+    /// The prefill leg was answered, and there is nothing to transfer.
+    fn on_no_result(&self, error: TransferError) {
+        let worker = &self.prefill.worker;
+        if error == TransferError::NoParams && worker.returned_params.on_missing(observe::now()) {
+            warn!(
+                worker = %worker.name,
+                connector = %self.settings.connector,
+                "a prefill leg returned no kv_transfer_params, so its prompt is computed again: the engine has no KV \
+                 connector, or another one than prefill_decode.connector; start it with --kv-transfer-config (simulated \
+                 engines: --kv-connector)"
+            );
+        }
     }
 
     /// The worker may have computed the prompt, but its blocks cannot be fetched.

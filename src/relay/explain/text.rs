@@ -100,14 +100,26 @@ fn in_milliseconds(chosen: &Score) -> String {
 }
 
 fn of_delayed(chosen: &Score) -> String {
-    let requests = chosen.requests;
-    if chosen.usual_requests > f64::from(requests) + 1.0 {
-        format!(
-            "of delay for its {requests} requests, some of its usual {:.0}, and those behind them",
-            chosen.usual_requests
-        )
-    } else {
-        format!("of delay for its {requests} requests and those behind them")
+    let Score {
+        requests,
+        usual_requests,
+        ..
+    } = chosen;
+    let own = match requests {
+        0 => None,
+        1 => Some("its 1 request".to_owned()),
+        count => Some(format!("its {count} requests")),
+    };
+    let has_more = *usual_requests > f64::from(*requests) + 1.0;
+    match (own, has_more) {
+        (None, false) => "of delay for requests that come while the prompt is computed".to_owned(),
+        (None, true) => format!(
+            "of delay for some of its usual {usual_requests:.0} requests and those behind them"
+        ),
+        (Some(own), false) => format!("of delay for {own} and those behind them"),
+        (Some(own), true) => format!(
+            "of delay for {own}, some of its usual {usual_requests:.0}, and those behind them"
+        ),
     }
 }
 
@@ -124,6 +136,9 @@ pub(super) fn not_disaggregated(reason: NotDisaggregated, min_remote_tokens: u32
     match reason {
         NotDisaggregated::Local(LocalReason::PrefixCached) => format!(
             "fewer than {min_remote_tokens} prompt tokens are not cached at the decode worker, so it computes them itself"
+        ),
+        NotDisaggregated::Local(LocalReason::ShortPrompt) => format!(
+            "the prompt has fewer than {min_remote_tokens} tokens, so the decode worker computes it itself"
         ),
         NotDisaggregated::Local(LocalReason::NoPrefillWorker) => {
             "no prefill worker is usable now".to_owned()
@@ -152,6 +167,7 @@ mod tests {
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
         Score {
             worker: worker.to_owned(),
+            client_name: None,
             rank: None,
             is_usable: true,
             unusable_reason: None,
@@ -255,11 +271,40 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_names_the_requests_that_have_it() {
+        let check = |requests, usual_requests, expected: &str| {
+            let mut row = score("a", Cached::in_gpu(0), 0);
+            (row.requests, row.usual_requests) = (requests, usual_requests);
+            assert_eq!(of_delayed(&row), expected);
+        };
+        check(
+            0,
+            0.4,
+            "of delay for requests that come while the prompt is computed",
+        );
+        check(
+            0,
+            4.0,
+            "of delay for some of its usual 4 requests and those behind them",
+        );
+        check(1, 1.0, "of delay for its 1 request and those behind them");
+        check(
+            2,
+            6.0,
+            "of delay for its 2 requests, some of its usual 6, and those behind them",
+        );
+    }
+
+    #[test]
     fn a_missing_prefill_leg_is_explained() {
         let text = |reason| not_disaggregated(NotDisaggregated::Local(reason), 1_024);
         assert_eq!(
             text(LocalReason::PrefixCached),
             "fewer than 1024 prompt tokens are not cached at the decode worker, so it computes them itself"
+        );
+        assert_eq!(
+            text(LocalReason::ShortPrompt),
+            "the prompt has fewer than 1024 tokens, so the decode worker computes it itself"
         );
         assert!(text(LocalReason::NoPrefillWorker).starts_with("no prefill worker"));
     }

@@ -11,7 +11,8 @@
 //! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
 //! Where no other pair is, a client's requests can succeed nowhere else. So they are also compared with how they fare
 //! without a transfer: a request that one worker then answers was not to blame. Where other clients' transfers from the
-//! worker succeed, it may be, and the comparison shows nothing.
+//! worker succeed, it may be, and the comparison shows nothing. An engine that has never returned parameters of a
+//! transfer is to blame without evidence.
 //!
 //! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
 //!

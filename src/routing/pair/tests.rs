@@ -108,7 +108,7 @@ fn a_decode_worker_computes_a_short_rest_itself() {
     let idle = Table::new(&[(true, 0, 0, 0)]);
     assert_eq!(
         chosen(255, &prefill, &idle),
-        Some((0, Err(LocalReason::PrefixCached)))
+        Some((0, Err(LocalReason::ShortPrompt)))
     );
 }
 
@@ -369,7 +369,8 @@ proptest! {
             Ok(chosen) => {
                 prop_assert!(lacks >= 256 && prefill[chosen.index.get()].0 && may_pair(chosen.index, to));
             }
-            Err(LocalReason::PrefixCached) => prop_assert!(lacks < 256),
+            Err(LocalReason::PrefixCached) => prop_assert!(lacks < 256 && decoder.3 + decoder.4 > 0),
+            Err(LocalReason::ShortPrompt) => prop_assert!(lacks < 256 && decoder.3 + decoder.4 == 0),
             Err(LocalReason::NoPrefillWorker) => prop_assert!(!prefill.iter().any(|row| row.0)),
             Err(LocalReason::NoPair) => prop_assert!(!has_pair(to)),
         }

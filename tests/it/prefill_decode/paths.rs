@@ -498,6 +498,28 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
 }
 
 #[tokio::test]
+async fn one_client_is_enough_to_give_up_an_engine_without_a_connector() {
+    let cluster = one_pair(NIXL).await;
+    let lacks = transfer_faults(TransferFaults {
+        no_params: true,
+        ..TransferFaults::default()
+    });
+    cluster.engines[0].fault(lacks).await;
+    for number in 0..6 {
+        let prompt = format!("{number} is the number. ").repeat(40);
+        let body = json!({"model": "sim", "max_tokens": 2, "prompt": prompt});
+        let answer = cluster.post("/v1/completions", body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let row = cluster.worker("w0").await;
+    let transfers = &row["kv_transfers"];
+    assert_eq!(transfers["circuit_breaker"], "open", "{row}");
+    let legs = transfers["legs_without_params"].as_u64().unwrap();
+    assert!(legs >= 3, "{row}");
+    assert_eq!(row["circuit_breaker"], "closed", "{row}");
+}
+
+#[tokio::test]
 async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
     for connector in [NIXL] {
         for stream in [false, true] {
