@@ -281,8 +281,9 @@ impl ModelState {
 
     /// Reports a worker's answer to its circuit breaker.
     pub(super) fn report_success(&self, worker: &Worker, client: ClientKey) {
-        self.evidence.on_success(worker.id, client);
-        if worker.breaker.on_success(observe::now()) {
+        let now = observe::now();
+        self.evidence.on_success(now, worker.id, client);
+        if worker.breaker.on_success(now) {
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
         }
@@ -335,15 +336,22 @@ impl ModelState {
 
     /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
     pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey) {
-        self.transfer_evidence.on_success(prefill.id, client);
-        if prefill.kv_transfer_breaker.on_success(observe::now()) {
+        let now = observe::now();
+        self.transfer_evidence.on_success(now, prefill.id, client);
+        if prefill.kv_transfer_breaker.on_success(now) {
             info!(worker = %prefill.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
     }
 
     /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
-    /// say whether that is due to the client's request. That an engine has never returned parameters is not.
-    pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
+    /// say whether that is due to the client's request. That an engine has never returned parameters is not. `is_trial`:
+    /// the request is the breaker's trial.
+    pub(super) fn report_transfer_failure(
+        &self,
+        prefill: &Worker,
+        client: ClientKey,
+        is_trial: bool,
+    ) {
         let now = observe::now();
         let breaker = &prefill.kv_transfer_breaker;
         let is_unhealthy = prefill.last_probe_error.load().is_some();
@@ -354,8 +362,8 @@ impl ModelState {
         } else {
             evidence.on_failure(now, prefill.id, client, state, is_unhealthy)
         };
-        if failures == 0 && state == State::HalfOpen {
-            // The request may be to blame.
+        if failures == 0 && is_trial {
+            // The request may be to blame. One that was sent before the trial says nothing of it.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
         }
         if (0..failures).any(|_| breaker.on_failure(now)) {
@@ -413,11 +421,15 @@ mod tests {
         let (model, prefill) = (model(), worker("p"));
         let breaker = &prefill.kv_transfer_breaker;
         for client in [1, 2, 1, 2, 1, 2] {
-            model.report_transfer_failure(&prefill, ClientKey(client));
+            model.report_transfer_failure(&prefill, ClientKey(client), false);
         }
         let now = observe::now();
         assert!(breaker.admit(now + Duration::from_secs(3_600)));
-        model.report_transfer_failure(&prefill, ClientKey(1));
+        // One that was sent before it opened.
+        model.report_transfer_failure(&prefill, ClientKey(1), false);
+        breaker.release_trial(now);
+        assert!(breaker.admit(now));
+        model.report_transfer_failure(&prefill, ClientKey(1), true);
         breaker.release_trial(now);
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
@@ -433,7 +445,7 @@ mod tests {
             }
             for _ in 0..9 {
                 prefill.returned_params.on_missing(observe::now());
-                model.report_transfer_failure(&prefill, ClientKey(1));
+                model.report_transfer_failure(&prefill, ClientKey(1), false);
             }
             prefill.kv_transfer_breaker.state() == State::Open
         };

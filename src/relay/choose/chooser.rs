@@ -110,7 +110,7 @@ impl<'c> Chooser<'c> {
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
-                    _transfer_trial: transfer_trial,
+                    transfer_trial,
                     done_at: OnceLock::new(),
                 }
             });
