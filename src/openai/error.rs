@@ -21,7 +21,7 @@ pub use self::shape::ErrorShape;
 use crate::limits::Refusal;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
-use crate::{http, prompt, relay};
+use crate::{http, prompt, queue, relay};
 
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -350,6 +350,11 @@ impl From<prompt::Error> for ApiError {
 }
 
 impl ApiError {
+    /// The drain has ended an answer of which the client has nothing, and which the relay has counted.
+    pub fn draining() -> Self {
+        Self::of_run(relay::Error::NotQueued(queue::Refusal::DRAINING))
+    }
+
     /// The error of a request that the relay has run, and has counted.
     pub fn of_run(error: relay::Error) -> Self {
         Self {

@@ -61,7 +61,7 @@ pub(super) enum Unanswered {
     LacksPrefill,
     /// It can only be sent as a chat completion, and has something that none can have.
     NotConvertible(NotConvertible),
-    /// It waited in vain for room, or did not wait.
+    /// It waited in vain for room, or did not wait; or the drain ended it.
     NotQueued(Error),
 }
 
