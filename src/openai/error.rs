@@ -21,6 +21,7 @@ pub use self::shape::ErrorShape;
 use crate::limits::Refusal;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
+use crate::relay::failure::types::Failure;
 use crate::{http, prompt, queue, relay};
 
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
@@ -28,6 +29,9 @@ pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The code of an error for a request after which engines cut the connection. Sent once more, it may end another one.
 pub const CUTS_CONNECTIONS: &str = "engine_connection_cut";
+
+/// The code of an error for an engine's answer that is none.
+const INVALID_ENGINE_RESPONSE: &str = "invalid_engine_response";
 
 /// Milliseconds; OpenAI's SDKs read it before `retry-after`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
@@ -407,12 +411,20 @@ impl From<relay::Error> for ApiError {
             }
             relay::Error::NotSplit { .. } => Self::bad("not_disaggregated", message),
             relay::Error::Unreachable {
-                may_have_computed, ..
-            } => Self {
-                // The router has tried again already. SDKs would make engines compute the answer three times as often.
-                should_retry: may_have_computed.then_some(false),
-                ..Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
-            },
+                may_have_computed,
+                last,
+                ..
+            } => {
+                let code = match last {
+                    Failure::NoAnswer => INVALID_ENGINE_RESPONSE,
+                    _ => "engine_unreachable",
+                };
+                Self {
+                    // The router has tried again already. SDKs would make engines compute the answer three times as often.
+                    should_retry: may_have_computed.then_some(false),
+                    ..Self::new(StatusCode::BAD_GATEWAY, code, message)
+                }
+            }
             relay::Error::TimedOut { .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message).not_retried()
             }
