@@ -34,8 +34,8 @@ impl App {
         }
     }
 
-    /// Stops accepting, lets running requests finish within the drain timeout, ends those that do not with an error, and aborts the
-    /// rest.
+    /// Stops accepting, lets running requests finish within the drain timeout, ends those that do not with an error,
+    /// and aborts the rest.
     pub async fn drain(&self) {
         let timeout = self.reload.status.running().api.drain_timeout;
         info!(

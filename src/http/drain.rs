@@ -14,8 +14,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 
-/// The last part of a drain's time, in which what clients still wait for ends with an error: its terminal event or its 503 has to
-/// be stored and to reach the client, which is a few round trips to Redis and one to the client, for thousands of streams at once.
+/// The last part of a drain's time, in which what clients still wait for ends with an error: its terminal event or its
+/// 503 has to be stored and to reach the client, which is a few round trips to Redis and one to the client, for
+/// thousands of streams at once.
 const LAST_PART: Duration = Duration::from_secs(2);
 /// At most this share of a short drain, so that most of it is left to what runs.
 const LAST_PART_SHARE: u32 = 2;
@@ -212,7 +213,7 @@ impl Tasks {
         self.drain_with(limit, |_| {}).await
     }
 
-    /// As [`Tasks::drain`]; `on_last_part` gets the number of tasks that still run when the last part begins.
+    /// Does what [`Tasks::drain`] does; `on_last_part` gets the number of tasks that still run when the last part begins.
     pub async fn drain_with(&self, limit: Duration, on_last_part: impl FnOnce(usize)) -> usize {
         self.stop();
         self.tracker.close();

@@ -178,8 +178,8 @@ impl Relay {
         Self { last_part, ..self }
     }
 
-    /// The part of the drain in which a request ends with an error. `None` for one whose client does not wait: background responses and
-    /// lines of batches are given up for another replica.
+    /// The part of the drain in which a request ends with an error. `None` for one whose client does not wait: background
+    /// responses and lines of batches are given up for another replica.
     pub(super) fn last_part(&self, kind: &RequestKind) -> Option<&LastPart> {
         kind.is_interactive().then_some(&self.last_part)
     }

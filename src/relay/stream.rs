@@ -360,8 +360,8 @@ impl Relayed {
         Ok(join(passed, terminal))
     }
 
-    /// The router ends before the answer. Returns what ends the stream; `None` for an answer that the client could not tell from a
-    /// whole one then: it goes on until its connection is closed.
+    /// The router ends before the answer. Returns what ends the stream; `None` for an answer that the client could not
+    /// tell from a whole one then: it goes on until its connection is closed.
     fn on_drained(&mut self) -> Option<Bytes> {
         let has_known_end = self
             .terminator()

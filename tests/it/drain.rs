@@ -22,7 +22,8 @@ fn short(config: &mut Config) {
 
 /// A request of each kind that none of these drains can finish.
 fn kinds(stream: bool) -> Vec<(&'static str, String)> {
-    let unstored = json!({"model": "sim", "input": "unstored", "max_output_tokens": ENDLESS, "stream": stream, "store": false});
+    let unstored = json!({"model": "sim", "input": "unstored", "max_output_tokens": ENDLESS,
+        "stream": stream, "store": false});
     let message = json!({"model": "sim", "max_tokens": ENDLESS, "stream": stream,
         "messages": [{"role": "user", "content": "a message"}]});
     let more = [

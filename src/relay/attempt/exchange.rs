@@ -68,8 +68,8 @@ pub(in crate::relay) enum Error {
     BrokeOff(hyper::Error),
     #[error("timed out")]
     TimedOut,
-    /// A redirect, which is never followed: its place may be one that clients must not know. Or another protocol, which was
-    /// not asked for.
+    /// A redirect, which is never followed: its place may be one that clients must not know. Or another protocol, which
+    /// was not asked for.
     #[error("answered {0}, which no request asks for")]
     NoAnswer(StatusCode),
     /// A prefill leg's answer exceeds its size limit.
