@@ -185,7 +185,8 @@ impl App {
             usage.clone(),
             &metrics,
         );
-        let relay = Arc::new(relay.with_tracer(tracer));
+        let relay = relay.with_tracer(tracer);
+        let relay = Arc::new(relay.ending_in(tasks.last_part().clone()));
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));

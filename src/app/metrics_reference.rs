@@ -37,7 +37,7 @@ and `warmroute top` show the shares of the third column. `warmroute_request_erro
 | `worker_failed` | no worker could take the request or answered it (502, 503, 504), or a worker's answer broke off or had an error in it | failed |
 | `stream_idle_timeout` | the worker's stream was silent for too long | failed |
 | `request_timeout` | the request took longer than `requests.request_timeout` (504, or an error event in the stream) | failed |
-| `router_failed` | the router's own 5xx: its store is away, it drains, or it has no connections left | failed |
+| `router_failed` | the router's own 5xx: its store is away, it drains (also a stream that outlasts the drain), or it has no connections left | failed |
 ";
 
 /// The page in Markdown. Starts a router on free loopback ports, so that every part registers its metrics.

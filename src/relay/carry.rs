@@ -24,6 +24,7 @@ use crate::http::Body;
 use crate::limits::Known;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
+use crate::queue::Refusal;
 use crate::traces::{Event, RequestTrace};
 
 impl Relay {
@@ -96,9 +97,13 @@ impl Relay {
             waits: waits.as_mut(),
             count: &mut count,
         });
-        // Pinned where it is made, so that it is not moved.
-        let answered = pin!(self.attempts(job, &mut plan, &mut course, &mut last, first)).await;
-        match answered {
+        let answered = {
+            // Pinned where it is made, so that it is not moved.
+            let attempts = pin!(self.attempts(job, &mut plan, &mut course, &mut last, first));
+            self.unless_drained(job, attempts).await
+        };
+        let drained = || Unanswered::NotQueued(Error::NotQueued(Refusal::DRAINING));
+        match answered.unwrap_or_else(|| Err(drained())) {
             Ok(answer) => Ok(self.respond(job, plan, answer, count, rules.deadline)),
             Err(why) => self.unanswered(job, plan, course, last, why, count),
         }

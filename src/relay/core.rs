@@ -13,11 +13,13 @@ use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::prompt::cached_prefix::Caches;
 use super::prompt::tokens::Tokens;
+use super::request::context::RequestKind;
 use super::request::target::Names;
 use super::request::tenants::TenantTable;
 use super::settings::Settings;
 use super::wait::Queues;
 use crate::fleet::registry::Registry;
+use crate::http::drain::LastPart;
 use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics::{self, metric_table};
 use crate::peers::Peers;
@@ -69,6 +71,7 @@ pub struct Relay {
     aborts: Arc<Aborts>,
     tracer: Tracer,
     decisions: Arc<DecisionLog>,
+    last_part: LastPart,
 }
 
 impl Relay {
@@ -115,6 +118,7 @@ impl Relay {
             aborts: Aborts::new(registry),
             tracer: Tracer::default(),
             decisions: Arc::default(),
+            last_part: LastPart::default(),
             metrics: Metrics::new(registry),
         }
     }
@@ -158,6 +162,7 @@ impl Relay {
             aborts: self.aborts.clone(),
             tracer: self.tracer.clone(),
             decisions: self.decisions.clone(),
+            last_part: self.last_part.clone(),
         }
     }
 
@@ -165,6 +170,18 @@ impl Relay {
     #[must_use]
     pub fn with_tracer(self, tracer: Tracer) -> Self {
         Self { tracer, ..self }
+    }
+
+    /// Has requests end with an error in the last part of the drain.
+    #[must_use]
+    pub fn ending_in(self, last_part: LastPart) -> Self {
+        Self { last_part, ..self }
+    }
+
+    /// The part of the drain in which a request ends with an error. `None` for one whose client does not wait: background
+    /// responses and lines of batches are given up for another replica.
+    pub(super) fn last_part(&self, kind: &RequestKind) -> Option<&LastPart> {
+        kind.is_interactive().then_some(&self.last_part)
     }
 
     pub fn tracer(&self) -> &Tracer {

@@ -1003,7 +1003,7 @@ async fn what_runs_longer_than_the_drain_may_take_is_cut() {
     })
     .await;
     let log = cluster.router.log();
-    assert!(log.contains("drain timeout is over"), "{log}");
+    assert!(log.contains("the drain timeout is nearly over"), "{log}");
 }
 
 #[tokio::test]
@@ -1377,6 +1377,26 @@ async fn an_answer_that_is_cut_short_is_not_taken_for_a_whole_one() {
         (answer.status, answer.code()),
         (502, "engine_unreachable".to_owned())
     );
+}
+
+#[tokio::test]
+async fn a_redirect_and_another_protocol_are_no_answers_of_an_engine() {
+    let redirect = "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://10.0.0.1:8000/x\r\ncontent-length: 0\r\n\r\n";
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    for reply in [redirect, switch] {
+        let stub = Stub::start(reply).await;
+        let router = stub.router(|_| {}).await;
+        for stream in [false, true] {
+            let answer = client::post(router.api, CHAT, chat("x", 1, stream)).await;
+            assert_eq!(
+                (answer.status, answer.code()),
+                (502, "invalid_engine_response".to_owned()),
+                "{reply}"
+            );
+            assert!(!answer.headers.contains_key("location"), "{reply}");
+            assert!(!answer.text().contains("10.0.0.1"), "{}", answer.text());
+        }
+    }
 }
 
 #[tokio::test]

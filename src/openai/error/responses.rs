@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 
-use super::ApiError;
+use super::{ApiError, INVALID_ENGINE_RESPONSE};
 use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
@@ -300,7 +300,7 @@ impl ApiError {
         Self {
             is_counted: true,
             // A retry would make an engine do all the work again.
-            ..Self::new(status, "invalid_engine_response", message).not_retried()
+            ..Self::new(status, INVALID_ENGINE_RESPONSE, message).not_retried()
         }
     }
 }
