@@ -103,7 +103,13 @@ impl Relay {
             settings,
             caches,
             names: Names::new(&models.names),
-            models: Models::new(models, fleet.clone(), families, registry),
+            models: Models::new(
+                models,
+                fleet.clone(),
+                families,
+                computes_locally(prefill_decode.as_ref()),
+                registry,
+            ),
             fleet,
             prefill_decode,
             tokens,
@@ -144,7 +150,9 @@ impl Relay {
             fleet: self.fleet.clone(),
             caches: self.caches.clone(),
             names: Names::new(&models.names),
-            models: self.models.successor(models),
+            models: self
+                .models
+                .successor(models, computes_locally(disaggregation.as_ref())),
             tokens,
             budget,
             quarantine: self.quarantine.clone(),
@@ -231,4 +239,9 @@ impl Relay {
     pub fn block_bytes(&self) -> u32 {
         self.caches.predicted.settings().block_size
     }
+}
+
+/// Whether decode workers compute prompts where no prefill worker does.
+fn computes_locally(disaggregation: Option<&Disaggregation>) -> bool {
+    disaggregation.is_none_or(Disaggregation::is_local_prefill_allowed)
 }
