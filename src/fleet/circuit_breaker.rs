@@ -17,7 +17,8 @@ pub struct Settings {
     /// of a model's workers for the same part of a request.
     #[schemars(range(min = 1))]
     pub failure_threshold: u32,
-    /// An open circuit breaker lets one request try the worker again after this time (half-open).
+    /// An open circuit breaker lets one request try the worker again after this time (half-open). One that is open because the
+    /// worker took no connections closes before, once a health check succeeds.
     #[serde(with = "DurationText")]
     pub open_duration: Duration,
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
@@ -255,6 +256,19 @@ impl Models {
     }
 }
 
+impl Shared {
+    /// A worker has taken a new connection and answered a health check that began at `asked_at`.
+    pub(super) fn on_connected(&self, worker: &Worker, asked_at: Instant) {
+        if worker.breaker.on_health_check(asked_at) {
+            info!(
+                worker = %worker.name,
+                "circuit breaker closed; the worker takes connections again, and requests"
+            );
+            self.families.on_breaker_transition(worker, State::Closed);
+        }
+    }
+}
+
 impl ModelState {
     pub(super) fn take_ticket(&self) -> u64 {
         self.counts.tickets.fetch_add(1, Relaxed)
@@ -306,6 +320,7 @@ impl ModelState {
         reason: &str,
     ) {
         let now = observe::now();
+        let is_unconnected = owner == FailureOwner::Worker;
         let failures = match owner {
             FailureOwner::Worker => 1,
             FailureOwner::Request => {
@@ -329,7 +344,11 @@ impl ModelState {
             _ => FailureOwner::Worker,
         };
         self.families.on_failure(&worker.name, owner);
-        let has_opened = (0..failures).any(|_| worker.breaker.on_failure(now));
+        let has_opened = if is_unconnected {
+            worker.breaker.on_no_connection(now)
+        } else {
+            (0..failures).any(|_| worker.breaker.on_failure(now))
+        };
         if has_opened {
             self.evidence.on_opened(worker.id);
             worker.on_breaker_open();
