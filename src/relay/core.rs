@@ -1,6 +1,7 @@
 //! The [`Relay`]: what all requests share. Each step of a request is an `impl Relay` in a file of its own.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::abort::Aborts;
 use super::account::decision_log::DecisionLog;
@@ -18,6 +19,7 @@ use super::request::target::Names;
 use super::request::tenants::TenantTable;
 use super::settings::Settings;
 use super::wait::Queues;
+use crate::fleet::Worker;
 use crate::fleet::registry::Registry;
 use crate::http::drain::LastPart;
 use crate::kv::predicted::PredictedIndex;
@@ -106,7 +108,13 @@ impl Relay {
             settings,
             caches,
             names: Names::new(&models.names),
-            models: Models::new(models, fleet.clone(), families, registry),
+            models: Models::new(
+                models,
+                fleet.clone(),
+                families,
+                computes_locally(prefill_decode.as_ref()),
+                registry,
+            ),
             fleet,
             prefill_decode,
             tokens,
@@ -148,7 +156,9 @@ impl Relay {
             fleet: self.fleet.clone(),
             caches: self.caches.clone(),
             names: Names::new(&models.names),
-            models: self.models.successor(models),
+            models: self
+                .models
+                .successor(models, computes_locally(disaggregation.as_ref())),
             tokens,
             budget,
             quarantine: self.quarantine.clone(),
@@ -186,6 +196,12 @@ impl Relay {
 
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
+    }
+
+    /// A worker whose circuit breaker waits for that has taken a new connection and answered a health check, which began
+    /// at `asked_at`.
+    pub fn on_connected(&self, worker: &Worker, asked_at: Instant) {
+        self.models.shared.on_connected(worker, asked_at);
     }
 
     pub(super) fn chooser(&self) -> Chooser<'_> {
@@ -248,4 +264,9 @@ impl Relay {
     pub fn block_bytes(&self) -> u32 {
         self.caches.predicted.settings().block_size
     }
+}
+
+/// Whether decode workers compute prompts where no prefill worker does.
+fn computes_locally(disaggregation: Option<&Disaggregation>) -> bool {
+    disaggregation.is_none_or(Disaggregation::is_local_prefill_allowed)
 }
