@@ -185,7 +185,8 @@ impl App {
             usage.clone(),
             &metrics,
         );
-        let relay = Arc::new(relay.with_tracer(tracer));
+        let relay = relay.with_tracer(tracer);
+        let relay = Arc::new(relay.ending_in(tasks.last_part().clone()));
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
@@ -198,7 +199,12 @@ impl App {
             .connector
             .filter(|connector| connector.needs_bootstrap());
         let bootstrap = connector.map(|connector| (connector, pairing.advanced.bootstrap_port));
-        tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
+        let on_connected: probe::OnConnected = {
+            let relay = relay.clone();
+            Arc::new(move |worker, asked_at| relay.on_connected(worker, asked_at))
+        };
+        let probing = probe::run(fleet.clone(), bootstrap, on_connected, tasks.clone());
+        tasks.spawn_until_stopped(probing);
         tasks.spawn_until_stopped(probe::lookup::run(fleet.clone()));
         tasks.spawn_until_stopped(worker_speeds::learn(fleet.clone()));
         watch_pairs(config, &fleet, &tasks);

@@ -65,5 +65,5 @@ pub use self::request::tenants::{TenantProfile, TenantTable};
 pub use self::request::usage_option::UnaskedUsage;
 pub use self::settings::{PinRanks, Settings};
 pub use self::spare_room::SpareRoom;
-pub use self::stream::is_engine_lost;
+pub use self::stream::{is_drained, is_engine_lost};
 pub use self::wait::{QueueStatus, QueueSummary, Queues};

@@ -120,9 +120,11 @@ impl Drop for AccessLine {
             _ if self.is_sent => COMPLETE,
             _ => DISCONNECTED,
         };
-        // A connection that the drain closed looks like one that the client closed.
+        // A connection that the drain closed looks like one that the client closed. Most answers got their end before.
+        let is_drained = self.error_code.is_none() && self.tasks.last_part().has_begun();
         let outcome = match outcome {
-            DISCONNECTED if self.tasks.is_aborted() => "drain_timeout",
+            DISCONNECTED if self.tasks.is_aborted() => DRAINED,
+            ROUTER_FAILED if is_drained => DRAINED,
             outcome => outcome,
         };
         let ended = observe::now();
@@ -175,6 +177,10 @@ const MAX_TEXT_BYTES: usize = 2_048;
 /// The outcome of a response that was sent completely.
 const COMPLETE: &str = "complete";
 const DISCONNECTED: &str = "client_disconnected";
+/// The router itself failed in the middle of a response.
+const ROUTER_FAILED: &str = "router_failed";
+/// The drain was over before the response.
+const DRAINED: &str = "drain_timeout";
 /// The outcome of an error response that the router itself made.
 const ERROR: &str = "error";
 

@@ -214,7 +214,8 @@ impl ApiServer {
         access: Option<&mut AccessLine>,
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = self.tenants.of_name(&line.tenant);
-        let tenant = tenant.ok_or_else(ApiError::no_tenant_of_batch)?;
+        let tenant = tenant
+            .ok_or_else(|| self.refused_line(line.endpoint, ApiError::no_tenant_of_batch()))?;
         let admitted: &Admitted = &tenant;
         let mut summary = None;
         if let Some(access) = access {
@@ -229,7 +230,8 @@ impl ApiServer {
         // then it waits until its batch expires. Who validates a batch, or begins a line of a Message Batch, with a
         // configuration that lacks the right has refused it for good in `refusal`.
         if !self.relay.may_use(admitted.tenant, &line.model) {
-            return Err(ApiError::no_model_of_batch(&line.model));
+            let error = ApiError::no_model_of_batch(&line.model);
+            return Err(self.refused_line(line.endpoint, error));
         }
         let batch_line = BatchLine::new(line.batch, line.entering).with_room(line.held);
         let client = ClientKey::of_tenant(admitted.tenant);
@@ -272,6 +274,13 @@ impl ApiServer {
             standing: None,
         });
         self.forward_body(api, head, line.body, caller).await
+    }
+
+    /// Counts a line as refused that waits for another configuration: the router has not failed.
+    fn refused_line(&self, endpoint: LineEndpoint, mut error: ApiError) -> ApiError {
+        self.relay.count_unsent(api_of(endpoint).as_str(), true);
+        error.is_counted = true;
+        error
     }
 }
 

@@ -34,7 +34,8 @@ impl App {
         }
     }
 
-    /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
+    /// Stops accepting, lets running requests finish within the drain timeout, ends those that do not with an error,
+    /// and aborts the rest.
     pub async fn drain(&self) {
         let timeout = self.reload.status.running().api.drain_timeout;
         info!(
@@ -45,7 +46,13 @@ impl App {
         if let Some(sharing) = &self.sharing {
             sharing.begin_drain();
         }
-        match self.tasks.drain(timeout).await {
+        let on_last_part = |left: usize| {
+            warn!(
+                left,
+                "the drain timeout is nearly over; requests that still run end with an error"
+            );
+        };
+        match self.tasks.drain_with(timeout, on_last_part).await {
             0 => info!("drained"),
             aborted => warn!(
                 aborted,

@@ -32,12 +32,12 @@ and `warmroute top` show the shares of the third column. `warmroute_request_erro
 |---|---|---|
 | `complete` | a worker's whole answer, whatever its status | complete; failed with a status of 500 and above |
 | `client_disconnected` | the client left before the end | client left |
-| `refused` | the router's own 4xx: no known key (401), what the tenant may not use (403), a path or a model that does not exist (404), a body that cannot be read (400, 408, 413), a limit of the tenant (429) | refused |
+| `refused` | the router's own 4xx: no known key (401), what the tenant may not use (403), a path or a model that does not exist (404), a body that cannot be read (400, 408, 413), a limit of the tenant (429); a line of a batch whose tenant or model this replica's configuration does not have (503), which is tried again | refused |
 | `not_queued` | 429 of the queue: it was full, or the request waited too long | refused |
 | `worker_failed` | no worker could take the request or answered it (502, 503, 504), or a worker's answer broke off or had an error in it | failed |
 | `stream_idle_timeout` | the worker's stream was silent for too long | failed |
 | `request_timeout` | the request took longer than `requests.request_timeout` (504, or an error event in the stream) | failed |
-| `router_failed` | the router's own 5xx: its store is away, it drains, or it has no connections left | failed |
+| `router_failed` | the router's own 5xx: its store is away, it drains (also a stream that outlasts the drain), or it has no connections left | failed |
 ";
 
 /// The page in Markdown. Starts a router on free loopback ports, so that every part registers its metrics.

@@ -58,7 +58,7 @@ impl From<StopWork> for WorkOutcome {
         match stop {
             StopWork::Stopping => Self::Stopped,
             StopWork::Lost => Self::Lost,
-            StopWork::Draining | StopWork::Stalled => Self::Returned,
+            StopWork::Draining | StopWork::Stalled | StopWork::GivesPlace => Self::Returned,
         }
     }
 }

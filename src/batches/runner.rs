@@ -47,7 +47,7 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between two looks for work while so many batches are left to other replicas that a look reads more than one
-/// page of them. What ends or is created here is looked at at once all the same.
+/// page of them, and it has seen all. What ends or is created here is looked at at once all the same.
 const LEFT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time between two looks at the records of what runs here, within which a cancel on another replica is seen.
@@ -65,12 +65,6 @@ const MAX_TURNS: usize = 1_024;
 
 /// Time between two looks for files that have expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Time between two trials of the storage, each of which is three requests to S3.
-const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
-
-/// The same after a trial that has failed.
-const RETRIAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A batch that is written while a look for work begins is due from that moment on, a little after the time of the look. Were
 /// it not seen, another one would get its turn.
@@ -122,7 +116,7 @@ impl Runner {
                     .failed("batches could not be looked for", &error);
             }
             let is_idle = works.batches().is_empty();
-            let interval = look_interval(is_idle, self.left.load(Relaxed));
+            let interval = look_interval(is_idle, self.left.load(Relaxed), behind);
             tokio::select! {
                 () = sleep(interval) => {}
                 () = works.wake.notified() => {}
@@ -414,13 +408,8 @@ impl Runner {
     async fn try_storage(&self) {
         loop {
             let is_usable = self.batches.try_storage().await;
-            let interval = if is_usable {
-                TRIAL_INTERVAL
-            } else {
-                RETRIAL_INTERVAL
-            };
             tokio::select! {
-                () = sleep(interval) => {}
+                () = sleep(self.batches.trial_interval(is_usable)) => {}
                 () = self.batches.trial_due.notified() => {}
             }
         }
@@ -447,9 +436,10 @@ impl Taken {
     }
 }
 
-/// Time until the next look. `left`: how many batches the last one has read in vain.
-fn look_interval(is_idle: bool, left: usize) -> Duration {
-    if left >= MAX_DUE {
+/// Time until the next look. `left`: how many batches the last one has read in vain. `behind`: as [`Runner::look`] has
+/// it. While looks go on behind the first batches, what waits there is not to wait longer.
+fn look_interval(is_idle: bool, left: usize, behind: usize) -> Duration {
+    if left >= MAX_DUE && behind == 0 {
         LEFT_INTERVAL
     } else if is_idle {
         IDLE_INTERVAL

@@ -40,6 +40,9 @@ const LEASE: Duration = Duration::from_secs(30);
 /// Storage that has not answered a trial for so long cannot be used.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Storage that could not be used is tried again after this time.
+const RETRIAL_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Batches of one tenant, those that have ended too: 2 KB each in the store, more while they run. Beyond them the oldest
 /// that has ended is removed, and its files of results stay; while none has ended, a new one is refused.
 const MAX_TENANT_BATCHES: u64 = 1_000;
@@ -72,6 +75,8 @@ pub struct Batches {
     pub(super) trial_due: Notify,
     /// How long a trial of the storage, or a question of a request, may take.
     pub(super) trial_timeout: Duration,
+    /// Time until the next trial of storage that could not be used.
+    pub(super) retrial_interval: Duration,
     /// Whether it is the storage that all replicas share, as far as that is known.
     pub(super) identity: Mutex<StorageIdentity>,
     /// For the one batch at a time whose parts are deleted here after its end.
@@ -119,6 +124,7 @@ impl Batches {
             is_storage_hanging: AtomicBool::new(false),
             trial_due: Notify::new(),
             trial_timeout: TRIAL_TIMEOUT,
+            retrial_interval: RETRIAL_INTERVAL,
             identity: Mutex::default(),
             parts_deletion: Arc::new(Semaphore::new(1)),
             failures: Mutex::default(),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::routes::BatchEndpoint;
@@ -19,6 +19,9 @@ use crate::store::documents::{
     Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
 };
 use crate::{observe, store};
+
+/// Time between two trials of the storage, each of which is three requests to S3.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The label of the metric, beside the operations that are tried.
 const IDENTITY: &str = "identity";
@@ -54,14 +57,24 @@ impl Batches {
         }
         let mut deletion = pin!(self.try_operation(StorageOperation::Delete));
         loop {
+            let interval = self.trial_interval(self.is_storage_usable());
             tokio::select! {
                 biased;
                 is_deleted = &mut deletion => return is_deleted && self.is_storage_usable(),
-                // A deletion may hang for ever where all else works.
-                () = self.trial_due.notified() => {
-                    self.try_uses().await;
-                }
+                // A deletion may hang for ever where all else works, and where all else fails for a while.
+                () = self.trial_due.notified() => {}
+                () = sleep(interval) => {}
             }
+            self.try_uses().await;
+        }
+    }
+
+    /// Time between a trial with this result and the next one.
+    pub(super) fn trial_interval(&self, is_usable: bool) -> Duration {
+        if is_usable {
+            TRIAL_INTERVAL
+        } else {
+            self.retrial_interval
         }
     }
 

@@ -18,7 +18,8 @@ const MAX_SHARDS: usize = 4;
 /// Other works at a time: each reads or writes whole files, and delays nobody who waits for a shard.
 const MAX_OTHERS: usize = 2;
 
-/// For so long a shard that found no place is taken to wait for one. Each look for work finds it again.
+/// For so long a shard that found no place is taken to wait for one, since each look for work finds it again. For as
+/// long others come before the batch of the shard that has given it its place.
 const WANTED_FOR: Duration = Duration::from_secs(10);
 
 /// Why a work stops before its end.
@@ -32,6 +33,8 @@ pub enum StopWork {
     Draining,
     /// Its lines wait for what does not come: it makes room for other batches.
     Stalled,
+    /// Few of its lines can run: a batch of which no shard runs here gets its place.
+    GivesPlace,
 }
 
 impl StopWork {
@@ -49,11 +52,35 @@ type Running = BTreeMap<DocumentKey, Vec<(Work, watch::Sender<Option<StopWork>>)
 pub struct Works {
     running: Mutex<Running>,
     stalls: Mutex<Stalls>,
-    /// When a batch of which no shard runs here last found no place for one.
-    wanted: Mutex<Option<Instant>>,
+    giving: Mutex<Giving>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
     shards: IntGauge,
+}
+
+/// Shards that wait for places, and those that give theirs away.
+#[derive(Debug, Default)]
+struct Giving {
+    /// When a batch of which no shard runs here last found no place for one.
+    wanted: Option<Instant>,
+    /// A shard ends to give its place away.
+    is_ending: bool,
+    /// The batch that has given a place away last, and when.
+    given: Option<(DocumentKey, Instant)>,
+}
+
+/// A shard that ends to give its place away. There is no other one until this is dropped, and then a batch must find no
+/// place anew.
+#[must_use = "dropping it lets the next shard end"]
+#[derive(Debug)]
+pub(super) struct EndingShard(Arc<Works>);
+
+impl Drop for EndingShard {
+    fn drop(&mut self) {
+        let mut giving = self.0.giving.lock();
+        giving.is_ending = false;
+        giving.wanted = None;
+    }
 }
 
 /// Keeps a work registered until it is dropped.
@@ -72,7 +99,7 @@ impl Works {
         Arc::new(Self {
             running: Mutex::default(),
             stalls: Mutex::default(),
-            wanted: Mutex::default(),
+            giving: Mutex::default(),
             wake: Notify::new(),
             shards,
         })
@@ -97,15 +124,37 @@ impl Works {
     /// There was no room for a work of a batch.
     pub(super) fn on_no_room(&self, now: Instant, key: &DocumentKey, work: Work) {
         let has_shard = || self.of_batch(key).into_iter().any(is_shard);
-        if is_shard(work) && !has_shard() {
-            *self.wanted.lock() = Some(now);
+        // A place that is given away would not be that of a paused batch.
+        if is_shard(work) && !has_shard() && !self.is_paused(now, key) {
+            self.giving.lock().wanted = Some(now);
         }
     }
 
-    /// Whether a batch of which no shard runs here waits for the place of one.
-    pub(super) fn is_shard_wanted(&self, now: Instant) -> bool {
-        let wanted = *self.wanted.lock();
-        wanted.is_some_and(|at| now.saturating_duration_since(at) < WANTED_FOR)
+    /// Lets a shard end to give its place away, if a batch of which none runs here waits for one and no other shard
+    /// ends for it.
+    pub(super) fn end_for_another(self: &Arc<Self>, now: Instant) -> Option<EndingShard> {
+        let mut giving = self.giving.lock();
+        let is_wanted = giving.wanted.is_some_and(|at| is_recent(now, at));
+        if !is_wanted || giving.is_ending {
+            return None;
+        }
+        giving.is_ending = true;
+        Some(EndingShard(self.clone()))
+    }
+
+    /// A shard of this batch has given its place away.
+    pub(super) fn on_place_given(&self, now: Instant, key: &DocumentKey) {
+        self.giving.lock().given = Some((key.clone(), now));
+    }
+
+    /// Whether others come before a batch: a work of it has stalled, or a shard has given its place away just now.
+    fn is_paused(&self, now: Instant, key: &DocumentKey) -> bool {
+        if self.stalls.lock().is_paused(now, key) {
+            return true;
+        }
+        let giving = self.giving.lock();
+        let given = giving.given.as_ref();
+        given.is_some_and(|(giver, at)| giver == key && is_recent(now, *at))
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -121,7 +170,7 @@ impl Works {
         let Some(work) = work else {
             return Turn::default();
         };
-        let is_paused = self.stalls.lock().is_paused(now, key);
+        let is_paused = self.is_paused(now, key);
         let class = match work {
             Work::Finalize => TurnClass::Finalize,
             Work::Validate => TurnClass::Validate,
@@ -216,6 +265,10 @@ impl Works {
     }
 }
 
+fn is_recent(now: Instant, at: Instant) -> bool {
+    now.saturating_duration_since(at) < WANTED_FOR
+}
+
 fn is_shard(work: Work) -> bool {
     matches!(work, Work::Shard(_))
 }
@@ -294,17 +347,42 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_wanted_while_a_batch_without_any_finds_none() {
+    fn one_shard_ends_for_a_batch_that_has_none_and_finds_no_place() {
         let (works, _) = works();
         let (first, other) = (batch_key("1"), batch_key("2"));
         let now = observe::now();
         let _shard = works.begin(&first, Work::Shard(0)).unwrap();
         works.on_no_room(now, &first, Work::Shard(1));
         works.on_no_room(now, &other, Work::Validate);
-        assert!(!works.is_shard_wanted(now));
+        assert!(works.end_for_another(now).is_none());
         works.on_no_room(now, &other, Work::Shard(0));
-        assert!(works.is_shard_wanted(now));
-        assert!(!works.is_shard_wanted(now + WANTED_FOR));
+        assert!(works.end_for_another(now + WANTED_FOR).is_none());
+        let ending = works.end_for_another(now).unwrap();
+        assert!(works.end_for_another(now).is_none());
+        // It has the place now, and must find none anew.
+        drop(ending);
+        assert!(works.end_for_another(now).is_none());
+        works.on_no_room(now, &other, Work::Shard(0));
+        assert!(works.end_for_another(now).is_some());
+        works.on_stall(now, &other);
+        works.on_no_room(now, &other, Work::Shard(0));
+        assert!(works.end_for_another(now).is_none());
+    }
+
+    #[test]
+    fn a_batch_that_has_given_a_place_away_comes_after_others_for_a_while() {
+        let (works, _) = works();
+        let (first, other) = (batch_key("1"), batch_key("2"));
+        let now = observe::now();
+        let turn = |now, key: &DocumentKey| works.turn(now, key, Some(Work::Shard(9)));
+        works.on_place_given(now, &first);
+        assert!(turn(now, &other) < turn(now, &first));
+        let later = now + WANTED_FOR;
+        assert_eq!(turn(later, &other), turn(later, &first));
+        // It has not stalled: the next stall is its first.
+        works.on_stall(later, &first);
+        let after = later + Duration::from_secs(60);
+        assert_eq!(turn(after, &other), turn(after, &first));
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub struct Subscribed {
 
 enum Attempt {
     Subscribed(Subscribed),
-    MakeSnapshot(SnapshotJob),
+    MakeSnapshot(Box<SnapshotJob>),
     Wait,
 }
 
@@ -210,7 +210,7 @@ impl Feed {
                     let feed = self.clone();
                     // On another thread, so that other calls go on; and it completes even if this call
                     // is cancelled.
-                    let made = tokio::task::spawn_blocking(move || feed.make_snapshot(job)).await;
+                    let made = tokio::task::spawn_blocking(move || feed.make_snapshot(*job)).await;
                     made.map_err(|error| Status::internal(error.to_string()))?;
                 }
                 Attempt::Wait => finished.await,

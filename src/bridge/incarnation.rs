@@ -89,7 +89,7 @@ pub struct Start {
 pub enum SubscribeOutcome {
     Now(Start),
     /// The caller must make a snapshot and then try again.
-    MakeSnapshot(SnapshotJob),
+    MakeSnapshot(Box<SnapshotJob>),
     /// Another caller is making a snapshot; try again when it is finished.
     Wait,
     /// Too many snapshots are still being read, or the history has already moved past a new one.
@@ -234,14 +234,14 @@ impl Incarnation {
             };
         }
         self.snapshot = None;
-        SubscribeOutcome::MakeSnapshot(SnapshotJob {
+        SubscribeOutcome::MakeSnapshot(Box::new(SnapshotJob {
             incarnation: self.id.clone(),
             blocks,
             number,
             rank: self.rank,
             unknown_before: self.unknown_before,
             timestamp: self.last.as_ref().map_or(0.0, |last| last.batch.timestamp),
-        })
+        }))
     }
 
     /// Takes what a [`SnapshotJob`] made: the blocks back, and the snapshot for later subscribers.

@@ -111,7 +111,8 @@ pub struct Api {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub drain_delay: Duration,
-    /// After `drain_delay` running requests may take this long. Both and 5 s to spare are to fit into the pod's
+    /// After `drain_delay` running requests may take this long; in its last 2 s, or its last half if it is shorter than
+    /// 4 s, what still runs ends with an error. Both and 5 s to spare are to fit into the pod's
     /// `terminationGracePeriodSeconds`, which is 30 s by default.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]

@@ -14,10 +14,11 @@ use crate::units::DurationText;
 pub struct Settings {
     /// After this many failed requests in a row the worker's circuit breaker opens. Two may be one hiccup that
     /// two requests met; three are a state. Requests that fail at healthy workers open the circuit breakers of at most half
-    /// of a model's workers.
+    /// of a model's workers for the same part of a request.
     #[schemars(range(min = 1))]
     pub failure_threshold: u32,
-    /// An open circuit breaker lets one request try the worker again after this time (half-open).
+    /// An open circuit breaker lets one request try the worker again after this time (half-open). One that is open because the
+    /// worker took no connections closes before, once a health check succeeds.
     #[serde(with = "DurationText")]
     pub open_duration: Duration,
 }

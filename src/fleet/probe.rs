@@ -13,7 +13,7 @@ mod sleep;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
@@ -44,8 +44,22 @@ const FIRST_PROBE_SPACING: Duration = Duration::from_millis(1);
 /// The default port of bootstrap servers, if the connector needs them, and the connector.
 pub type BootstrapPort = Option<(Connector, u16)>;
 
+/// Between two looks whether a worker takes connections again, once it took none for several requests in a row: a process
+/// that its supervisor starts again may be back long before the next round, and until then no other worker may be left. A
+/// few a second are little beside the requests that are refused, and they end once the worker is down.
+const CONNECTION_CHECKS_APART: Duration = Duration::from_millis(500);
+
+/// Told of a worker that has taken a new connection and answered a health check that began then, if its circuit breaker
+/// waits for that.
+pub type OnConnected = Arc<dyn Fn(&Worker, Instant) + Send + Sync>;
+
 /// Runs one probe task for each worker of the fleet.
-pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks) {
+pub async fn run(
+    registry: Arc<Registry>,
+    bootstrap: BootstrapPort,
+    on_connected: OnConnected,
+    tasks: Tasks,
+) {
     let mut changes = registry.changes();
     let mut probes = KeyedTasks::new(tasks);
     loop {
@@ -57,7 +71,13 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
             .collect();
         let mut joined = 0;
         probes.set_keys(&listed.keys().copied().collect(), |id| {
-            let probe = probe(listed[id].clone(), registry.clone(), bootstrap);
+            let on_connected = on_connected.clone();
+            let probe = probe(
+                listed[id].clone(),
+                registry.clone(),
+                bootstrap,
+                on_connected,
+            );
             let wait = FIRST_PROBE_SPACING * joined;
             joined += 1;
             async move {
@@ -78,13 +98,19 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
 }
 
 /// Probes one worker, as its schedule says.
-async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: BootstrapPort) {
+async fn probe(
+    worker: Arc<Worker>,
+    registry: Arc<Registry>,
+    bootstrap: BootstrapPort,
+    on_connected: OnConnected,
+) {
     let mut prober = Prober {
         schedule: ProbeSchedule::default(),
         settings: health::Settings::default(),
         worker,
         registry,
         bootstrap,
+        on_connected,
         facts: None,
         bootstrap_log: LogOnce::default(),
     };
@@ -101,6 +127,7 @@ struct Prober {
     worker: Arc<Worker>,
     registry: Arc<Registry>,
     bootstrap: BootstrapPort,
+    on_connected: OnConnected,
     /// What the engine said about itself last.
     facts: Option<Facts>,
     bootstrap_log: LogOnce,
@@ -127,8 +154,7 @@ impl Prober {
         let (worker, limit) = (&self.worker, self.settings.timeout);
         match step {
             Step::CheckHealth => {
-                let engine = self.facts.as_ref().map(|facts| facts.engine);
-                let checked = check_health(worker, engine, limit).await;
+                let checked = self.check_health().await;
                 if let Err(error) = &checked
                     && error.is_local
                 {
@@ -185,8 +211,42 @@ impl Prober {
             }
             Step::Wait(pause) => {
                 worker.pool.close_expired(observe::now());
-                tokio::time::sleep(pause).await;
+                tokio::select! {
+                    biased;
+                    () = tokio::time::sleep(pause) => {}
+                    () = self.connected() => {}
+                }
                 self.begin()
+            }
+        }
+    }
+
+    /// One health check. If the worker's circuit breaker waits for a connection, this one is made anew.
+    async fn check_health(&self) -> Result<(), ProbeError> {
+        let worker = &self.worker;
+        let awaits_connection = worker.breaker.awaits_connection();
+        if awaits_connection {
+            // One from before would not show that the worker takes new ones.
+            worker.pool.close_idle();
+        }
+        let asked_at = observe::now();
+        let engine = self.facts.as_ref().map(|facts| facts.engine);
+        let checked = check_health(worker, engine, self.settings.timeout).await;
+        if awaits_connection && checked.is_ok() {
+            (self.on_connected)(worker, asked_at);
+        }
+        checked
+    }
+
+    /// Resolves once a worker that took no connections takes them again: then its next round is due. Checks that fail
+    /// until then count for nothing.
+    async fn connected(&self) {
+        loop {
+            self.worker.awaits_connection().await;
+            tokio::time::sleep(CONNECTION_CHECKS_APART).await;
+            let is_connected = self.check_health().await.is_ok();
+            if is_connected && !self.worker.breaker.awaits_connection() {
+                return;
             }
         }
     }

@@ -168,7 +168,7 @@ pub struct WorkerState {
     pub last_probe_error: ArcSwapOption<String>,
     /// Its health checks fail, or it sleeps.
     is_down: AtomicBool,
-    /// Wakes the requests that wait for its answer when it is taken out.
+    /// Wakes the requests that wait for its answer when it is taken out, and its health checks.
     taken_out: Notify,
 }
 
@@ -273,6 +273,19 @@ impl WorkerState {
             // Before the look, so that no change in between is missed.
             let taken_out = self.taken_out.notified();
             if self.is_out() {
+                return;
+            }
+            taken_out.await;
+        }
+    }
+
+    /// Resolves once its circuit breaker waits for it to take connections again. While it is known to be down, the rounds
+    /// of health checks are enough.
+    pub(super) async fn awaits_connection(&self) {
+        loop {
+            // Before the look, so that no change in between is missed.
+            let taken_out = self.taken_out.notified();
+            if self.breaker.awaits_connection() && !self.is_down() {
                 return;
             }
             taken_out.await;

@@ -1,5 +1,5 @@
-//! Circuit breaker: results of requests -> closed, open, half-open. The machine is pure; [`SharedBreaker`] lets
-//! concurrent requests use it without a lock as long as nothing fails.
+//! Circuit breaker: results of requests, and of health checks after lost connections -> closed, open, half-open. The
+//! machine is pure; [`SharedBreaker`] lets concurrent requests use it without a lock as long as nothing fails.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +39,13 @@ pub struct CircuitBreaker {
     failure_threshold: u32,
     open_duration: Duration,
     state: State,
+    /// In a row: requests that failed at the server, and those that it took no connection for.
     failures: u32,
+    unconnected: u32,
+    /// When it last took no connection.
+    unconnected_at: Option<Instant>,
+    /// When the health check began that last closed the breaker.
+    closed_by_check_at: Option<Instant>,
     /// When an open breaker admits a trial request, and when a trial request without a result counts as failed.
     retry_at: Option<Instant>,
     /// The server asked for no requests until then (Retry-After).
@@ -54,6 +60,9 @@ impl CircuitBreaker {
             open_duration,
             state: State::Closed,
             failures: 0,
+            unconnected: 0,
+            unconnected_at: None,
+            closed_by_check_at: None,
             retry_at: None,
             paused_until: None,
         }
@@ -100,24 +109,66 @@ impl CircuitBreaker {
             return false;
         }
         self.failures = 0;
+        self.unconnected = 0;
         self.retry_at = None;
         std::mem::replace(&mut self.state, State::Closed) != State::Closed
     }
 
-    /// Returns true if this opened the breaker.
+    /// Takes a request that failed at the server. Returns true if this opened the breaker.
     pub fn on_failure(&mut self, now: Instant) -> bool {
-        self.failures = self.failures.saturating_add(1);
-        let opens = match self.state {
-            State::Closed => self.failures >= self.failure_threshold,
-            State::HalfOpen => true,
+        self.failures = match self.state {
+            State::Closed => self.failures.saturating_add(1),
+            // Whatever opened the breaker, the server took the trial request and failed.
+            State::HalfOpen => self.failures.max(self.failure_threshold),
             // A request from before the breaker opened.
-            State::Open => false,
+            State::Open => return false,
         };
+        self.open_if_due(now)
+    }
+
+    /// Takes a request for which the server took no connection. Returns true if this opened the breaker.
+    pub fn on_no_connection(&mut self, now: Instant) -> bool {
+        if self.state == State::Open {
+            // A request from before the breaker opened.
+            return false;
+        }
+        self.unconnected = self.unconnected.saturating_add(1);
+        self.unconnected_at = Some(now);
+        self.open_if_due(now)
+    }
+
+    fn open_if_due(&mut self, now: Instant) -> bool {
+        let failures = self.failures.saturating_add(self.unconnected);
+        let opens = self.state == State::HalfOpen || failures >= self.failure_threshold;
         if opens {
             self.state = State::Open;
             self.retry_at = Some(now + self.open_duration);
         }
         opens
+    }
+
+    /// True if the breaker would be closed, had the server taken the connections that it did not take.
+    pub fn awaits_connection(&self) -> bool {
+        self.state != State::Closed
+            && self.unconnected > 0
+            && self.failures < self.failure_threshold
+    }
+
+    /// Takes a health check that began at `asked_at` and succeeded over a new connection: what a lack of connections has
+    /// opened, a connection closes. At most once in `open_duration`, so that a server that takes only some connections is
+    /// left alone as others are. Requests that failed at the server still count. Returns true if this closed the breaker.
+    pub fn on_health_check(&mut self, asked_at: Instant) -> bool {
+        let was_asked_before = self.unconnected_at.is_some_and(|at| asked_at < at);
+        let closed_at = self.closed_by_check_at;
+        let is_again = closed_at.is_some_and(|at| asked_at < at + self.open_duration);
+        if !self.awaits_connection() || was_asked_before || is_again {
+            return false;
+        }
+        self.unconnected = 0;
+        self.retry_at = None;
+        self.closed_by_check_at = Some(asked_at);
+        self.state = State::Closed;
+        true
     }
 
     /// The trial request says nothing about the server: the next request is the trial.
@@ -136,6 +187,7 @@ impl CircuitBreaker {
     fn is_quiet(&self, now: Instant) -> bool {
         self.state == State::Closed
             && self.failures == 0
+            && self.unconnected == 0
             && self.paused_until.is_none_or(|until| now >= until)
     }
 }
@@ -194,6 +246,27 @@ impl SharedBreaker {
         let mut machine = self.machine.lock();
         self.is_active.store(true, Ordering::Release);
         machine.on_failure(now)
+    }
+
+    /// As [`CircuitBreaker::on_no_connection`].
+    pub fn on_no_connection(&self, now: Instant) -> bool {
+        let mut machine = self.machine.lock();
+        self.is_active.store(true, Ordering::Release);
+        machine.on_no_connection(now)
+    }
+
+    /// As [`CircuitBreaker::awaits_connection`].
+    pub fn awaits_connection(&self) -> bool {
+        !self.is_quiet() && self.machine.lock().awaits_connection()
+    }
+
+    /// As [`CircuitBreaker::on_health_check`].
+    pub fn on_health_check(&self, asked_at: Instant) -> bool {
+        let mut machine = self.machine.lock();
+        let closed = machine.on_health_check(asked_at);
+        let is_active = !machine.is_quiet(asked_at);
+        self.is_active.store(is_active, Ordering::Release);
+        closed
     }
 
     /// As [`CircuitBreaker::release_trial`].
@@ -292,12 +365,100 @@ mod tests {
         assert!(shared.is_quiet());
     }
 
+    /// Each letter is a request: `-` fails, `0` gets no connection, `+` succeeds; `t` admits the next one as a trial. Then
+    /// a health check succeeds.
+    fn check_after(requests: &str, expected: (bool, State)) {
+        let (mut breaker, mut now) = breaker();
+        for request in requests.chars() {
+            match request {
+                '-' => {
+                    breaker.on_failure(now);
+                }
+                '0' => {
+                    breaker.on_no_connection(now);
+                }
+                '+' => {
+                    breaker.on_success();
+                }
+                't' => {
+                    now += Duration::from_secs(1);
+                    assert!(breaker.admit(now), "{requests}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+        let awaits = breaker.awaits_connection();
+        let closed = breaker.on_health_check(now);
+        assert_eq!((closed, breaker.state()), expected, "{requests}");
+        assert_eq!(closed, awaits, "{requests}");
+    }
+
+    #[test]
+    fn a_health_check_closes_what_opened_for_lack_of_a_connection() {
+        for requests in ["000", "-00", "0-0", "--0", "000t", "000t0", "---t+000"] {
+            check_after(requests, (true, State::Closed));
+        }
+        // What fails while it is open says nothing.
+        check_after("00---", (true, State::Closed));
+        for requests in ["---", "---0", "---t0", "0-0t-", "000t-"] {
+            check_after(requests, (false, State::Open));
+        }
+        check_after("---t", (false, State::HalfOpen));
+        check_after("00", (false, State::Closed));
+    }
+
+    #[test]
+    fn a_health_check_that_began_before_the_last_lost_connection_closes_nothing() {
+        let (mut breaker, now) = breaker();
+        let later = now + Duration::from_millis(1);
+        (0..3).for_each(|_| _ = breaker.on_no_connection(later));
+        assert!(!breaker.on_health_check(now));
+        assert!(!breaker.may_admit(later));
+        assert!(breaker.on_health_check(later));
+        assert!(breaker.may_admit(later));
+    }
+
+    #[test]
+    fn failures_of_before_still_count_after_a_health_check_has_closed_it() {
+        let (mut breaker, now) = breaker();
+        (0..2).for_each(|_| _ = breaker.on_failure(now));
+        assert!(breaker.on_no_connection(now));
+        assert!(breaker.on_health_check(now));
+        assert!(breaker.on_failure(now));
+        assert!(!breaker.on_health_check(now));
+    }
+
+    #[test]
+    fn a_server_that_takes_only_some_connections_is_tried_as_seldom_as_others() {
+        let (mut breaker, now) = breaker();
+        for (ms, expected) in [(0, true), (400, false), (999, false), (1_000, true)] {
+            let now = now + Duration::from_millis(ms);
+            (0..3).for_each(|_| _ = breaker.on_no_connection(now));
+            assert_eq!(breaker.on_health_check(now), expected, "{ms}");
+        }
+    }
+
+    #[test]
+    fn requests_take_no_lock_once_a_health_check_has_closed_it() {
+        let (now, shared) = (
+            observe::now(),
+            SharedBreaker::new(1, Duration::from_secs(1)),
+        );
+        assert!(shared.on_no_connection(now));
+        assert!(shared.awaits_connection());
+        assert!(shared.on_health_check(now));
+        assert!(shared.is_quiet());
+        assert!(!shared.awaits_connection());
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Wait(u64),
         Admit,
         Success,
         Failure,
+        NoConnection,
+        HealthCheck,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -305,7 +466,9 @@ mod tests {
             (0u64..1500).prop_map(Step::Wait),
             Just(Step::Admit),
             Just(Step::Success),
-            Just(Step::Failure)
+            Just(Step::Failure),
+            Just(Step::NoConnection),
+            Just(Step::HealthCheck)
         ];
         proptest::collection::vec(step, 0..80)
     }
@@ -342,6 +505,21 @@ mod tests {
                         prop_assert_eq!(opened, shared.on_failure(now));
                         if opened {
                             quiet_until = Some(now + Duration::from_secs(1));
+                        }
+                    }
+                    Step::NoConnection => {
+                        let opened = machine.on_no_connection(now);
+                        prop_assert_eq!(opened, shared.on_no_connection(now));
+                        if opened {
+                            quiet_until = Some(now + Duration::from_secs(1));
+                        }
+                    }
+                    Step::HealthCheck => {
+                        prop_assert_eq!(machine.awaits_connection(), shared.awaits_connection());
+                        let closed = machine.on_health_check(now);
+                        prop_assert_eq!(closed, shared.on_health_check(now));
+                        if closed {
+                            quiet_until = None;
                         }
                     }
                 }

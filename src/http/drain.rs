@@ -1,9 +1,11 @@
 //! The process's stop signal, and the tasks that the drain waits for.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -11,6 +13,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
+
+/// The last part of a drain's time, in which what clients still wait for ends with an error: its terminal event or its
+/// 503 has to be stored and to reach the client, which is a few round trips to Redis and one to the client, for
+/// thousands of streams at once.
+const LAST_PART: Duration = Duration::from_secs(2);
+/// At most this share of a short drain, so that most of it is left to what runs.
+const LAST_PART_SHARE: u32 = 2;
 
 /// Resolves at SIGTERM or SIGINT.
 pub async fn stop_signal() -> io::Result<()> {
@@ -52,6 +61,26 @@ impl StopSignals {
     }
 }
 
+/// Whether the last part of the drain has begun. It is asked on each poll, so it is no token, which takes a lock: the
+/// task of each connection is polled when it begins, and with it all requests of that connection.
+#[derive(Clone, Debug, Default)]
+pub struct LastPart(Arc<AtomicBool>);
+
+impl LastPart {
+    pub fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// What `future` comes to; `None` if the last part begins before. The task must be polled then.
+    pub async fn cuts_off<F: Future>(&self, mut future: Pin<&mut F>) -> Option<F::Output> {
+        poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Pending if self.has_begun() => Poll::Ready(None),
+            polled => polled.map(Some),
+        })
+        .await
+    }
+}
+
 /// Spawns and tracks tasks, asks them to stop, and waits until they have ended.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
@@ -60,6 +89,10 @@ pub struct Tasks {
     /// Set together with `stop`, for connections, which read it on each poll: the token takes a lock.
     stopping: Arc<AtomicBool>,
     tracker: TaskTracker,
+    /// Cancelled when the last part of the drain begins: wakes the tasks of connections.
+    ending: CancellationToken,
+    /// Set together with `ending`.
+    last_part: LastPart,
     /// Cancelled when the drain timeout is over: ends the tasks that still run.
     abort: CancellationToken,
 }
@@ -107,6 +140,28 @@ impl Tasks {
         })
     }
 
+    /// `task`, which is polled when the last part of the drain begins: for those that run requests.
+    pub fn woken_for_last_part(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let ending = self.ending();
+        async move {
+            let mut ending = pin!(ending);
+            let mut task = pin!(task);
+            let mut is_registered = false;
+            poll_fn(|cx| {
+                if !is_registered {
+                    // Once is enough: the task keeps its waker.
+                    is_registered = true;
+                    let _ = ending.as_mut().poll(cx);
+                }
+                task.as_mut().poll(cx)
+            })
+            .await;
+        }
+    }
+
     /// Makes the drain wait for a task that the caller spawns. The task must check
     /// [`Tasks::is_aborted`] itself: connections poll often, so they are not wrapped.
     pub fn track<F: Future>(&self, task: F) -> TrackedFuture<F> {
@@ -120,6 +175,15 @@ impl Tasks {
     /// Resolves when the drain begins.
     pub fn stopped(&self) -> WaitForCancellationFutureOwned {
         self.stop.clone().cancelled_owned()
+    }
+
+    /// Resolves when the last part of the drain begins.
+    pub fn ending(&self) -> WaitForCancellationFutureOwned {
+        self.ending.clone().cancelled_owned()
+    }
+
+    pub fn last_part(&self) -> &LastPart {
+        &self.last_part
     }
 
     /// Resolves when the drain timeout is over.
@@ -137,22 +201,41 @@ impl Tasks {
         self.stop.cancel();
     }
 
+    /// Begins the last part of the drain: requests end with an error.
+    fn end(&self) {
+        self.last_part.0.store(true, Ordering::Relaxed);
+        self.ending.cancel();
+    }
+
     /// Waits until every task has ended, but no longer than `limit`; then aborts the rest. Returns how
     /// many were aborted.
     pub async fn drain(&self, limit: Duration) -> usize {
+        self.drain_with(limit, |_| {}).await
+    }
+
+    /// Does what [`Tasks::drain`] does; `on_last_part` gets the number of tasks that still run when the last part begins.
+    pub async fn drain_with(&self, limit: Duration, on_last_part: impl FnOnce(usize)) -> usize {
         self.stop();
         self.tracker.close();
-        if tokio::time::timeout(limit, self.tracker.wait())
-            .await
-            .is_ok()
-        {
+        let last = LAST_PART.min(limit / LAST_PART_SHARE);
+        if self.have_ended_within(limit - last).await {
+            return 0;
+        }
+        on_last_part(self.tracker.len());
+        self.end();
+        if self.have_ended_within(last).await {
             return 0;
         }
         let left = self.tracker.len();
         self.abort.cancel();
         // An aborted task ends at its next poll.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.tracker.wait()).await;
+        self.have_ended_within(Duration::from_secs(1)).await;
         left
+    }
+
+    async fn have_ended_within(&self, limit: Duration) -> bool {
+        let ended = tokio::time::timeout(limit, self.tracker.wait());
+        ended.await.is_ok()
     }
 }
 
@@ -162,6 +245,37 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_outlasts_the_drain_is_cut_off_before_its_task_is_aborted() {
+        let tasks = Tasks::default();
+        let cut_off = Arc::new(AtomicBool::new(false));
+        let request = {
+            let (last_part, cut_off) = (tasks.last_part().clone(), cut_off.clone());
+            async move {
+                let endless = pin!(std::future::pending::<()>());
+                let ended = last_part.cuts_off(endless).await;
+                cut_off.store(ended.is_none(), Ordering::Relaxed);
+            }
+        };
+        tasks.spawn(tasks.woken_for_last_part(request));
+        let mut left = None;
+        let aborted = tasks
+            .drain_with(Duration::from_millis(200), |tasks| left = Some(tasks))
+            .await;
+        assert_eq!((aborted, left), (0, Some(1)));
+        assert!(cut_off.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn what_ends_in_time_sees_nothing_of_the_last_part() {
+        let tasks = Tasks::default();
+        let last_part = tasks.last_part().clone();
+        let stopped = tasks.stopped();
+        tasks.spawn(stopped);
+        assert_eq!(tasks.drain(Duration::from_secs(10)).await, 0);
+        assert!(!last_part.has_begun());
+    }
 
     #[tokio::test]
     async fn a_task_that_is_woken_as_the_drain_begins_does_nothing_more() {

@@ -22,7 +22,8 @@ pub use self::shape::ErrorShape;
 use crate::limits::Refusal;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
-use crate::{http, prompt, relay};
+use crate::relay::failure::types::Failure;
+use crate::{http, prompt, queue, relay};
 
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -362,6 +363,11 @@ impl From<prompt::Error> for ApiError {
 }
 
 impl ApiError {
+    /// The drain has ended an answer of which the client has nothing, and which the relay has counted.
+    pub fn draining() -> Self {
+        Self::of_run(relay::Error::NotQueued(queue::Refusal::DRAINING))
+    }
+
     /// The error of a request that the relay has run, and has counted.
     pub fn of_run(error: relay::Error) -> Self {
         Self {
@@ -414,12 +420,20 @@ impl From<relay::Error> for ApiError {
             }
             relay::Error::NotSplit { .. } => Self::bad("not_disaggregated", message),
             relay::Error::Unreachable {
-                may_have_computed, ..
-            } => Self {
-                // The router has tried again already. SDKs would make engines compute the answer three times as often.
-                should_retry: may_have_computed.then_some(false),
-                ..Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
-            },
+                may_have_computed,
+                last,
+                ..
+            } => {
+                let code = match last {
+                    Failure::NoAnswer => INVALID_ENGINE_RESPONSE,
+                    _ => "engine_unreachable",
+                };
+                Self {
+                    // The router has tried again already. SDKs would make engines compute the answer three times as often.
+                    should_retry: may_have_computed.then_some(false),
+                    ..Self::new(StatusCode::BAD_GATEWAY, code, message)
+                }
+            }
             relay::Error::TimedOut { .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message).not_retried()
             }

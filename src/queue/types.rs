@@ -128,6 +128,14 @@ pub struct Refusal {
     pub retry_after: Duration,
 }
 
+impl Refusal {
+    /// The router is about to end; another replica takes the request.
+    pub const DRAINING: Self = Self {
+        reason: RefusalReason::Draining,
+        retry_after: Duration::from_secs(1),
+    };
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RefusalReason {
     /// Its class has as many requests as it may have.
@@ -181,7 +189,7 @@ pub enum RefusalReason {
         setting: &'static str,
     },
     /// The router is about to end.
-    #[error("this router is about to end and all workers are busy; try again")]
+    #[error("this router is about to end; try again")]
     Draining,
 }
 

@@ -1,17 +1,19 @@
 //! Stops the engine's work for clients that left before a whole answer. SGLang notices a closed connection after seconds
 //! unless the answer is streamed, so the router names the request to abort.
 
+mod silent_workers;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
-use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::debug;
 
+use self::silent_workers::{AbortTurn, SilentWorkers};
 use super::request::body_edit::{self, Edit};
 use crate::fleet::Worker;
 use crate::ids::WorkerId;
@@ -25,9 +27,6 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 /// Requests to abort that are sent at the same time, so that an engine that does not answer keeps back no others' aborts
 /// before health checks have found it.
 const MAX_AT_ONCE: usize = 16;
-/// An engine that did not answer in time is asked for nothing for so long, which gives health checks the time to find it.
-/// Its aborts would take all places again and again.
-const SILENT_FOR: Duration = Duration::from_secs(10);
 /// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
 const MAX_QUEUED: usize = 1_024;
 
@@ -54,8 +53,7 @@ impl Aborts {
             requests: registry.counters(
                 "warmroute_engine_aborts_total",
                 "Requests that an engine was asked to abort, because their clients left before a whole answer: sent; \
-                 failed (a worker that is down, or did not answer a moment ago, is not asked); dropped (too many \
-                 waited to be sent).",
+                 failed (a worker that is down is not asked); dropped (too many waited to be sent).",
                 &["outcome"],
             ),
         })
@@ -68,32 +66,38 @@ impl Aborts {
         };
         // Dropped with this future, it ends what is being sent.
         let mut sending = JoinSet::new();
-        // The workers that did not answer in time, and until when they are not asked.
-        let mut silent: FxHashMap<WorkerId, Instant> = FxHashMap::default();
+        let mut silent = SilentWorkers::new();
         loop {
             tokio::select! {
                 biased;
                 Some(ended) = sending.join_next(), if !sending.is_empty() => {
-                    if let Ok(Some(worker)) = ended {
-                        let now = observe::now();
-                        silent.retain(|_, until| now < *until);
-                        silent.insert(worker, now + SILENT_FOR);
+                    if let Ok((worker, in_time)) = ended
+                        && let Some(abort) = silent.on_ended(observe::now(), worker, in_time)
+                    {
+                        sending.spawn(self.clone().send(abort));
                     }
                 }
-                abort = queued.recv(), if sending.len() < MAX_AT_ONCE => match abort {
-                    None => return,
-                    // It would not answer, and notices the closed connections when it is back.
-                    Some(abort) if abort.worker.is_down() || is_silent(&silent, abort.worker.id) => {
-                        self.count("failed");
+                abort = queued.recv(), if sending.len() < MAX_AT_ONCE => {
+                    let Some(abort) = abort else {
+                        return;
+                    };
+                    match silent.admit(observe::now(), abort.worker.id, abort) {
+                        AbortTurn::Now(abort) => _ = sending.spawn(self.clone().send(abort)),
+                        AbortTurn::Waits => {}
+                        AbortTurn::Dropped => self.count("dropped"),
                     }
-                    Some(abort) => _ = sending.spawn(self.clone().send(abort)),
-                },
+                }
             }
         }
     }
 
-    /// Returns the worker if it did not answer in time.
-    async fn send(self: Arc<Self>, Abort { worker, id }: Abort) -> Option<WorkerId> {
+    /// Returns the worker, and whether it did not keep the router waiting.
+    async fn send(self: Arc<Self>, Abort { worker, id }: Abort) -> (WorkerId, bool) {
+        if worker.is_down() {
+            // It would not answer, and notices the closed connections when it is back.
+            self.count("failed");
+            return (worker.id, true);
+        }
         // An id of the router's own needs no escapes.
         let body = format!(r#"{{"rid":"{id}"}}"#);
         let authorization = worker.authorization.as_ref();
@@ -107,7 +111,7 @@ impl Aborts {
         };
         debug!(worker = %worker.name, %id, outcome, "engine asked to abort a request");
         self.count(outcome);
-        answered.is_err().then_some(worker.id)
+        (worker.id, answered.is_ok())
     }
 
     fn count(&self, outcome: &str) {
@@ -135,12 +139,6 @@ impl Aborts {
         };
         Some((body_edit::applied(body, &mut [field]), guard))
     }
-}
-
-fn is_silent(silent: &FxHashMap<WorkerId, Instant>, worker: WorkerId) -> bool {
-    silent
-        .get(&worker)
-        .is_some_and(|until| observe::now() < *until)
 }
 
 /// Dropped before the engine has answered, it has the request aborted.
@@ -173,12 +171,12 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::fleet::Member;
     use crate::fleet::health::Health;
     use crate::fleet::registry::tests::{member, registry};
-    use crate::fleet::{self, Member};
 
-    /// A worker that accepts connections and says nothing.
-    fn silent_worker() -> (TcpListener, Arc<fleet::registry::Registry>, Arc<Worker>) {
+    #[tokio::test]
+    async fn a_worker_that_is_down_is_not_asked() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let engine = Member {
@@ -188,48 +186,20 @@ mod tests {
         let fleet = registry(&[]);
         fleet.set_members("static", vec![engine]);
         let worker = fleet.snapshot().workers[0].worker.clone();
-        (listener, fleet, worker)
-    }
-
-    fn abort(aborts: &Arc<Aborts>, worker: &Arc<Worker>) {
-        let body = Bytes::from_static(br#"{"model":"m"}"#);
-        drop(aborts.guard(Api::Chat, &body, worker, "id".to_owned()));
-    }
-
-    async fn have_failed(aborts: &Aborts, count: u64) {
-        while aborts.requests.with_label_values(&["failed"]).get() < count {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    #[tokio::test]
-    async fn a_worker_that_is_down_is_not_asked() {
-        let (listener, fleet, worker) = silent_worker();
         fleet.set_health(worker.id, Health::Down);
         let aborts = Aborts::new(&Registry::default());
-        abort(&aborts, &worker);
-        tokio::select! {
-            () = aborts.clone().run() => panic!("it runs until it is dropped"),
-            () = have_failed(&aborts, 1) => {}
-        }
-        assert!(listener.accept().is_err(), "it was asked");
-    }
-
-    #[tokio::test]
-    async fn a_worker_that_did_not_answer_in_time_is_not_asked_again_at_once() {
-        let (listener, _fleet, worker) = silent_worker();
-        let aborts = Aborts::new(&Registry::default());
-        let leave = async {
-            abort(&aborts, &worker);
-            have_failed(&aborts, 1).await;
-            (0..MAX_AT_ONCE).for_each(|_| abort(&aborts, &worker));
-            have_failed(&aborts, 1 + MAX_AT_ONCE as u64).await;
+        let body = Bytes::from_static(br#"{"model":"m"}"#);
+        drop(aborts.guard(Api::Chat, &body, &worker, "id".to_owned()));
+        let failed = aborts.requests.with_label_values(&["failed"]);
+        let counted = async {
+            while failed.get() == 0 {
+                tokio::task::yield_now().await;
+            }
         };
         tokio::select! {
             () = aborts.clone().run() => panic!("it runs until it is dropped"),
-            () = leave => {}
+            () = counted => {}
         }
-        assert!(listener.accept().is_ok(), "it was never asked");
-        assert!(listener.accept().is_err(), "it was asked again");
+        assert!(listener.accept().is_err(), "it was asked");
     }
 }

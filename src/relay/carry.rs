@@ -24,6 +24,7 @@ use crate::http::Body;
 use crate::limits::Known;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
+use crate::queue::Refusal;
 use crate::traces::{Event, RequestTrace};
 
 impl Relay {
@@ -79,7 +80,7 @@ impl Relay {
             deadline: self.deadline(&job.context),
             looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
             is_only_one: job.gateway.is_some(),
-            may_give_up_transfers: self.chooser().may_give_up_transfers(&plan),
+            may_give_up_transfers: self.chooser().may_give_up_transfers(),
         };
         let mut course = Course::new(&self.settings, rules, failed, earlier_cuts);
         let charge = self.reserve(job, &plan, wanted).await?;
@@ -96,9 +97,13 @@ impl Relay {
             waits: waits.as_mut(),
             count: &mut count,
         });
-        // Pinned where it is made, so that it is not moved.
-        let answered = pin!(self.attempts(job, &mut plan, &mut course, &mut last, first)).await;
-        match answered {
+        let answered = {
+            // Pinned where it is made, so that it is not moved.
+            let attempts = pin!(self.attempts(job, &mut plan, &mut course, &mut last, first));
+            self.unless_drained(job, attempts).await
+        };
+        let drained = || Unanswered::NotQueued(Error::NotQueued(Refusal::DRAINING));
+        match answered.unwrap_or_else(|| Err(drained())) {
             Ok(answer) => Ok(self.respond(job, plan, answer, count, rules.deadline)),
             Err(why) => self.unanswered(job, plan, course, last, why, count),
         }

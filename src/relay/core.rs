@@ -1,6 +1,7 @@
 //! The [`Relay`]: what all requests share. Each step of a request is an `impl Relay` in a file of its own.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::abort::Aborts;
 use super::account::decision_log::DecisionLog;
@@ -13,11 +14,14 @@ use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::prompt::cached_prefix::Caches;
 use super::prompt::tokens::Tokens;
+use super::request::context::RequestKind;
 use super::request::target::Names;
 use super::request::tenants::TenantTable;
 use super::settings::Settings;
 use super::wait::Queues;
+use crate::fleet::Worker;
 use crate::fleet::registry::Registry;
+use crate::http::drain::LastPart;
 use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics::{self, metric_table};
 use crate::peers::Peers;
@@ -69,6 +73,7 @@ pub struct Relay {
     aborts: Arc<Aborts>,
     tracer: Tracer,
     decisions: Arc<DecisionLog>,
+    last_part: LastPart,
 }
 
 impl Relay {
@@ -103,7 +108,13 @@ impl Relay {
             settings,
             caches,
             names: Names::new(&models.names),
-            models: Models::new(models, fleet.clone(), families, registry),
+            models: Models::new(
+                models,
+                fleet.clone(),
+                families,
+                computes_locally(prefill_decode.as_ref()),
+                registry,
+            ),
             fleet,
             prefill_decode,
             tokens,
@@ -115,6 +126,7 @@ impl Relay {
             aborts: Aborts::new(registry),
             tracer: Tracer::default(),
             decisions: Arc::default(),
+            last_part: LastPart::default(),
             metrics: Metrics::new(registry),
         }
     }
@@ -144,7 +156,9 @@ impl Relay {
             fleet: self.fleet.clone(),
             caches: self.caches.clone(),
             names: Names::new(&models.names),
-            models: self.models.successor(models),
+            models: self
+                .models
+                .successor(models, computes_locally(disaggregation.as_ref())),
             tokens,
             budget,
             quarantine: self.quarantine.clone(),
@@ -158,6 +172,7 @@ impl Relay {
             aborts: self.aborts.clone(),
             tracer: self.tracer.clone(),
             decisions: self.decisions.clone(),
+            last_part: self.last_part.clone(),
         }
     }
 
@@ -167,8 +182,26 @@ impl Relay {
         Self { tracer, ..self }
     }
 
+    /// Has requests end with an error in the last part of the drain.
+    #[must_use]
+    pub fn ending_in(self, last_part: LastPart) -> Self {
+        Self { last_part, ..self }
+    }
+
+    /// The part of the drain in which a request ends with an error. `None` for one whose client does not wait: background
+    /// responses and lines of batches are given up for another replica.
+    pub(super) fn last_part(&self, kind: &RequestKind) -> Option<&LastPart> {
+        kind.is_interactive().then_some(&self.last_part)
+    }
+
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
+    }
+
+    /// A worker whose circuit breaker waits for that has taken a new connection and answered a health check, which began
+    /// at `asked_at`.
+    pub fn on_connected(&self, worker: &Worker, asked_at: Instant) {
+        self.models.shared.on_connected(worker, asked_at);
     }
 
     pub(super) fn chooser(&self) -> Chooser<'_> {
@@ -231,4 +264,9 @@ impl Relay {
     pub fn block_bytes(&self) -> u32 {
         self.caches.predicted.settings().block_size
     }
+}
+
+/// Whether decode workers compute prompts where no prefill worker does.
+fn computes_locally(disaggregation: Option<&Disaggregation>) -> bool {
+    disaggregation.is_none_or(Disaggregation::is_local_prefill_allowed)
 }

@@ -61,7 +61,7 @@ pub(super) enum Unanswered {
     LacksPrefill,
     /// It can only be sent as a chat completion, and has something that none can have.
     NotConvertible(NotConvertible),
-    /// It waited in vain for room, or did not wait.
+    /// It waited in vain for room, or did not wait; or the drain ended it.
     NotQueued(Error),
 }
 
@@ -211,7 +211,11 @@ impl Course {
         self.may_have_computed |= match fault.failure {
             Failure::Broken => fault.is_cut || !fault.is_stale(),
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
-            Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
+            Failure::Local
+            | Failure::Connect
+            | Failure::Refused
+            | Failure::NoAnswer
+            | Failure::TooLong => false,
         };
         self.last = Some(ended);
         if let Some(cut) = cut {
@@ -277,6 +281,7 @@ impl Course {
             | Failure::Broken
             | Failure::TimedOut
             | Failure::Refused
+            | Failure::NoAnswer
             | Failure::KvTransfer => {
                 let doublings = self.count.saturating_sub(1).min(16);
                 let full = self.backoff.saturating_mul(1 << doublings);
@@ -359,7 +364,11 @@ impl Course {
                 let was_stale = self.last.as_ref().is_some_and(|last| last.fault.is_stale());
                 was_stale || self.cuts.is_last_shared()
             }
-            Failure::TimedOut | Failure::Deadline | Failure::Refused | Failure::TooLong => false,
+            Failure::TimedOut
+            | Failure::Deadline
+            | Failure::Refused
+            | Failure::NoAnswer
+            | Failure::TooLong => false,
         }
     }
 }

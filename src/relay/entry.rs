@@ -38,7 +38,7 @@ impl Relay {
     }
 
     /// Counts a request that the router answered with an error before it came here. `api`: [`crate::prompt::Api::as_str`], or `none`.
-    /// `is_refused`: the fault is the client's.
+    /// `is_refused`: the fault is the client's, or a line of a batch waits for another configuration.
     pub fn count_unsent(&self, api: &'static str, is_refused: bool) {
         let outcome = if is_refused {
             Outcome::Refused

@@ -5,5 +5,6 @@ pub(super) mod cuts;
 pub(super) mod evidence;
 pub(super) mod failure_owner;
 pub(super) mod fault;
+pub(super) mod open_share;
 pub(super) mod quarantine;
 pub mod types;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
@@ -18,13 +19,14 @@ use super::account::worker_series::SeriesByWorker;
 use super::continuation;
 use super::failure::evidence::{NEXT_TRIAL_PAUSE, SharedEvidence};
 use super::failure::failure_owner::FailureOwner;
+use super::failure::open_share;
 use super::failure::types::Outcome;
 use super::prefill_decode;
 use super::request::session_key::{KeySource, session_key};
 use super::request::target::NameSettings;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::AnswerTokens;
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Role, Snapshot, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, Model};
 use crate::observe::{self, metrics};
@@ -70,6 +72,8 @@ impl ModelSettings {
 pub(super) struct Models {
     pub(super) settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
+    /// Decode workers compute prompts where no prefill worker does.
+    computes_locally: bool,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -125,6 +129,8 @@ pub(super) struct ModelState {
     /// The evidence about KV transfers from their prefill workers.
     transfer_evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
+    /// Decode workers compute prompts where no prefill worker does.
+    computes_locally: bool,
     /// `None` if requests are not disaggregated.
     pub(super) disaggregated: Option<prefill_decode::ModelMetrics>,
 }
@@ -134,11 +140,13 @@ impl Models {
         settings: ModelSettings,
         fleet: Arc<Registry>,
         disaggregation: Option<prefill_decode::Families>,
+        computes_locally: bool,
         registry: &metrics::Registry,
     ) -> Self {
         Self {
             settings,
             states: ArcSwap::default(),
+            computes_locally,
             shared: Arc::new(Shared {
                 families: Arc::new(Families::new(registry)),
                 evidence: Arc::default(),
@@ -152,10 +160,11 @@ impl Models {
     }
 
     /// The models of the next configuration: its settings, and what outlives a configuration.
-    pub(super) fn successor(&self, settings: ModelSettings) -> Self {
+    pub(super) fn successor(&self, settings: ModelSettings, computes_locally: bool) -> Self {
         Self {
             settings,
             states: ArcSwap::default(),
+            computes_locally,
             shared: self.shared.clone(),
         }
     }
@@ -242,6 +251,20 @@ impl Models {
             evidence: self.shared.evidence.clone(),
             transfer_evidence: self.shared.transfer_evidence.clone(),
             fleet: self.shared.fleet.clone(),
+            computes_locally: self.computes_locally,
+        }
+    }
+}
+
+impl Shared {
+    /// A worker has taken a new connection and answered a health check that began at `asked_at`.
+    pub(super) fn on_connected(&self, worker: &Worker, asked_at: Instant) {
+        if worker.breaker.on_health_check(asked_at) {
+            info!(
+                worker = %worker.name,
+                "circuit breaker closed; the worker takes connections again, and requests"
+            );
+            self.families.on_breaker_transition(worker, State::Closed);
         }
     }
 }
@@ -281,8 +304,9 @@ impl ModelState {
 
     /// Reports a worker's answer to its circuit breaker.
     pub(super) fn report_success(&self, worker: &Worker, client: ClientKey) {
-        self.evidence.on_success(worker.id, client);
-        if worker.breaker.on_success(observe::now()) {
+        let now = observe::now();
+        self.evidence.on_success(now, worker.id, client);
+        if worker.breaker.on_success(now) {
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
         }
@@ -297,6 +321,7 @@ impl ModelState {
         reason: &str,
     ) {
         let now = observe::now();
+        let is_unconnected = owner == FailureOwner::Worker;
         let failures = match owner {
             FailureOwner::Worker => 1,
             FailureOwner::Request => {
@@ -306,7 +331,7 @@ impl ModelState {
                     self.evidence
                         .on_failure(now, worker.id, client, state, is_unhealthy);
                 match state {
-                    State::Closed if !is_unhealthy && !self.may_open_one_more() => 0,
+                    State::Closed if !is_unhealthy && !self.may_open_one_more(worker.role) => 0,
                     _ => failures,
                 }
             }
@@ -320,7 +345,11 @@ impl ModelState {
             _ => FailureOwner::Worker,
         };
         self.families.on_failure(&worker.name, owner);
-        let has_opened = (0..failures).any(|_| worker.breaker.on_failure(now));
+        let has_opened = if is_unconnected {
+            worker.breaker.on_no_connection(now)
+        } else {
+            (0..failures).any(|_| worker.breaker.on_failure(now))
+        };
         if has_opened {
             self.evidence.on_opened(worker.id);
             worker.on_breaker_open();
@@ -335,15 +364,22 @@ impl ModelState {
 
     /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
     pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey) {
-        self.transfer_evidence.on_success(prefill.id, client);
-        if prefill.kv_transfer_breaker.on_success(observe::now()) {
+        let now = observe::now();
+        self.transfer_evidence.on_success(now, prefill.id, client);
+        if prefill.kv_transfer_breaker.on_success(now) {
             info!(worker = %prefill.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
     }
 
     /// Reports a failed transfer to the circuit breaker of a prefill worker's KV transfers. The engines' errors do not
-    /// say whether that is due to the client's request. That an engine has never returned parameters is not.
-    pub(super) fn report_transfer_failure(&self, prefill: &Worker, client: ClientKey) {
+    /// say whether that is due to the client's request. That an engine has never returned parameters is not. `is_trial`:
+    /// the request is the breaker's trial.
+    pub(super) fn report_transfer_failure(
+        &self,
+        prefill: &Worker,
+        client: ClientKey,
+        is_trial: bool,
+    ) {
         let now = observe::now();
         let breaker = &prefill.kv_transfer_breaker;
         let is_unhealthy = prefill.last_probe_error.load().is_some();
@@ -352,10 +388,14 @@ impl ModelState {
         let failures = if prefill.returned_params.are_never_returned() {
             1
         } else {
-            evidence.on_failure(now, prefill.id, client, state, is_unhealthy)
+            let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+            match state {
+                State::Closed if !is_unhealthy && !self.may_stop_transfers() => 0,
+                _ => failures,
+            }
         };
-        if failures == 0 && state == State::HalfOpen {
-            // The request may be to blame.
+        if failures == 0 && is_trial {
+            // The request may be to blame. One that was sent before the trial says nothing of it.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
         }
         if (0..failures).any(|_| breaker.on_failure(now)) {
@@ -372,15 +412,30 @@ impl ModelState {
         self.transfer_evidence.on_whole(client, is_success);
     }
 
-    /// Failed requests alone open the circuit breakers of at most half of a model's workers: what fails at most of them is more
-    /// likely due to requests, and the rest could not carry the load. Workers that refuse connections or fail health checks do
-    /// not count as theirs.
-    fn may_open_one_more(&self) -> bool {
+    /// Whether failed requests alone may open the circuit breaker of a worker of this role. A worker that refuses
+    /// connections or fails health checks is not asked about.
+    fn may_open_one_more(&self, role: Role) -> bool {
+        self.has_room_for_one(role, |worker| worker.breaker.state() != State::Closed)
+    }
+
+    /// Whether failed transfers alone may open the circuit breaker of a prefill worker's transfers. Where no decode worker
+    /// computes prompts, requests fail without prefill workers.
+    fn may_stop_transfers(&self) -> bool {
+        let is_out = |worker: &Worker| {
+            let breakers = [&worker.breaker, &worker.kv_transfer_breaker];
+            breakers
+                .iter()
+                .any(|breaker| breaker.state() != State::Closed)
+        };
+        self.computes_locally || self.has_room_for_one(Role::Prefill, is_out)
+    }
+
+    fn has_room_for_one(&self, role: Role, is_open: impl Fn(&Worker) -> bool) -> bool {
         let snapshot = self.fleet.snapshot();
         snapshot.models.get(&self.name).is_none_or(|group| {
             let workers = group.workers.iter();
-            let open = workers.filter(|worker| worker.breaker.state() != State::Closed);
-            (open.count() + 1) * 2 <= group.workers.len()
+            let seen = workers.map(|worker| (worker.role, is_open(worker)));
+            open_share::may_open_one_more(role, self.computes_locally, seen)
         })
     }
 }
@@ -405,7 +460,7 @@ mod tests {
             names: Vec::new(),
         };
         let counts = metrics::Registry::default();
-        Models::new(settings, registry(&[]), None, &counts).of(&Model::from("m"))
+        Models::new(settings, registry(&[]), None, true, &counts).of(&Model::from("m"))
     }
 
     #[test]
@@ -413,11 +468,15 @@ mod tests {
         let (model, prefill) = (model(), worker("p"));
         let breaker = &prefill.kv_transfer_breaker;
         for client in [1, 2, 1, 2, 1, 2] {
-            model.report_transfer_failure(&prefill, ClientKey(client));
+            model.report_transfer_failure(&prefill, ClientKey(client), false);
         }
         let now = observe::now();
         assert!(breaker.admit(now + Duration::from_secs(3_600)));
-        model.report_transfer_failure(&prefill, ClientKey(1));
+        // One that was sent before it opened.
+        model.report_transfer_failure(&prefill, ClientKey(1), false);
+        breaker.release_trial(now);
+        assert!(breaker.admit(now));
+        model.report_transfer_failure(&prefill, ClientKey(1), true);
         breaker.release_trial(now);
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
@@ -433,7 +492,7 @@ mod tests {
             }
             for _ in 0..9 {
                 prefill.returned_params.on_missing(observe::now());
-                model.report_transfer_failure(&prefill, ClientKey(1));
+                model.report_transfer_failure(&prefill, ClientKey(1), false);
             }
             prefill.kv_transfer_breaker.state() == State::Open
         };

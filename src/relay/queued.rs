@@ -1,7 +1,7 @@
 //! When a request waits for room at a worker, and with what.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use super::wait::{self, Grant, Placed, Placing, Planned, Standing, WaitsFor};
 use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
-use crate::queue::{Refusal, RefusalReason, Request, Settings};
+use crate::queue::{Refusal, Request, Settings};
 use crate::routing::{Expected, PREFIX_CANDIDATES};
 use crate::traces::Event;
 
@@ -145,10 +145,11 @@ impl Relay {
         let Some(waits) = waits.filter(|_| is_missing) else {
             return planned;
         };
-        if !self
-            .wait_for_model(job, peek.model.as_deref(), waits)
-            .await?
-        {
+        let has_come = {
+            let waiting = pin!(self.wait_for_model(job, peek.model.as_deref(), waits));
+            self.unless_drained(job, waiting).await
+        };
+        if !has_come.unwrap_or_else(|| Err(Error::NotQueued(Refusal::DRAINING)))? {
             return planned;
         }
         let mut plan = self.plan(job.api, job.headers, peek, &job.body).await?;
@@ -156,9 +157,21 @@ impl Relay {
         Ok(plan)
     }
 
-    /// The end of a request that was sent to no worker.
+    /// What `future` comes to; `None` if the drain ends the request before. A client that leaves drops `future` as well.
+    pub(super) async fn unless_drained<F: Future>(
+        &self,
+        job: &Job<'_>,
+        future: Pin<&mut F>,
+    ) -> Option<F::Output> {
+        match self.last_part(&job.context.kind) {
+            Some(last_part) => last_part.cuts_off(future).await,
+            None => Some(future.await),
+        }
+    }
+
+    /// The end of a request that was sent to no worker, or that the drain ends.
     pub(super) fn not_queued(job: &Job<'_>, count: RequestCount, error: Error) -> FailedRequest {
-        debug!(id = %job.context.id, %error, "request refused by the queue");
+        debug!(id = %job.context.id, %error, "request refused by the queue, or by the drain");
         if let Some(summary) = &job.context.summary {
             summary.update(|line| line.outcome = Some(error.outcome().as_str()));
         }
@@ -308,10 +321,7 @@ impl Relay {
         self.enter(job, &model, request, Some(planned), waits)
             .await?;
         // Whoever released the request has dropped its part.
-        let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal {
-            reason: RefusalReason::Draining,
-            retry_after: Duration::from_secs(1),
-        }))?;
+        let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal::DRAINING))?;
         own.queued = waits.waited;
         self.renew(plan);
         Ok(waits.take_chosen(plan))

@@ -132,6 +132,7 @@ impl Relay {
             idle: self.settings.stream_idle_timeout,
             keep_alive: gets_comments.then_some(interval),
             deadline,
+            last_part: self.last_part(&job.context.kind).cloned(),
         };
         let meter = Meter::new(count, status, running, is_events, &job.context, entry);
         response.map(|()| {

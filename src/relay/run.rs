@@ -308,9 +308,9 @@ impl Relay {
 
     /// Reports a failed attempt to the circuit breakers.
     fn report(&self, job: &Job<'_>, plan: &Plan, choice: &Choice, fault: &Fault, error: &str) {
-        let prefill = choice.split.prefill().map(|prefill| &prefill.worker);
+        let prefill = choice.split.prefill();
         let prefill = prefill.filter(|_| fault.stage != Stage::Worker);
-        let worker = prefill.unwrap_or(&choice.worker);
+        let worker = prefill.map_or(&choice.worker, |prefill| &prefill.worker);
         let client = job.context.client;
         plan.model
             .report_failure(worker, client, fault.owner, error);
@@ -323,7 +323,9 @@ impl Relay {
         if let Some(prefill) = prefill
             && fault.owner == FailureOwner::KvTransfer
         {
-            plan.model.report_transfer_failure(prefill, client);
+            let is_trial = prefill.is_transfer_trial();
+            plan.model
+                .report_transfer_failure(&prefill.worker, client, is_trial);
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) use self::continuing::Continuing;
 pub(super) use self::limits::Limits;
 use self::limits::{Fired, TOO_LONG, Timer};
 use self::source::{Read, Source};
-use self::terminator::{Missing, StreamTerminator};
+use self::terminator::{DRAINED, Missing, StreamTerminator};
 use super::answer::plain_events::PlainEvents;
 use super::answer::token_count::Plain;
 use super::answer::usage_rewriter::UsageRewriter;
@@ -222,7 +222,11 @@ impl Relayed {
     fn start_next(&mut self, broken: Break) -> Result<(), Break> {
         let terminator = self.terminator();
         let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end);
-        let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
+        let is_over = matches!(
+            broken.outcome,
+            Outcome::RequestTimeout | Outcome::RouterFailed
+        );
+        let may_go_on = lacks_end && !is_over;
         let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
             return Err(broken);
         };
@@ -356,6 +360,30 @@ impl Relayed {
         Ok(join(passed, terminal))
     }
 
+    /// The router ends before the answer. Returns what ends the stream; `None` for an answer that the client could not
+    /// tell from a whole one then: it goes on until its connection is closed.
+    fn on_drained(&mut self) -> Option<Bytes> {
+        let has_known_end = self
+            .terminator()
+            .is_some_and(|terminator| terminator.api != Api::Other);
+        if !has_known_end {
+            return None;
+        }
+        let outcome = Outcome::RouterFailed;
+        if self.has_next() {
+            let broken = Break {
+                outcome,
+                message: DRAINED,
+                error: None,
+            };
+            return Some(self.lost(broken));
+        }
+        if self.source.is_closed() {
+            return None;
+        }
+        self.on_broken(Bytes::new(), outcome, DRAINED).ok()
+    }
+
     /// Whether another worker is asked to go on.
     fn has_next(&self) -> bool {
         self.continuing
@@ -384,6 +412,11 @@ const ENGINE_ERROR: &str = "the engine failed before the answer's end";
 /// The message of the terminal event of a stream whose engine closed its connection.
 const CLOSED_EARLY: &str = "the engine closed its connection before the answer's end";
 
+/// Whether this is the message of a terminal event that stands for the end of the router's drain.
+pub fn is_drained(message: &str) -> bool {
+    message == DRAINED
+}
+
 /// Whether this is the message of a terminal event that stands for a lost engine: one that died, was shut down or stopped sending.
 pub fn is_engine_lost(message: &str) -> bool {
     let lost = [
@@ -406,6 +439,11 @@ impl http_body::Body for Relayed {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         loop {
+            if this.timer.is_drained()
+                && let Some(end) = this.on_drained()
+            {
+                return Poll::Ready(Some(Ok(Frame::data(end))));
+            }
             if this.source.is_closed() {
                 let waiting = this
                     .continuing

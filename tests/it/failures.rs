@@ -451,6 +451,50 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
     );
 }
 
+/// Neither a trial request nor a round of health checks comes within the test, only what follows lost connections.
+#[tokio::test]
+async fn a_lone_engine_that_is_killed_and_started_again_takes_all_requests_at_once() {
+    let slow = Settings {
+        decode_ms: 100,
+        ..fast()
+    };
+    let mut cluster = Cluster::start_children(vec![slow.clone()], |config| {
+        unnoticed(config);
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
+    })
+    .await;
+    cluster.engines[0].kill().await;
+    eventually("its circuit breaker opens", async || {
+        let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+        assert!(answer.status >= 500, "{}", answer.text());
+        cluster.worker("w0").await["circuit_breaker"] == "open"
+    })
+    .await;
+    cluster.engines[0].restart(slow).await;
+    let api = cluster.router.api;
+    // It comes again until it is taken, and its answer takes minutes.
+    let long = tokio::spawn(async move {
+        loop {
+            let answer = client::post(api, CHAT, chat("long", 3_000, false)).await;
+            if answer.status < 500 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    cluster.is_worker("w0", "requests", 1).await;
+    for n in 0..3 {
+        let answer = cluster.post(CHAT, chat(&format!("{n}"), 1, false)).await;
+        assert_eq!(answer.status, 200, "{n}: {}", answer.text());
+    }
+    assert!(!long.is_finished());
+    long.abort();
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
+    let closed = ["to=\"closed\"", "worker=\"w0\""];
+    let changes = "warmroute_circuit_breaker_transitions_total";
+    assert_eq!(cluster.metric(changes, &closed).await, 1.0);
+}
+
 #[tokio::test]
 async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
     let mut cluster = Cluster::start(vec![fast()], |config| {
@@ -1003,7 +1047,7 @@ async fn what_runs_longer_than_the_drain_may_take_is_cut() {
     })
     .await;
     let log = cluster.router.log();
-    assert!(log.contains("drain timeout is over"), "{log}");
+    assert!(log.contains("the drain timeout is nearly over"), "{log}");
 }
 
 #[tokio::test]
@@ -1377,6 +1421,26 @@ async fn an_answer_that_is_cut_short_is_not_taken_for_a_whole_one() {
         (answer.status, answer.code()),
         (502, "engine_unreachable".to_owned())
     );
+}
+
+#[tokio::test]
+async fn a_redirect_and_another_protocol_are_no_answers_of_an_engine() {
+    let redirect = "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://10.0.0.1:8000/x\r\ncontent-length: 0\r\n\r\n";
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    for reply in [redirect, switch] {
+        let stub = Stub::start(reply).await;
+        let router = stub.router(|_| {}).await;
+        for stream in [false, true] {
+            let answer = client::post(router.api, CHAT, chat("x", 1, stream)).await;
+            assert_eq!(
+                (answer.status, answer.code()),
+                (502, "invalid_engine_response".to_owned()),
+                "{reply}"
+            );
+            assert!(!answer.headers.contains_key("location"), "{reply}");
+            assert!(!answer.text().contains("10.0.0.1"), "{}", answer.text());
+        }
+    }
 }
 
 #[tokio::test]

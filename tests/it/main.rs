@@ -23,6 +23,7 @@ mod cutting_proxy;
 mod dashboard;
 mod docs;
 mod doctor;
+mod drain;
 mod dying_workers;
 mod extra_endpoints;
 mod failures;

@@ -85,6 +85,7 @@ impl Connection {
         let lifetime = Lifetime::new(observe::now(), settings);
         let session = Session::new(Bounds::new(settings));
         let stopped = pin!(tasks.stopped());
+        let ending = pin!(tasks.ending());
         let aborted = pin!(tasks.aborted());
         let timer = pin!(sleep_until(lifetime.next().into()));
         let mut live = Live {
@@ -98,6 +99,7 @@ impl Connection {
             slot: self.slot,
             timer,
             stopped,
+            ending,
             aborted,
             send_timeout,
             blocked_since: None,
@@ -131,6 +133,7 @@ struct Live<'a> {
     slot: Slot,
     timer: Pin<&'a mut Sleep>,
     stopped: Pin<&'a mut WaitForCancellationFutureOwned>,
+    ending: Pin<&'a mut WaitForCancellationFutureOwned>,
     aborted: Pin<&'a mut WaitForCancellationFutureOwned>,
     send_timeout: std::time::Duration,
     /// Since when the client takes nothing.
@@ -160,6 +163,8 @@ impl Live<'_> {
         if !self.is_registered {
             self.is_registered = true;
             let _ = self.stopped.as_mut().poll(cx);
+            // Its turns look whether it has begun when they are polled.
+            let _ = self.ending.as_mut().poll(cx);
             let _ = self.aborted.as_mut().poll(cx);
         }
         let tasks = &self.server.tasks;

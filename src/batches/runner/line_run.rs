@@ -381,15 +381,26 @@ mod tests {
         flavor: Flavor,
         others: LineAnswer,
     ) -> (PartLine, Value, u32) {
-        let metrics = Metrics::new(&Registry::default());
         let first = Mutex::new(first);
-        let sender = Arc::new(Answers { first, others });
-        let gate = Arc::new(RoomGate::new(metrics.lines_waiting.clone()));
-        let context = Arc::new(LineContext {
-            sender: sender.clone(),
-            gate: gate.clone(),
+        let context = context_of(Arc::new(Answers { first, others }), flavor);
+        let finished = tokio::select! {
+            finished = run(context.clone(), line_of(3, None)) => finished,
+            () = context.gate.run(&*context.sender) => panic!("the gate has ended"),
+        };
+        assert_eq!(context.metrics.lines_in_flight.get(), 0);
+        assert_eq!(finished.line.line, 3);
+        let text = serde_json::from_str(&finished.text).unwrap();
+        (finished.line, text, context.retries.load(Relaxed))
+    }
+
+    /// What the lines of a shard share that are sent so.
+    fn context_of(sender: Arc<dyn SendLine>, flavor: Flavor) -> Arc<LineContext> {
+        let metrics = Metrics::new(&Registry::default());
+        Arc::new(LineContext {
+            sender,
+            gate: Arc::new(RoomGate::new(metrics.lines_waiting.clone())),
             memory: Arc::default(),
-            metrics: metrics.clone(),
+            metrics,
             flavor,
             endpoint: LineEndpoint::ChatCompletions,
             tenant: "default".into(),
@@ -403,22 +414,87 @@ mod tests {
             tries: Mutex::default(),
             looked_up: Mutex::default(),
             look_up_turn: Semaphore::new(1),
-        });
-        let line = InputLine {
-            number: 3,
+        })
+    }
+
+    fn line_of(number: u32, conversation: Option<&'static str>) -> InputLine {
+        InputLine {
+            number,
             custom_id: "a".to_owned(),
             model: "m".into(),
             body: Bytes::from_static(b"{}"),
-            conversation: None,
+            conversation: conversation.map(|id| Bytes::from_static(id.as_bytes())),
+        }
+    }
+
+    /// A fleet that counts how many lines it has at the same time.
+    #[derive(Debug, Default)]
+    struct CountedLines {
+        lines: AtomicU32,
+        most: AtomicU32,
+    }
+
+    impl SendLine for CountedLines {
+        fn send(&self, line: LineRequest) -> SendFuture<'_> {
+            Box::pin(async move {
+                let lines = self.lines.fetch_add(1, Relaxed) + 1;
+                self.most.fetch_max(lines, Relaxed);
+                tokio::task::yield_now().await;
+                self.lines.fetch_sub(1, Relaxed);
+                drop(line);
+                answer(200, "{}", false)
+            })
+        }
+
+        fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
+            Vec::new()
+        }
+
+        fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
+            SpareRoom {
+                requests: 10,
+                prompt_tokens: 1_000,
+                workers: 1,
+            }
+        }
+
+        fn refusal(&self, _: &str, _: &str, _: LineEndpoint) -> Option<(String, String)> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_of_one_conversation_are_sent_one_after_the_other() {
+        for (conversation, most) in [(Some("\"conv_1\""), 1), (None, 3)] {
+            let fleet = Arc::new(CountedLines::default());
+            let context = context_of(fleet.clone(), Flavor::OpenAi);
+            let line = |number| run(context.clone(), line_of(number, conversation));
+            let all = async { tokio::join!(line(1), line(2), line(3)) };
+            tokio::select! {
+                _ = all => {}
+                () = context.gate.run(&*context.sender) => panic!("the gate has ended"),
+            }
+            assert_eq!(fleet.most.load(Relaxed), most);
+            assert_eq!(context.held_up.load(Relaxed), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn no_line_begins_once_its_shard_ends() {
+        let fleet = Arc::new(CountedLines::default());
+        let context = context_of(fleet.clone(), Flavor::OpenAi);
+        context.is_ending.store(true, Relaxed);
+        let is_held_up = async {
+            while context.held_up.load(Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
         };
-        let finished = tokio::select! {
-            finished = run(context.clone(), line) => finished,
-            () = gate.run(&*sender) => panic!("the gate has ended"),
-        };
-        assert_eq!(metrics.lines_in_flight.get(), 0);
-        assert_eq!(finished.line.line, 3);
-        let text = serde_json::from_str(&finished.text).unwrap();
-        (finished.line, text, context.retries.load(Relaxed))
+        tokio::select! {
+            _ = run(context.clone(), line_of(1, None)) => panic!("it was sent"),
+            () = context.gate.run(&*context.sender) => panic!("the gate has ended"),
+            () = is_held_up => {}
+        }
+        assert_eq!(fleet.most.load(Relaxed), 0);
     }
 
     #[tokio::test]

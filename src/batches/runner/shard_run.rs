@@ -25,7 +25,7 @@ use crate::batches::output::{Assembler, LineTries};
 use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
-use crate::batches::works::StopWork;
+use crate::batches::works::{EndingShard, StopWork};
 use crate::observe;
 
 /// A shard of which no line has ended or failed for so long, and none is at an engine, is given back. Shards of other
@@ -35,6 +35,9 @@ const STALL: Duration = Duration::from_secs(60);
 /// A shard of which no more lines than this can run, because all others wait for those of their conversations, gives
 /// its place to a batch that has none here. More lines are worth a place.
 const FEW_LINES: usize = 4;
+
+/// With fewer lines that wait for those of their conversations, a shard ends soon enough by itself.
+const MANY_HELD_UP: usize = 16;
 
 /// Until it is looked again whether the last lines have ended of a shard that gives its place away.
 const ENDING_INTERVAL: Duration = Duration::from_secs(1);
@@ -60,6 +63,8 @@ struct ShardRun<'a> {
     writer: u64,
     /// The number of the next part object.
     next_part: u32,
+    /// While it ends to give its place away.
+    ending: Option<EndingShard>,
 }
 
 pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
@@ -95,6 +100,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
         part: PartBuffer::default(),
         writer: fastrand::u64(..),
         next_part: 0,
+        ending: None,
     };
     let stopped = run.run(loaded.rest).await;
     run.end(stopped).await
@@ -178,14 +184,15 @@ impl ShardRun<'_> {
         let work = self.work;
         let mut stopped = pin!(work.stopped());
         let mut moved = Instant::now();
-        let (mut looked, mut is_ending) = (moved, false);
+        let mut looked = moved;
         let reason = loop {
             if running.is_empty() && self.part.is_empty() {
                 return None;
             }
             let waiting = self.lines.held_up.load(Relaxed) as usize;
+            let is_ending = self.ending.is_some();
             if is_ending && !running.is_empty() && running.len() <= waiting {
-                break StopWork::Stalled;
+                break StopWork::GivesPlace;
             }
             let interval = if is_ending { ENDING_INTERVAL } else { STALL };
             let due = self.part.due(Instant::now(), running.is_empty());
@@ -217,11 +224,10 @@ impl ShardRun<'_> {
                 () = sleep_until(looked + interval), if !running.is_empty() => {
                     looked = Instant::now();
                     let waiting = self.lines.held_up.load(Relaxed) as usize;
-                    let is_held_up = waiting > 0 && running.len() <= waiting + FEW_LINES;
-                    if is_held_up && work.batches.works.is_shard_wanted(observe::now()) {
+                    if !is_ending && is_held_up(running.len(), waiting) {
                         // Lines that run go on to their ends: what they have computed is not lost.
-                        is_ending = true;
-                        self.lines.is_ending.store(true, Relaxed);
+                        self.ending = work.batches.works.end_for_another(observe::now());
+                        self.lines.is_ending.store(self.ending.is_some(), Relaxed);
                     }
                 }
             }
@@ -305,16 +311,22 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         let work = self.work;
-        let is_given_back = matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
+        let is_given_back = matches!(
+            stopped,
+            Some(StopWork::Draining | StopWork::Stalled | StopWork::GivesPlace)
+        );
         if is_given_back {
             let failed = mem::take(&mut *self.lines.tries.lock());
             for (line, tries) in failed {
                 self.part.push_tries(LineTries { tries, line });
             }
         }
-        if stopped == Some(StopWork::Stalled) {
-            let works = &work.batches.works;
-            works.on_stall(observe::now(), work.key());
+        let works = &work.batches.works;
+        match stopped {
+            Some(StopWork::Stalled) => works.on_stall(observe::now(), work.key()),
+            // The batch goes on at its other places, and has not stalled.
+            Some(StopWork::GivesPlace) => works.on_place_given(observe::now(), work.key()),
+            Some(StopWork::Stopping | StopWork::Lost | StopWork::Draining) | None => {}
         }
         loop {
             tokio::select! {
@@ -345,5 +357,36 @@ impl ShardRun<'_> {
             return WorkOutcome::Lost;
         }
         stopped.map_or(WorkOutcome::Done, WorkOutcome::from)
+    }
+}
+
+/// Whether hardly any of a shard's lines can run, and it would keep its place for long. `waiting`: how many of the
+/// `running` ones wait for others of their conversations.
+fn is_held_up(running: usize, waiting: usize) -> bool {
+    waiting >= MANY_HELD_UP && running <= waiting + FEW_LINES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_held_up_by_conversations_and_not_at_its_end() {
+        for (running, waiting, expected) in [
+            (256, 255, true),
+            (256, 252, true),
+            (256, 251, false),
+            (256, 0, false),
+            (17, 16, true),
+            // One line runs, four of its conversation wait, and one other runs.
+            (6, 4, false),
+            (1, 0, false),
+        ] {
+            assert_eq!(
+                is_held_up(running, waiting),
+                expected,
+                "{running}, {waiting}"
+            );
+        }
     }
 }

@@ -246,8 +246,10 @@ async fn a_replica_that_does_not_know_a_tenant_leaves_its_batch_to_others() {
 #[test]
 fn looks_are_rare_while_many_batches_are_left_to_others() {
     for is_idle in [true, false] {
-        assert!(look_interval(is_idle, MAX_DUE - 1) < LEFT_INTERVAL);
-        assert_eq!(look_interval(is_idle, MAX_DUE), LEFT_INTERVAL);
+        assert!(look_interval(is_idle, MAX_DUE - 1, 0) < LEFT_INTERVAL);
+        assert_eq!(look_interval(is_idle, MAX_DUE, 0), LEFT_INTERVAL);
+        // There are more than a look has seen.
+        assert!(look_interval(is_idle, MAX_DUE, 2 * MAX_DUE) < LEFT_INTERVAL);
     }
 }
 

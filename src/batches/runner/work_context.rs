@@ -136,7 +136,9 @@ impl WorkContext {
                 self.give_back().await;
                 WorkOutcome::Stopped
             }
-            Halt::Stopped(StopWork::Draining | StopWork::Stalled) => self.give_back().await,
+            Halt::Stopped(StopWork::Draining | StopWork::Stalled | StopWork::GivesPlace) => {
+                self.give_back().await
+            }
             Halt::Storage(error) => {
                 self.batches.failed("work of a batch failed", &error);
                 let works = &self.batches.works;

@@ -95,6 +95,7 @@ where
         };
         let activity = Arc::new(Activity::new(observe::now()));
         let stopped = pin!(self.tasks.stopped());
+        let ending = pin!(self.tasks.ending());
         let aborted = pin!(self.tasks.aborted());
         let tick = pin!(tokio::time::sleep(limits.look_every()));
         let mut watch = Watch {
@@ -105,6 +106,7 @@ where
             metrics: &self.metrics,
             tick,
             stopped,
+            ending,
             aborted,
             is_registered: false,
             is_finishing: false,
@@ -294,6 +296,8 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
+        // A stream is a task of its own: the connection's does not poll it.
+        let task = self.tasks.woken_for_last_part(task);
         let Some(watch) = self.activity.take_newest_stream() else {
             return self.tasks.spawn(task);
         };
@@ -371,6 +375,7 @@ struct Watch<'a> {
     metrics: &'a Metrics,
     tick: Pin<&'a mut Sleep>,
     stopped: Pin<&'a mut WaitForCancellationFutureOwned>,
+    ending: Pin<&'a mut WaitForCancellationFutureOwned>,
     aborted: Pin<&'a mut WaitForCancellationFutureOwned>,
     is_registered: bool,
     is_finishing: bool,
@@ -409,6 +414,8 @@ impl Watch<'_> {
             // Once is enough: the task keeps its waker, and the flags below show what woke it.
             self.is_registered = true;
             let _ = self.stopped.as_mut().poll(cx);
+            // Its requests look whether it has begun when the connection is polled.
+            let _ = self.ending.as_mut().poll(cx);
             let _ = self.aborted.as_mut().poll(cx);
         }
         if self.tasks.is_stopping() && !self.is_finishing {

@@ -47,6 +47,30 @@ pub(super) enum DecodeFailure {
     Silent,
 }
 
+/// For how long a decode leg without an answer is watched. After that a prefill worker is taken to have handed the
+/// blocks over.
+struct Watch {
+    until: Instant,
+    is_stream: bool,
+    /// Whether the prefill worker's process is checked meanwhile.
+    checks_prefill: bool,
+}
+
+impl Watch {
+    /// When the leg is looked at again; `None` once that is over. `may_wait`: an answer that is not streamed may not
+    /// have begun, since requests wait at the decode worker.
+    fn next_check(&self, now: Instant, may_wait: bool) -> Option<Instant> {
+        if now >= self.until {
+            let goes_on = may_wait && !self.is_stream;
+            goes_on.then(|| now + CHECK_EVERY)
+        } else if self.checks_prefill {
+            Some((now + CHECK_EVERY).min(self.until))
+        } else {
+            Some(self.until)
+        }
+    }
+}
+
 impl LegContext<'_> {
     /// Sends the decode leg at `now`, and waits for its first token; for an answer that is not streamed, for its first byte.
     pub(super) async fn decode_leg(
@@ -101,21 +125,18 @@ impl LegContext<'_> {
             // Silent until its end. The loss of a process is noticed late, long after the blocks have come.
             2 * settings.transfer_timeout
         };
-        let watched_until = now + patience;
+        let watch = Watch {
+            until: now + patience,
+            is_stream: plan.is_stream,
+            checks_prefill: is_watched,
+        };
         loop {
             if is_watched && self.is_prefill_gone() {
                 return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
-            let now = observe::now();
-            let is_over = now >= watched_until;
-            if is_over && (plan.is_stream || !self.may_wait_at_decode()) {
+            let next_check = watch.next_check(observe::now(), self.may_wait_at_decode());
+            let Some(next_check) = next_check else {
                 break;
-            }
-            let next_check = now + CHECK_EVERY;
-            let next_check = if is_over {
-                next_check
-            } else {
-                next_check.min(watched_until)
             };
             tokio::select! {
                 biased;
@@ -261,5 +282,40 @@ impl LegContext<'_> {
             decode = %self.choice.worker.name,
             "KV transfer failed"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_may_wait_at_the_decode_worker_is_watched_on() {
+        let now = observe::now();
+        let second = Duration::from_secs(1);
+        let until = now + 10 * second;
+        for (is_stream, checks_prefill, after, may_wait, expected) in [
+            (true, true, 0_u32, true, Some(1)),
+            (true, true, 10, true, None),
+            (false, true, 0, false, Some(1)),
+            (false, true, 10, false, None),
+            (false, true, 10, true, Some(11)),
+            // There is nothing to check before the end.
+            (false, false, 0, true, Some(10)),
+            (false, false, 12, true, Some(13)),
+            (false, false, 12, false, None),
+        ] {
+            let watch = Watch {
+                until,
+                is_stream,
+                checks_prefill,
+            };
+            let next = watch.next_check(now + after * second, may_wait);
+            let expected = expected.map(|seconds: u32| now + seconds * second);
+            assert_eq!(
+                next, expected,
+                "{is_stream} {checks_prefill} {after} {may_wait}"
+            );
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::http::response;
-use hyper::{HeaderMap, Method, Request, Response};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio::time::Sleep;
 
 use crate::fleet::Worker;
@@ -68,6 +68,10 @@ pub(in crate::relay) enum Error {
     BrokeOff(hyper::Error),
     #[error("timed out")]
     TimedOut,
+    /// A redirect, which is never followed: its place may be one that clients must not know. Or another protocol, which
+    /// was not asked for.
+    #[error("answered {0}, which no request asks for")]
+    NoAnswer(StatusCode),
     /// A prefill leg's answer exceeds its size limit.
     #[error("the answer is larger than the limit")]
     TooLong,
@@ -80,7 +84,7 @@ impl Error {
         match self {
             Error::Send(error) => error.may_have_been_read(),
             Error::BrokeOff(_) => true,
-            Error::TimedOut | Error::TooLong => false,
+            Error::TimedOut | Error::NoAnswer(_) | Error::TooLong => false,
         }
     }
 
@@ -90,6 +94,7 @@ impl Error {
             Error::Send(error) if error.is_local() => Failure::Local,
             Error::Send(client::Error::Connect(_)) => Failure::Connect,
             Error::Send(_) | Error::BrokeOff(_) => Failure::Broken,
+            Error::NoAnswer(_) => Failure::NoAnswer,
             // A prefill leg's answer; the decode leg would not understand it either.
             Error::TooLong => Failure::KvTransfer,
             Error::TimedOut if now >= deadline => Failure::Deadline,
@@ -186,6 +191,9 @@ async fn within(
         result = begin => result?,
         () = &mut timer => return Err(Error::TimedOut),
     };
+    if head.status.is_informational() || head.status.is_redirection() {
+        return Err(Error::NoAnswer(head.status));
+    }
     Ok(Answer {
         head,
         body,

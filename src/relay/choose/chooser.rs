@@ -110,7 +110,7 @@ impl<'c> Chooser<'c> {
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
-                    _transfer_trial: transfer_trial,
+                    transfer_trial,
                     done_at: OnceLock::new(),
                 }
             });
@@ -296,12 +296,10 @@ impl<'c> Chooser<'c> {
         }
     }
 
-    /// Whether a request whose KV transfers failed may go on without a prefill leg, at workers that compute alone.
-    pub(in crate::relay) fn may_give_up_transfers(&self, plan: &Plan) -> bool {
-        self.disaggregation.is_some_and(|settings| {
-            settings.is_local_prefill_allowed()
-                && (settings.connector.decodes_alone() || !plan.group.both().is_empty())
-        })
+    /// Whether requests whose KV transfers failed may go on without a prefill leg.
+    pub(in crate::relay) fn may_give_up_transfers(&self) -> bool {
+        let settings = self.disaggregation;
+        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
 }
 

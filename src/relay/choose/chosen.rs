@@ -136,7 +136,7 @@ pub(in crate::relay) struct Prefill {
     pub(in crate::relay) decision: Decision,
     pub(in crate::relay) worker: Arc<Worker>,
     pub(super) _trial: Option<Trial>,
-    pub(super) _transfer_trial: Option<TransferTrial>,
+    pub(super) transfer_trial: Option<TransferTrial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
     /// See [`Prefill::is_needed`].
@@ -154,6 +154,11 @@ pub(in crate::relay) struct PrefillLeg {
 }
 
 impl Prefill {
+    /// True if the request is the trial of the circuit breaker of this worker's KV transfers.
+    pub(in crate::relay) fn is_transfer_trial(&self) -> bool {
+        self.transfer_trial.is_some()
+    }
+
     /// The decode worker has the prompt's blocks by then.
     pub(in crate::relay) fn set_done(&self, at: Instant) {
         let _ = self.done_at.set(at);

@@ -10,8 +10,9 @@
 //!
 //! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
 //! Where no other pair is, a client's requests can succeed nowhere else. So they are also compared with how they fare
-//! without a transfer: a request that one worker then answers was not to blame. An engine that has never returned
-//! parameters of a transfer is to blame without evidence.
+//! without a transfer: a request that one worker then answers was not to blame. Where other clients' transfers from the
+//! worker succeed, it may be, and the comparison shows nothing. An engine that has never returned parameters of a
+//! transfer is to blame without evidence.
 //!
 //! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
 //!
@@ -59,6 +60,15 @@ struct Suspect {
     whole: Tally,
 }
 
+/// The last successes of one worker.
+#[derive(Clone, Copy, Debug)]
+struct Successes {
+    last: Instant,
+    client: ClientKey,
+    /// The last one of any other client.
+    other: Option<Instant>,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     failed: u32,
@@ -79,6 +89,8 @@ impl Tally {
 pub(in crate::relay) struct Evidence {
     rows: FxHashMap<WorkerId, Row>,
     suspects: FxHashMap<ClientKey, Suspect>,
+    /// The last successes of workers at which something has failed.
+    successes: FxHashMap<WorkerId, Successes>,
 }
 
 impl Evidence {
@@ -93,6 +105,8 @@ impl Evidence {
         is_unhealthy: bool,
     ) -> u32 {
         self.forget_old(now);
+        let successes = self.successes.get(&worker);
+        let serves_others = successes.is_some_and(|successes| successes.are_of_others(client));
         let has_failed_before = self.suspects.contains_key(&client);
         let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
             since: now,
@@ -100,7 +114,12 @@ impl Evidence {
             whole: Tally::default(),
         });
         suspect.tally(worker).failed += 1;
-        let stands_out = suspect.stands_out(worker);
+        let whole = if serves_others {
+            Tally::default()
+        } else {
+            suspect.whole
+        };
+        let stands_out = suspect.stands_out(worker, whole);
         if breaker == State::Open {
             return 0;
         }
@@ -121,8 +140,19 @@ impl Evidence {
     }
 
     /// Takes a success: the worker's failures in a row end, and the client's share of failures sinks.
-    pub(in crate::relay) fn on_success(&mut self, worker: WorkerId, client: ClientKey) {
+    pub(in crate::relay) fn on_success(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        client: ClientKey,
+    ) {
         self.rows.remove(&worker);
+        let successes = self.successes.entry(worker).or_insert(Successes {
+            last: now,
+            client,
+            other: None,
+        });
+        successes.on_success(now, client);
         if let Some(suspect) = self.suspects.get_mut(&client) {
             suspect.tally(worker).succeeded += 1;
         }
@@ -146,9 +176,29 @@ impl Evidence {
         let is_recent = |since: Instant| now.saturating_duration_since(since) < WINDOW;
         self.rows.retain(|_, row| is_recent(row.since));
         self.suspects.retain(|_, suspect| is_recent(suspect.since));
-        if self.rows.len() >= ENTRIES_MAX || self.suspects.len() >= ENTRIES_MAX {
+        self.successes.retain(|_, successes| {
+            successes.other = successes.other.filter(|at| is_recent(*at));
+            is_recent(successes.last)
+        });
+        let entries = [self.rows.len(), self.suspects.len(), self.successes.len()];
+        if entries.into_iter().any(|count| count >= ENTRIES_MAX) {
             *self = Self::default();
         }
+    }
+}
+
+impl Successes {
+    fn on_success(&mut self, now: Instant, client: ClientKey) {
+        if self.client != client {
+            self.other = Some(self.last);
+            self.client = client;
+        }
+        self.last = now;
+    }
+
+    /// True if some other client than this one had a success.
+    fn are_of_others(&self, client: ClientKey) -> bool {
+        self.client != client || self.other.is_some()
     }
 }
 
@@ -162,8 +212,8 @@ impl Suspect {
         &mut self.by_worker[index].1
     }
 
-    /// True if the client's requests fail at this worker much more often than at the others, or than as a whole.
-    fn stands_out(&self, worker: WorkerId) -> bool {
+    /// True if the client's requests fail at this worker much more often than at the others, or than as a `whole`.
+    fn stands_out(&self, worker: WorkerId, whole: Tally) -> bool {
         let (mut here, mut elsewhere) = (Tally::default(), Tally::default());
         for (id, tally) in &self.by_worker {
             let sum = if *id == worker {
@@ -174,7 +224,7 @@ impl Suspect {
             sum.failed += tally.failed;
             sum.succeeded += tally.succeeded;
         }
-        let others = elsewhere.share().min(self.whole.share());
+        let others = elsewhere.share().min(whole.share());
         here.share() >= SHARE_FACTOR * others
     }
 }
@@ -182,8 +232,9 @@ impl Suspect {
 /// Evidence that concurrent requests share.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct SharedEvidence {
-    /// A bit for each worker with failures and each client under suspicion, by their numbers modulo 64. Requests
-    /// whose bits are not set take no lock.
+    /// A bit for each worker with failures and each client under suspicion, by their numbers modulo 64, and for each
+    /// worker of a client whose requests are compared with how they fare as a whole. Requests whose bits are not set
+    /// take no lock.
     filter: AtomicU64,
     evidence: Mutex<Evidence>,
 }
@@ -202,7 +253,12 @@ impl SharedEvidence {
         let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy);
         let workers = evidence.rows.keys().map(|worker| bit(u64::from(worker.0)));
         let clients = evidence.suspects.keys().map(|client| bit(client.0));
-        let filter = workers.chain(clients).fold(0, |bits, bit| bits | bit);
+        let suspects = evidence.suspects.values();
+        let compared = suspects.filter(|suspect| suspect.whole.succeeded > 0);
+        let compared = compared.flat_map(|suspect| &suspect.by_worker);
+        let compared = compared.map(|(worker, _)| bit(u64::from(worker.0)));
+        let bits = workers.chain(clients).chain(compared);
+        let filter = bits.fold(0, |bits, bit| bits | bit);
         self.filter.store(filter, Relaxed);
         failures
     }
@@ -216,10 +272,10 @@ impl SharedEvidence {
         self.evidence.lock().on_whole(client, is_success);
     }
 
-    pub(in crate::relay) fn on_success(&self, worker: WorkerId, client: ClientKey) {
+    pub(in crate::relay) fn on_success(&self, now: Instant, worker: WorkerId, client: ClientKey) {
         let filter = self.filter.load(Relaxed);
         if filter & (bit(u64::from(worker.0)) | bit(client.0)) != 0 {
-            self.evidence.lock().on_success(worker, client);
+            self.evidence.lock().on_success(now, worker, client);
         }
     }
 }
@@ -272,7 +328,7 @@ mod tests {
     fn a_success_between_two_clients_failures_ends_the_row() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         assert_eq!(evidence.fails(now, A, GUILTY), 0);
-        evidence.on_success(A, OTHER);
+        evidence.on_success(now, A, OTHER);
         assert_eq!(evidence.fails(now, A, OTHER), 0);
     }
 
@@ -288,7 +344,7 @@ mod tests {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         for _ in 0..2 {
             assert_eq!(evidence.fails(now, A, GUILTY), 0);
-            (0..3).for_each(|_| evidence.on_success(B, GUILTY));
+            (0..3).for_each(|_| evidence.on_success(now, B, GUILTY));
         }
         assert_eq!(evidence.fails(now, A, GUILTY), 3);
         // B fails as often as A does: the request is to blame.
@@ -307,6 +363,31 @@ mod tests {
         }
         assert_eq!(evidence.fails(now, A, GUILTY), 5);
         assert_eq!(evidence.fails(now, B, GUILTY), 5);
+    }
+
+    #[test]
+    fn one_client_takes_no_worker_from_others_whose_transfers_succeed() {
+        let (shared, now) = (SharedEvidence::default(), observe::now());
+        let fails = |at, worker| shared.on_failure(at, worker, GUILTY, State::Closed, false);
+        for _ in 0..9 {
+            for worker in [A, B] {
+                assert_eq!(fails(now, worker), 0);
+                shared.on_whole(GUILTY, true);
+            }
+            shared.on_success(now, A, OTHER);
+            shared.on_success(now, B, OTHER);
+        }
+        // Its own success does not hide that of the other one.
+        shared.on_success(now, A, GUILTY);
+        (0..9).for_each(|_| assert_eq!(fails(now, A), 0));
+        // The others' successes are forgotten as well.
+        let later = now + WINDOW;
+        let counted = (0..9).map(|_| {
+            let counted = fails(later, A);
+            shared.on_whole(GUILTY, true);
+            counted
+        });
+        assert!(counted.sum::<u32>() > 0);
     }
 
     #[test]
@@ -363,7 +444,7 @@ mod tests {
         shared.on_failure(now, A, GUILTY, State::Closed, false);
         let _held = shared.evidence.lock();
         // It would wait for ever.
-        shared.on_success(WorkerId(5), ClientKey(6));
+        shared.on_success(now, WorkerId(5), ClientKey(6));
     }
 
     proptest! {
@@ -379,7 +460,7 @@ mod tests {
                 if is_guilty {
                     prop_assert_eq!(evidence.fails(now, worker, GUILTY), 0);
                 } else {
-                    evidence.on_success(worker, OTHER);
+                    evidence.on_success(now, worker, OTHER);
                 }
             }
         }

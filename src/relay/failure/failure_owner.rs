@@ -36,7 +36,7 @@ impl FailureOwner {
             Failure::Deadline => Self::Client,
             Failure::Connect => Self::Worker,
             Failure::Broken if is_stale => Self::Unattributed,
-            Failure::Broken | Failure::TimedOut => Self::Request,
+            Failure::Broken | Failure::TimedOut | Failure::NoAnswer => Self::Request,
             // What took the worker out was counted already.
             Failure::Refused | Failure::TakenOut | Failure::TooLong => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
@@ -83,6 +83,7 @@ mod tests {
             (Failure::Connect, FailureOwner::Worker),
             (Failure::Broken, FailureOwner::Request),
             (Failure::TimedOut, FailureOwner::Request),
+            (Failure::NoAnswer, FailureOwner::Request),
             (Failure::Refused, FailureOwner::Unattributed),
             (Failure::TooLong, FailureOwner::Unattributed),
             (Failure::TakenOut, FailureOwner::Unattributed),

@@ -42,6 +42,8 @@ words! {
         Refused = "refused",
         /// The engine refused the request, and its context may be too short for it, unlike another one's.
         TooLong = "context_too_short",
+        /// The answer is none that an engine gives to a request: a redirect, or another protocol.
+        NoAnswer = "invalid_answer",
         /// The KV transfer from the prefill to the decode worker failed.
         KvTransfer = "kv_transfer",
         /// The worker was taken out before it answered.
@@ -66,6 +68,9 @@ impl Failure {
             Failure::Deadline => "the request's time was over",
             Failure::Refused => "it refused the request",
             Failure::TooLong => "its context may be too short for the request",
+            Failure::NoAnswer => {
+                "it answered with a redirect or another protocol, as no engine does"
+            }
             Failure::KvTransfer => "the KV transfer failed",
             Failure::TakenOut => "the worker was taken out before it answered",
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
+use crate::http::drain::LastPart;
 use crate::observe;
 use crate::relay::failure::types::Outcome;
 
@@ -19,13 +20,15 @@ const SILENT_WHILE_DOWN: Duration = Duration::from_secs(10);
 /// How often a stream that is silent for longer asks whether its worker is down.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::relay) struct Limits {
     pub(in crate::relay) idle: Duration,
     /// A client that gets nothing for this long gets a comment, so that no proxy takes its connection for dead. `None`: it gets
     /// none.
     pub(in crate::relay) keep_alive: Option<Duration>,
     pub(in crate::relay) deadline: Instant,
+    /// The part of the router's drain in which the stream ends. `None`: it goes on.
+    pub(in crate::relay) last_part: Option<LastPart>,
 }
 
 /// What a timer fires for.
@@ -55,11 +58,20 @@ impl Timer {
 
     /// For another worker's answer.
     pub(super) fn restart(&mut self, timer: Pin<Box<Sleep>>) {
-        *self = Self::new(self.limits, timer);
+        self.timer = timer;
+        self.is_armed = false;
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
         now >= self.limits.deadline
+    }
+
+    /// Whether the router ends now, and the stream with it.
+    pub(super) fn is_drained(&self) -> bool {
+        self.limits
+            .last_part
+            .as_ref()
+            .is_some_and(LastPart::has_begun)
     }
 
     /// Until a comment is due, while no engine answers.

@@ -6,12 +6,25 @@ use serde_json::{Value, json};
 
 use crate::http::sse;
 use crate::prompt::Api;
+use crate::queue::RefusalReason;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
 use crate::relay::answer::first_token_gate::{self, Verdict};
 use crate::relay::failure::types::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
+
+/// The message of the terminal event of a stream that outlasts the router's drain.
+pub(super) const DRAINED: &str = "this router is about to end, and the answer with it; try again";
+
+/// The code of a terminal event with this message.
+fn code_of(message: &str) -> &'static str {
+    if message == DRAINED {
+        RefusalReason::Draining.code()
+    } else {
+        "engine_stream_broken"
+    }
+}
 
 /// What a stream lacks that its engine ended, and the events that stand for it.
 #[derive(Debug, PartialEq)]
@@ -153,8 +166,13 @@ impl StreamTerminator {
                         ("response.failed", data)
                     }
                     None => {
+                        let code = if message == DRAINED {
+                            code_of(message)
+                        } else {
+                            "server_error"
+                        };
                         let data = json!({
-                            "type": "error", "sequence_number": self.events, "code": "server_error",
+                            "type": "error", "sequence_number": self.events, "code": code,
                             "message": message, "param": null});
                         ("error", data)
                     }
@@ -168,7 +186,7 @@ impl StreamTerminator {
             }
             _ => {
                 let data = json!({"error": {
-                    "message": message, "type": "server_error", "param": null, "code": "engine_stream_broken"}});
+                    "message": message, "type": "server_error", "param": null, "code": code_of(message)}});
                 format!("data: {data}\n\ndata: [DONE]\n\n")
             }
         };

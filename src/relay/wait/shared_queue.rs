@@ -18,8 +18,8 @@ use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
-    Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason,
-    Request, Room, Settings, Stretch,
+    Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, Request, Room,
+    Settings, Stretch,
 };
 use crate::relay::choose::chosen::Chosen;
 use crate::relay::choose::promised::Promised;
@@ -234,10 +234,7 @@ impl Ticket {
         let woken = (&mut self.woken).await;
         self.is_over = true;
         // The sender is dropped with the queue, when the router ends.
-        woken.unwrap_or(Woken::Refused(Refusal {
-            reason: RefusalReason::Draining,
-            retry_after: Duration::from_secs(1),
-        }))
+        woken.unwrap_or(Woken::Refused(Refusal::DRAINING))
     }
 }
 

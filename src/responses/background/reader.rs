@@ -2,7 +2,7 @@
 //! stored events are sent.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -130,8 +130,13 @@ impl Reader {
                 self.last_sent = observe::now();
                 return Some(COMMENT.to_vec());
             }
-            self.wait(max).await;
-            if self.local.is_none() && self.responses.background.tasks.is_stopping() {
+            let is_drained = {
+                let last_part = self.responses.background.tasks.last_part().clone();
+                let waiting = pin!(self.wait(max));
+                last_part.cuts_off(waiting).await.is_none()
+            };
+            let tasks = &self.responses.background.tasks;
+            if is_drained || self.local.is_none() && tasks.is_stopping() {
                 let last = self.moved();
                 return Some(self.end(Vec::new(), &last));
             }
@@ -254,7 +259,7 @@ impl Reader {
         self.error_event("events_lost", &message, Some("starting_after"))
     }
 
-    /// The end of a stream on a replica that is stopping, of a response that runs on another one.
+    /// The end of a stream on a replica that is stopping, of a response that runs on another one, or will.
     fn moved(&self) -> Vec<u8> {
         let read_on = self.read_on(self.position.after());
         let message = format!("This replica is stopping, and the response goes on: {read_on}");

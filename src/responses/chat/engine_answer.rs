@@ -53,6 +53,9 @@ impl Converter {
     /// Why the answer failed, as an HTTP error.
     fn error(&self) -> Option<ApiError> {
         let message = self.answer.error.as_deref()?;
+        if relay::is_drained(message) {
+            return Some(ApiError::draining());
+        }
         let data = self.answer.engine_error.as_deref();
         let Some(data) = data.filter(|_| !relay::is_engine_lost(message)) else {
             return Some(ApiError::invalid_engine_response(message));

@@ -117,9 +117,15 @@ impl BackgroundResponses for Redis {
         self.meters.meter(Op::Cancel, move || async move {
             self.keep.check_size(cancel.response.len())?;
             let packed = [("re", self.pack(&cancel.response).await?)];
-            self.put_pieces(key, &packed, &Writer::Canceller).await?;
+            let put = self.put_pieces(key, &packed, &Writer::Canceller).await;
             let [(name, packed)] = packed;
-            let pieces = packed.fields(name).map(|(field, _)| field).collect();
+            let pieces: Vec<String> = packed.fields(name).map(|(field, _)| field).collect();
+            // A cancel that is repeated writes others.
+            let drop_pieces = || self.delete_pieces(self.keys.record(key), pieces);
+            if let Err(error) = put {
+                drop_pieces();
+                return Err(error);
+            }
             let call = Call::new(Name::CANCEL)
                 .key(self.keys.record(key))
                 .key(self.keys.log(key))
@@ -135,10 +141,18 @@ impl BackgroundResponses for Redis {
                 Some(mark) => call.arg(mark.0.clone()),
                 None => call,
             };
-            let mut reply = self.call_replicated(Kind::Write, call).await?;
+            let mut reply = match self.call_replicated(Kind::Write, call).await {
+                Ok(reply) => reply,
+                // Nothing was written. After another error the record may refer to them.
+                Err(error @ (Error::Full { .. } | Error::Unavailable { .. })) => {
+                    drop_pieces();
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+            };
             let word = reply.word()?;
             if word != "ok" {
-                self.delete_pieces(self.keys.record(key), pieces);
+                drop_pieces();
             }
             Ok(match word.as_str() {
                 "ok" => {

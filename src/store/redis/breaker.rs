@@ -65,13 +65,15 @@ impl RedisBreaker {
         before.state() != State::Closed
     }
 
-    /// If this opened the breaker, returns its state before: half-open if a trial operation failed. The caller then
-    /// drops all connections.
-    pub(super) fn on_failure(&self, now: Instant) -> Option<State> {
+    /// An operation failed for which so many waited; one for which nobody waits any more counts too. If this opened the
+    /// breaker, returns its state before: half-open if a trial operation failed. The caller then drops all connections.
+    pub(super) fn on_failure(&self, waiting: usize, now: Instant) -> Option<State> {
         let mut machine = self.machine.lock();
         self.is_healthy.store(false, Release);
         let before = machine.state();
-        let opened = machine.on_failure(now);
+        // More than open it change nothing.
+        let threshold = self.settings.failure_threshold.max(1) as usize;
+        let opened = (0..waiting.clamp(1, threshold)).any(|_| machine.on_failure(now));
         opened.then_some(before)
     }
 }
@@ -94,26 +96,37 @@ mod tests {
         let started = observe::now();
         let at = |ms| started + Duration::from_millis(ms);
         let breaker = breaker(2);
-        assert_eq!(breaker.on_failure(at(0)), None);
+        assert_eq!(breaker.on_failure(1, at(0)), None);
         assert!(!breaker.on_success());
-        assert_eq!(breaker.on_failure(at(1)), None);
-        assert_eq!(breaker.on_failure(at(2)), Some(State::Closed));
+        assert_eq!(breaker.on_failure(1, at(1)), None);
+        assert_eq!(breaker.on_failure(1, at(2)), Some(State::Closed));
         // An operation that was sent before.
-        assert_eq!(breaker.on_failure(at(3)), None);
+        assert_eq!(breaker.on_failure(1, at(3)), None);
         assert_eq!(breaker.admit(at(52)), Err(Duration::from_millis(50)));
         assert_eq!(breaker.admit(at(102)), Ok(()));
         assert!(breaker.admit(at(103)).is_err());
-        assert_eq!(breaker.on_failure(at(104)), Some(State::HalfOpen));
+        assert_eq!(breaker.on_failure(1, at(104)), Some(State::HalfOpen));
         assert_eq!(breaker.admit(at(204)), Ok(()));
         assert!(breaker.on_success());
         assert_eq!(breaker.admit(at(205)), Ok(()));
     }
 
     #[test]
+    fn a_failure_counts_for_each_that_waited_and_at_least_once() {
+        let now = observe::now();
+        let breaker = breaker(5);
+        assert_eq!(breaker.on_failure(4, now), None);
+        assert_eq!(breaker.on_failure(0, now), Some(State::Closed));
+        assert_eq!(breaker.on_failure(9_999, now), None);
+        assert!(breaker.on_success());
+        assert_eq!(breaker.on_failure(9_999, now), Some(State::Closed));
+    }
+
+    #[test]
     fn a_trial_that_never_reports_does_not_keep_it_open() {
         let started = observe::now();
         let breaker = breaker(1);
-        assert!(breaker.on_failure(started).is_some());
+        assert!(breaker.on_failure(1, started).is_some());
         assert_eq!(breaker.admit(started + Duration::from_millis(100)), Ok(()));
         assert_eq!(breaker.admit(started + Duration::from_millis(200)), Ok(()));
     }
@@ -122,7 +135,7 @@ mod tests {
     fn a_reply_to_an_operation_from_before_it_opened_closes_it() {
         let now = observe::now();
         let breaker = breaker(1);
-        assert!(breaker.on_failure(now).is_some());
+        assert!(breaker.on_failure(1, now).is_some());
         assert!(breaker.on_success());
         assert_eq!(breaker.state(), State::Closed);
         assert_eq!(breaker.admit(now), Ok(()));

@@ -85,8 +85,13 @@ impl Breakers {
     }
 
     /// As [`RedisBreaker::on_failure`].
-    pub(super) fn on_failure(&self, request: &Request, now: Instant) -> Option<State> {
-        let opened_from = self.of(request).on_failure(now);
+    pub(super) fn on_failure(
+        &self,
+        request: &Request,
+        waiting: usize,
+        now: Instant,
+    ) -> Option<State> {
+        let opened_from = self.of(request).on_failure(waiting, now);
         if opened_from.is_some() {
             let is_refused = |index: &usize| self.breakers[*index].state() != State::Closed;
             if !self.probes.is_empty() && self.probes.iter().all(is_refused) {
@@ -167,7 +172,7 @@ mod tests {
         let breakers = Breakers::new(&settings, &probes, gauge.clone());
         let get = |key: &str| Request::command("GET", key);
         let (down, up) = (get("foo"), get("bar"));
-        assert_eq!(breakers.on_failure(&down, now), Some(State::Closed));
+        assert_eq!(breakers.on_failure(&down, 1, now), Some(State::Closed));
         assert!(breakers.admit(&down, now).is_err() && breakers.admit(&up, now).is_ok());
         assert_eq!((breakers.state(), gauge.get()), (State::Closed, 2));
         assert!(!breakers.on_success(&up) && breakers.on_success(&down));
@@ -188,7 +193,7 @@ mod tests {
         for reply in [&probes[0], &Request::command("GET", "foo")] {
             for probe in &probes {
                 assert_eq!(breakers.state(), State::Closed);
-                breakers.on_failure(probe, now);
+                breakers.on_failure(probe, 1, now);
             }
             assert_eq!(breakers.state(), State::Open);
             breakers.on_success(reply);

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::executor::Executor;
-use super::failure::{BUSY_RETRY, refused_command};
+use super::failure::{BUSY_RETRY, refused_command, unavailable};
 use super::keys::Keys;
 use super::lacking::LackingCommands;
 use super::link::{Link, SHARED};
@@ -48,9 +48,9 @@ pub struct Redis {
     /// Which endpoints learn of the end of background responses, by the latest configuration.
     pub(super) subscriptions: ArcSwap<Subscriptions>,
     /// The latest check whether Redis is out of memory.
-    memory: MemoryCheck,
+    memory: Arc<MemoryCheck>,
     /// The latest check of a cluster's nodes.
-    node_check: Mutex<Option<watch::Receiver<Found>>>,
+    node_check: Mutex<Option<watch::Receiver<NodeCheck>>>,
     lacking: LackingCommands,
     pub(super) meters: Meters,
     /// The thread of the shared connection. It ends with the store.
@@ -134,9 +134,9 @@ impl ResponseStore for Redis {
                 for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
                     server.insert(key.to_owned(), value.into());
                 }
-                // What the health warns of is as of now.
-                let _ = self.check_eviction().await;
             }
+            // What the health warns of is as of now.
+            let _ = self.check_eviction().await;
             Ok(Report {
                 kind: "redis",
                 health: self.health(),
@@ -170,17 +170,17 @@ impl Redis {
             Mode::Cluster => 0,
             Mode::Standalone | Mode::Sentinel => io_threads.min(MAX_THREAD_CONNECTIONS),
         };
-        let link = Link::new(target, own, &meters);
-        let link = Arc::new(link);
+        let keys = Keys::new(&settings.prefix);
+        let link = Arc::new(Link::new(target, own, keys.probes(), &meters));
         Ok(Self {
             executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
             link,
-            keys: Keys::new(&settings.prefix),
+            keys,
             keep: keep.clone(),
             mode: settings.mode,
             lease_ms: AtomicU64::new(0),
             subscriptions: ArcSwap::default(),
-            memory: MemoryCheck::default(),
+            memory: Arc::default(),
             node_check: Mutex::default(),
             lacking: LackingCommands::default(),
             meters,
@@ -249,42 +249,43 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
-    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and each time
-    /// after a write to a full one. A node that is down or full refuses only its own keys.
+    /// Whether any node of a cluster replies and takes writes. Checked once a second while one replies, and at once
+    /// after a write to a full one, which may be the only one. A node that is down or full refuses only its own keys.
     async fn check_nodes(&self) -> Result<(), Error> {
-        let is_well = self.executor.has_replied_lately() && !self.memory.is_full();
-        if is_well && !self.memory.is_due() {
-            return Ok(());
+        let is_due = self.memory.is_due();
+        if !is_due && self.executor.has_replied_lately() && self.memory.is_as_checked() {
+            return self.memory.last();
         }
-        let mut check = self.running_check();
-        let ended = check.wait_for(Option::is_some).await;
+        let mut check = self.running_check()?;
+        let ended = check.wait_for(|check| check.found.is_some()).await;
         // Without a result the store's thread has ended.
-        let found = ended.ok().and_then(|found| (*found).clone());
-        let result = found.unwrap_or_else(|| Err(closing()));
-        self.memory.on_checked(&result);
-        self.memory.on_result(&result, 0);
-        result
+        let found = ended.ok().and_then(|check| check.found.clone());
+        found.unwrap_or_else(|| Err(closing()))
     }
 
-    /// The check of a cluster's nodes that runs, or a new one: in an outage all requests wait for one.
-    fn running_check(&self) -> watch::Receiver<Found> {
+    /// The check of a cluster's nodes that runs, or a new one: in an outage all requests wait for one. Once no node
+    /// replies only one request waits for each check, as with the circuit breaker of a server; the others are refused.
+    fn running_check(&self) -> Result<watch::Receiver<NodeCheck>, Error> {
         let mut latest = self.node_check.lock();
         if let Some(check) = &*latest
-            && check.borrow().is_none()
+            && !check.borrow().is_over
         {
-            return check.clone();
+            if self.executor.breaker() == State::Open {
+                return Err(unavailable(BUSY_RETRY, &self.executor.last_failure()));
+            }
+            return Ok(check.clone());
         }
-        let (sender, check) = watch::channel(None);
+        let (sender, check) = watch::channel(NodeCheck::default());
         let asked = ask_nodes(
             self.executor.clone(),
+            self.memory.clone(),
             self.keys.probes(),
-            self.memory.room(),
+            sender,
         );
         // Bounded by the deadlines of its operations. Who asked first may leave before the others.
-        let check_all = async move { drop(sender.send_replace(Some(asked.await))) };
-        drop(self.own_thread.runtime().spawn(check_all));
+        drop(self.own_thread.runtime().spawn(asked));
         *latest = Some(check.clone());
-        check
+        Ok(check)
     }
 
     /// Checks now and then which commands are refused. An error names them.
@@ -333,28 +334,59 @@ impl Redis {
     }
 }
 
-/// What a check of a cluster's nodes has found; `None` while it runs.
-type Found = Option<Result<(), Error>>;
+/// A check of a cluster's nodes.
+#[derive(Debug, Default)]
+struct NodeCheck {
+    /// `None` until a node takes the write, or none has.
+    found: Option<Result<(), Error>>,
+    /// Whether each node has replied, or has not in time. No other check begins before: the writes of one check are
+    /// under way at a time.
+    is_over: bool,
+}
 
-/// Asks the node of each of these keys for a write of so many bytes. One that takes it is enough.
-async fn ask_nodes(executor: Arc<Executor>, probes: [String; 4], room: usize) -> Result<(), Error> {
+/// Asks the node of each of these keys for a write as large as what did not fit. One that takes it is enough for those
+/// that wait. The other replies are read all the same, for the circuit breakers of their ranges.
+async fn ask_nodes(
+    executor: Arc<Executor>,
+    memory: Arc<MemoryCheck>,
+    probes: [String; 4],
+    check: watch::Sender<NodeCheck>,
+) {
+    let check = Arc::new(check);
     let mut asked = JoinSet::new();
     for key in probes {
         let executor = executor.clone();
         // Changes nothing: there is no such key.
-        let write = Request::command("ZADD", (key, "XX", 0, vec![0_u8; room]));
-        asked.spawn(async move { executor.execute(SHARED, Kind::Write, &write).await });
+        let write = Request::command("ZADD", (key, "XX", 0, vec![0_u8; memory.room()]));
+        let waiting = check.clone();
+        // The store has one receiver itself.
+        let waiting = move || waiting.receiver_count().saturating_sub(1);
+        asked.spawn(async move {
+            executor
+                .execute_for(SHARED, Kind::Write, &write, waiting)
+                .await
+        });
     }
-    let mut result = Err(closing());
+    let on_found = |found: Result<(), Error>| {
+        memory.on_checked(&found);
+        check.send_modify(|check| check.found = Some(found));
+    };
+    let (mut is_taken, mut refusal) = (false, closing());
     while let Some(reply) = asked.join_next().await {
         match reply {
-            // The others are not waited for.
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) => result = Err(error),
-            Err(_) => {}
+            Ok(Ok(_)) if !is_taken => {
+                is_taken = true;
+                on_found(Ok(()));
+            }
+            // A full node is up: that says more than one that is down.
+            Ok(Err(error)) if !matches!(refusal, Error::Full { .. }) => refusal = error,
+            Ok(_) | Err(_) => {}
         }
     }
-    result
+    if !is_taken {
+        on_found(Err(refusal));
+    }
+    check.send_modify(|check| check.is_over = true);
 }
 
 /// Whether Redis is out of memory, as of the last check.
@@ -364,6 +396,8 @@ struct MemoryCheck {
     /// Milliseconds after `started`, plus one; 0 for never.
     checked_ms: AtomicU64,
     is_full: AtomicBool,
+    /// Whether the last check said that it is full. One write to a cluster says so of one node.
+    was_found_full: AtomicBool,
     /// The largest write that has not fitted since it was known to be full.
     refused_bytes: AtomicU64,
 }
@@ -380,6 +414,7 @@ impl Default for MemoryCheck {
             started: observe::now(),
             checked_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
+            was_found_full: AtomicBool::new(false),
             refused_bytes: AtomicU64::new(0),
         }
     }
@@ -394,10 +429,16 @@ impl MemoryCheck {
     }
 
     fn on_checked<T>(&self, result: &Result<T, Error>) {
-        if result.is_ok() {
-            self.is_full.store(false, Relaxed);
+        let is_full = match result {
+            Ok(_) => false,
+            Err(Error::Full { .. }) => true,
+            Err(_) => return,
+        };
+        if !is_full {
             self.refused_bytes.store(0, Relaxed);
         }
+        self.was_found_full.store(is_full, Relaxed);
+        self.is_full.store(is_full, Relaxed);
     }
 
     /// Any write says that Redis is full. Only a check says that it is not.
@@ -414,17 +455,43 @@ impl MemoryCheck {
         self.refused_bytes.load(Relaxed) as usize
     }
 
-    fn is_full(&self) -> bool {
-        self.is_full.load(Relaxed)
+    /// False from when a write did not fit, where the last check had found room, until the next check.
+    fn is_as_checked(&self) -> bool {
+        !self.is_full.load(Relaxed) || self.was_found_full.load(Relaxed)
     }
 
     fn last(&self) -> Result<(), Error> {
-        if self.is_full() {
+        if self.is_full.load(Relaxed) {
             Err(Error::Full {
                 retry_after: BUSY_RETRY,
             })
         } else {
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_does_not_fit_asks_for_a_check_unless_the_last_one_found_no_room() {
+        let full: Result<(), Error> = Err(Error::Full {
+            retry_after: BUSY_RETRY,
+        });
+        let memory = MemoryCheck::default();
+        let state = || (memory.is_as_checked(), memory.last().is_ok());
+        assert_eq!(state(), (true, true));
+        memory.on_result(&full, 9);
+        assert_eq!((state(), memory.room()), ((false, false), 9));
+        memory.on_checked(&full);
+        memory.on_result(&full, 5);
+        assert_eq!((state(), memory.room()), ((true, false), 9));
+        // What could not be asked is no answer.
+        memory.on_checked::<()>(&Err(closing()));
+        assert_eq!(state(), (true, false));
+        memory.on_checked(&Ok(()));
+        assert_eq!((state(), memory.room()), ((true, true), 0));
     }
 }

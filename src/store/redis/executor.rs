@@ -111,11 +111,22 @@ impl Executor {
     }
 
     /// Executes a request. Must be polled on the thread of that connection.
-    pub(super) async fn execute(
+    pub(super) fn execute(
         &self,
         index: usize,
         kind: Kind,
         request: &Request,
+    ) -> impl Future<Output = Result<Value, Error>> {
+        self.execute_for(index, kind, request, || 1)
+    }
+
+    /// As [`Self::execute`], for as many as `waiting` returns when it has failed: that counts as a failure of each.
+    pub(super) async fn execute_for(
+        &self,
+        index: usize,
+        kind: Kind,
+        request: &Request,
+        waiting: impl FnOnce() -> usize,
     ) -> Result<Value, Error> {
         let _in_flight = self
             .enter()
@@ -151,7 +162,7 @@ impl Executor {
                 result = first;
             }
         }
-        self.account(request, &result);
+        self.account(request, &result, waiting);
         let (value, connection) = result.map_err(|failure| match (kind, failure.error) {
             // A read has no unknown outcome.
             (
@@ -279,10 +290,16 @@ impl Executor {
         }
     }
 
-    fn account<T>(&self, request: &Request, result: &Result<T, Failure>) {
+    fn account<T>(
+        &self,
+        request: &Request,
+        result: &Result<T, Failure>,
+        waiting: impl FnOnce() -> usize,
+    ) {
         match result {
             Err(failure) if failure.is_server_failure => {
-                let opened_from = self.breakers.on_failure(request, observe::now());
+                let now = observe::now();
+                let opened_from = self.breakers.on_failure(request, waiting(), now);
                 *self.last_failure.lock() = failure.error.to_string().into();
                 // Failed trials repeat while Redis is away; one warning is enough.
                 if opened_from == Some(State::Closed) {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use redis::{RedisError, Value};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::target::{Target, Wire};
@@ -67,6 +68,8 @@ pub(super) struct Link {
     generation: AtomicU64,
     logged_generation: AtomicU64,
     connects: IntCounter,
+    /// Keys of which a cluster's connections are asked whether their nodes reply.
+    probes: [String; 4],
     /// What is wrong with the server's settings, for operators; empty for nothing.
     warning: Mutex<String>,
     may_evict: IntGauge,
@@ -109,7 +112,7 @@ pub(super) struct Connection {
 
 impl Link {
     /// With own connections for the first `own` I/O threads.
-    pub(super) fn new(target: Target, own: usize, meters: &Meters) -> Self {
+    pub(super) fn new(target: Target, own: usize, probes: [String; 4], meters: &Meters) -> Self {
         let slot = |_| Slot {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
@@ -126,6 +129,7 @@ impl Link {
             generation: AtomicU64::new(1),
             logged_generation: AtomicU64::new(0),
             connects: meters.metrics.reconnects.clone(),
+            probes,
             warning: Mutex::default(),
             may_evict: meters.metrics.may_evict.clone(),
         }
@@ -242,8 +246,9 @@ impl Link {
 
     /// An operation failed on a connection to a cluster. The library opens lost ones to nodes anew, but with the
     /// password that the first ones had. If its file has another one, a connection with that takes the place of this
-    /// one. Until it is open this one stays: servers that do not know the new password yet keep whom they let in with
-    /// the old one.
+    /// one, once it reaches each node of the probes that this one reaches: servers that do not know the new password
+    /// yet keep whom they let in with the old one, and the library connects where one node of the settings lets it in.
+    /// Some of more than four masters have no probe.
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
@@ -254,11 +259,17 @@ impl Link {
         if slot.is_renewing.swap(true, AcqRel) {
             return;
         }
-        let link = self.clone();
+        let (link, before) = (self.clone(), connection.wire.clone());
         let renew = async move {
-            let opened = link.open(index).await;
+            let mut renewed = link.open(index).await;
+            let wire = renewed.as_ref().ok().map(|renewed| renewed.wire.clone());
+            if let Some(wire) = wire
+                && !link.reaches_as_many(wire, before).await
+            {
+                renewed = Err("it does not reach all nodes that the one before reaches".into());
+            }
             let slot = &link.slots[index];
-            match opened {
+            match renewed {
                 Ok(connection) => {
                     let mut state = slot.state.lock();
                     if state.is_up(number) {
@@ -271,8 +282,36 @@ impl Link {
             }
             slot.is_renewing.store(false, Release);
         };
-        // Bounded by its deadline, and by the runtime's end.
+        // Bounded by its deadlines, and by the runtime's end.
         drop(tokio::runtime::Handle::current().spawn(renew));
+    }
+
+    /// Whether one connection to a cluster reaches each node of the probes that another one reaches.
+    async fn reaches_as_many(&self, wire: Wire, other: Wire) -> bool {
+        let missing = self.without_reply(wire, self.probes.to_vec()).await;
+        let count = missing.len();
+        self.without_reply(other, missing).await.len() == count
+    }
+
+    /// Those of these keys whose nodes do not reply over this connection.
+    async fn without_reply(&self, wire: Wire, keys: Vec<String>) -> Vec<String> {
+        let timeout = self.timeout;
+        let mut asked = JoinSet::new();
+        for key in keys {
+            let mut wire = wire.clone();
+            asked.spawn(async move {
+                // Another node may be asked in place of one without a connection. It refuses a command with a key.
+                let mut read = redis::cmd("HMGET");
+                let reply =
+                    tokio::time::timeout(timeout, wire.one(read.arg(key.as_str()).arg("v"))).await;
+                (!matches!(reply, Ok(Ok(_)))).then_some(key)
+            });
+        }
+        let mut missing = Vec::new();
+        while let Some(unanswered) = asked.join_next().await {
+            missing.extend(unanswered.ok().flatten());
+        }
+        missing
     }
 
     /// Warns if Redis may evict keys: responses, histories, or what says which replica runs what.

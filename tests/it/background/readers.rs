@@ -59,6 +59,30 @@ async fn a_reader_at_a_stopping_router_learns_where_to_read_on() {
 }
 
 #[tokio::test]
+async fn a_reader_that_outlasts_the_drain_of_the_owner_learns_where_to_read_on() {
+    let pair = Pair::with_child(unhurried(), |config| {
+        config.api.drain_timeout = Duration::from_secs(4);
+    })
+    .await;
+    let (mut live, mut text, _) = streaming(&pair.a, 2_000).await;
+    pair.a.child.as_ref().unwrap().signal("TERM");
+    let (rest, is_whole) = live.rest().await;
+    assert!(is_whole, "{rest}");
+    text += &rest;
+    let (name, last) = events(&text, 0).pop().unwrap();
+    assert_eq!(
+        (name.as_str(), &last["code"]),
+        ("error", &json!("router_draining"))
+    );
+    let after = last["sequence_number"].as_u64().unwrap() - 1;
+    let message = last["message"].as_str().unwrap();
+    assert!(
+        message.ends_with(&format!("starting_after={after}")),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn a_polled_response_that_is_not_stored_carries_its_state_token() {
     let pair = Pair::new(fast()).await;
     let more = json!({"store": false, "include": ["reasoning.encrypted_content"]});

@@ -798,28 +798,78 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "closed");
 }
 
+/// Prefill workers of which no KV transfers are asked for.
+async fn stopped_transfers(fleet: &Fleet) -> usize {
+    let mut stopped = 0;
+    for place in 0..fleet.prefills {
+        let row = fleet.cluster.worker(&format!("p{place}")).await;
+        stopped += usize::from(row["kv_transfers"]["circuit_breaker"] == "open");
+    }
+    stopped
+}
+
 #[tokio::test]
-async fn one_client_does_not_keep_a_prefill_worker_from_all_others() {
-    let mut fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {
+async fn clients_whose_transfers_fail_leave_half_of_the_prefill_workers_to_others() {
+    for (prefills, most) in [(1, 0), (2, 1)] {
+        let mut fleet = Fleet::start(Connector::Nixl, (prefills, 3), |config| {
+            unnoticed(config);
+            several_clients(config);
+            config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+            config.fleet.circuit_breaker.failure_threshold = 3;
+            // Longer than the test.
+            config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
+        })
+        .await;
+        for place in 0..3 {
+            fleet.decode(place).fault(failing_transfers()).await;
+        }
+        for (clients, expected) in [([1; 6], 0), ([2, 3, 4, 2, 3, 4], most)] {
+            for client in clients {
+                let (_, body, _) = fleet.kinds(3).swap_remove(0);
+                let answer = post_from(&fleet.cluster, client, body).await;
+                assert!(answer.status >= 500, "{}", answer.text());
+            }
+            let stopped = stopped_transfers(&fleet).await;
+            assert_eq!(stopped, expected, "{prefills}: {clients:?}");
+        }
+        for place in 0..3 {
+            fleet.decode(place).fault(Faults::default()).await;
+        }
+        for (path, body, _) in fleet.kinds(3) {
+            fleet.is_answered("others", path, &body).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn bad_requests_of_several_clients_leave_half_of_the_decode_workers_to_others() {
+    let mut fleet = Fleet::start(Connector::Nixl, (2, 2), |config| {
         unnoticed(config);
         several_clients(config);
-        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
         config.fleet.circuit_breaker.failure_threshold = 3;
+        // Longer than the test.
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
     })
     .await;
-    for place in 0..3 {
-        let fails = TransferFaults {
-            transfer_fails_ms: Some(5),
-            ..TransferFaults::default()
-        };
-        fleet.decode(place).fault(transfer_faults(fails)).await;
+    for place in 0..2 {
+        fleet.decode(place).fault(refuse(500)).await;
     }
-    for (client, state) in [(1, "closed"), (1, "closed"), (1, "closed"), (2, "open")] {
+    for client in (0..4).cycle().take(32) {
         let (_, body, _) = fleet.kinds(3).swap_remove(0);
         let answer = post_from(&fleet.cluster, client, body).await;
         assert!(answer.status >= 500, "{}", answer.text());
-        let row = fleet.cluster.worker("p0").await;
-        assert_eq!(row["kv_transfers"]["circuit_breaker"], state);
+    }
+    let mut open = 0;
+    for name in ["d0", "d1"] {
+        let row = fleet.cluster.worker(name).await;
+        open += usize::from(row["circuit_breaker"] == "open");
+    }
+    assert_eq!(open, 1);
+    for place in 0..2 {
+        fleet.decode(place).fault(Faults::default()).await;
+    }
+    for (path, body, _) in fleet.kinds(3) {
+        fleet.is_answered("others", path, &body).await;
     }
 }
 

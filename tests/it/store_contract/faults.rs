@@ -321,6 +321,16 @@ async fn a_policy_that_is_changed_while_redis_runs_is_warned_of() {
     eventually("it is over", async || !warned().await).await;
 }
 
+/// Leaves a server so many bytes of memory.
+fn leave_memory(server: &Server, bytes: u64) {
+    let info = server.cli(&["info", "memory"]);
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used.unwrap().trim().parse().unwrap();
+    server.cli(&["config", "set", "maxmemory", &(used + bytes).to_string()]);
+}
+
 #[tokio::test]
 async fn a_redis_in_which_only_small_writes_fit_is_full() {
     let server = Server::start().await;
@@ -332,12 +342,7 @@ async fn a_redis_in_which_only_small_writes_fit_is_full() {
     };
     store.admit().await.unwrap();
     store.create(new_key(), large()).await.unwrap();
-    let info = server.cli(&["info", "memory"]);
-    let used = info
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"));
-    let used: u64 = used.unwrap().trim().parse().unwrap();
-    server.cli(&["config", "set", "maxmemory", &(used + 200_000).to_string()]);
+    leave_memory(&server, 200_000);
     let (mut in_vain, mut refused) = (0, 0);
     for _ in 0..40 {
         match store.admit().await {
@@ -693,6 +698,22 @@ async fn all_that_wait_for_a_cluster_that_hangs_ask_it_together() {
     .await;
     // Four probes, and the check of refused commands.
     assert!((1..=5).contains(&most), "{most}");
+    // It counts as one failure for each of them.
+    assert!(!store.health().is_up);
+    eventually(
+        "one asks again, and others do not wait for it",
+        async || {
+            let mut trial = store.admit();
+            let soon = tokio::time::timeout(Duration::from_millis(20), &mut trial).await;
+            soon.is_err()
+                && tokio::select! {
+                    biased;
+                    _ = trial => false,
+                    other = store.admit() => is_unavailable(&other),
+                }
+        },
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -1130,6 +1151,65 @@ async fn a_response_whose_object_is_large_is_cancelled_and_leaves_no_pieces_behi
         "{outcome:?}"
     );
     assert_eq!(pieces(), 7);
+}
+
+#[tokio::test]
+async fn of_two_cancels_at_once_only_the_pieces_of_one_stay() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    // While one writes its many pieces the other one writes its few, and cancels.
+    let (many, few) = (noise(8 << 20), noise(2 << 20));
+    let cancel = async |response: &Bytes| {
+        let cancellation = Cancellation {
+            response: response.clone(),
+            ..cancelling()
+        };
+        store.cancel(key, cancellation).await.unwrap()
+    };
+    let outcomes = tokio::join!(cancel(&many), cancel(&few));
+    let (stays, expected) = match outcomes {
+        (CancelOutcome::Done { .. }, CancelOutcome::Terminal(_)) => (many, 17),
+        (CancelOutcome::Terminal(_), CancelOutcome::Done { .. }) => (few, 5),
+        outcomes => panic!("{outcomes:?}"),
+    };
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    eventually("the others are gone", async || pieces() == expected).await;
+    let found = store.get(key).await.unwrap().unwrap();
+    assert!(found.content.response == stays);
+}
+
+#[tokio::test]
+async fn a_cancel_that_does_not_fit_leaves_no_pieces_behind() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    // The first pieces fit.
+    leave_memory(&server, 4 << 20);
+    let cancel = async || {
+        let cancellation = Cancellation {
+            response: noise(8 << 20),
+            ..cancelling()
+        };
+        store.cancel(key, cancellation).await
+    };
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let pieces = || server.cli(&["hkeys", name.trim()]).matches("re:").count();
+    for _ in 0..3 {
+        let outcome = cancel().await;
+        assert!(matches!(outcome, Err(Error::Full { .. })), "{outcome:?}");
+        eventually("its pieces are gone", async || pieces() == 0).await;
+    }
+    server.cli(&["config", "set", "maxmemory", "0"]);
+    let outcome = cancel().await;
+    assert!(
+        matches!(outcome, Ok(CancelOutcome::Done { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(pieces(), 17);
 }
 
 #[tokio::test]
@@ -1599,6 +1679,38 @@ async fn a_stored_response_is_read_without_a_script() {
 }
 
 #[tokio::test]
+async fn a_reply_that_arrived_while_its_thread_was_busy_is_no_time_out() {
+    let server = Server::start().await;
+    let settings = at(&server);
+    let store = open(&settings, &keep());
+    // This thread asks, and reads the replies.
+    let _scope = IoThreadScope::enter(1);
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    // Each read has one.
+    let echoes = || {
+        let stats = server.cli(&["info", "commandstats"]);
+        let mut lines = stats.lines();
+        let echoes = lines.find(|line| line.starts_with("cmdstat_echo:"));
+        echoes.map(str::to_owned)
+    };
+    let before = echoes();
+    let busy = async {
+        for _ in 0..100 {
+            if echoes() != before {
+                break;
+            }
+            // The read is sent.
+            tokio::task::yield_now().await;
+        }
+        // Redis has replied.
+        std::thread::sleep(settings.advanced.read_timeout);
+    };
+    let (found, ()) = tokio::join!(store.get(key), busy);
+    assert!(found.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn a_command_that_redis_refuses_is_named_before_anything_is_generated() {
     over_each(async || {
         let server = Server::start().await;
@@ -1756,17 +1868,35 @@ async fn a_password_of_a_cluster_is_taken_up_when_one_node_has_closed_its_connec
     check_rotated(&nodes, 1, None, "      mode: cluster\n").await;
 }
 
+/// One node of a cluster hangs until reads fail.
+async fn hang_for_a_while(node: &Server, store: &Store) {
+    node.pause();
+    eventually("a read fails", async || !is_let_in(store).await).await;
+    node.wake();
+    eventually("all nodes reply", async || is_let_in(store).await).await;
+}
+
 #[tokio::test]
 async fn a_password_that_no_node_of_a_cluster_knows_yet_costs_no_connection() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let nodes: Vec<&Server> = nodes.iter().collect();
-    let hang_for_a_while = async |store: &Store| {
-        nodes[1].pause();
-        eventually("a read fails", async || !is_let_in(store).await).await;
-        nodes[1].wake();
-        // No connection can be opened now.
-        eventually("all nodes reply", async || is_let_in(store).await).await;
+    // No connection can be opened meanwhile.
+    let hang = async |store: &Store| hang_for_a_while(nodes[1], store).await;
+    let mode = "      mode: cluster\n";
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang).await;
+}
+
+#[tokio::test]
+async fn a_password_that_one_node_of_a_cluster_knows_costs_no_connection_to_the_others() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    let hang = async |store: &Store| {
+        // Beside the old one. This is the node of the settings: a connection can be opened.
+        nodes[0].cli(&["acl", "setuser", "router", ">new"]);
+        for _ in 0..3 {
+            hang_for_a_while(nodes[1], store).await;
+        }
     };
     let mode = "      mode: cluster\n";
-    check_rotated_after(&nodes, nodes.len(), None, mode, hang_for_a_while).await;
+    check_rotated_after(&nodes, nodes.len(), None, mode, hang).await;
 }

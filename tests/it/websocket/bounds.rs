@@ -322,6 +322,27 @@ async fn a_drain_closes_after_the_turns_that_run() {
 }
 
 #[tokio::test]
+async fn a_turn_that_outlasts_the_drain_fails_and_its_connection_closes() {
+    let cluster = Cluster::with_router_child(vec![unhurried()], |config| {
+        config.api.drain_timeout = Duration::from_secs(4);
+    })
+    .await;
+    let mut busy = Socket::open(cluster.router.api).await;
+    busy.create(json!({"max_output_tokens": 3_000})).await;
+    let first = busy.event().await;
+    assert_eq!(first["type"], "response.created", "{first}");
+    cluster.router.child.as_ref().unwrap().signal("TERM");
+    let last = busy.turn().await.pop().unwrap();
+    assert_eq!(last["type"], "response.failed", "{last}");
+    assert_eq!(last["response"]["error"]["code"], "server_error", "{last}");
+    assert_eq!(busy.closed().await, 1012);
+    eventually("the engine has closed the request", async || {
+        cluster.engines[0].stats().await.aborted == 1
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_holds_its_engine_back_and_is_disconnected() {
     let stub = Stub::endless().await;
     let router = stub

@@ -11,8 +11,8 @@ use futures_core::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tokio::sync::watch;
 
@@ -24,6 +24,8 @@ pub(super) struct HangingStore {
     inner: InMemory,
     hangs: watch::Sender<bool>,
     deletions_hang: AtomicBool,
+    /// The next write fails.
+    write_fails: AtomicBool,
     reads: AtomicU32,
 }
 
@@ -45,6 +47,15 @@ impl HangingStore {
 
     pub(super) fn hang_deletions(&self) {
         self.deletions_hang.store(true, Relaxed);
+    }
+
+    pub(super) fn fail_next_write(&self) {
+        self.write_fails.store(true, Relaxed);
+    }
+
+    /// Whether a write that was to fail has done so.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.write_fails.load(Relaxed)
     }
 
     /// How often it was to be read.
@@ -72,6 +83,13 @@ impl ObjectStore for HangingStore {
         'life1: 'async_trait,
         Self: 'async_trait,
     {
+        if self.write_fails.swap(false, Relaxed) {
+            let error = Error::Generic {
+                store: "test",
+                source: "it fails once".into(),
+            };
+            return Box::pin(std::future::ready(Err(error)));
+        }
         self.inner.put_opts(location, payload, opts)
     }
 

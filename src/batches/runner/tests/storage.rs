@@ -324,6 +324,24 @@ async fn a_deletion_that_hangs_refuses_no_reads() {
 }
 
 #[tokio::test]
+async fn a_write_that_failed_while_a_deletion_hangs_is_tried_again() {
+    let (replica, store, _) = replica_of_a_storage_that_may_hang().await;
+    store.hang_deletions();
+    let works_again = async {
+        until_usable(&replica, "delete", 0).await;
+        store.fail_next_write();
+        replica.batches.trial_due.notify_one();
+        while !store.has_failed() || !replica.batches.is_storage_usable() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        _ = replica.batches.try_storage() => panic!("the deletion has ended"),
+        works = timeout(LIMIT, works_again) => works.expect("it works again"),
+    }
+}
+
+#[tokio::test]
 async fn a_request_does_not_wait_for_ever_for_a_storage_that_hangs() {
     let (replica, store, file) = replica_of_a_storage_that_may_hang().await;
     store.hang(true);

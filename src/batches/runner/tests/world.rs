@@ -140,7 +140,8 @@ pub(super) struct Shared {
     pub(super) host_ms: Option<fn() -> u64>,
     /// The next replicas do not look for work.
     pub(super) is_idle: bool,
-    /// How long the storage may take to answer the next replicas, if it is not as usual.
+    /// How long the storage may take to answer the next replicas, and after which time they try it again if it could
+    /// not be used. `None`: as usual.
     pub(super) trial_timeout: Option<Duration>,
 }
 
@@ -204,6 +205,7 @@ impl Shared {
         }
         if let Some(trial_timeout) = self.trial_timeout {
             batches.trial_timeout = trial_timeout;
+            batches.retrial_interval = trial_timeout;
         }
         if let Some(host_ms) = self.host_ms {
             batches = batches.with_clock(host_ms);

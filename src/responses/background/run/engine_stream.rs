@@ -107,7 +107,7 @@ fn after_error(error: &ApiError, may_use: impl FnOnce() -> bool) -> AfterError {
     if matches!(error.code, CUTS_CONNECTIONS | ENGINE_KEY_REFUSED) {
         return AfterError::Fail;
     }
-    if error.code == INVALID_ENGINE_RESPONSE {
+    if error.code == INVALID_ENGINE_RESPONSE && error.is_not_retried() {
         // Unless its engine was lost, another one would answer no better.
         return if relay::is_engine_lost(&error.message) {
             AfterError::TryAgain

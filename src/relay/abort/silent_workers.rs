@@ -1,0 +1,172 @@
+//! Which workers did not answer a request to abort in time. Each of them has one place at a time, so that the aborts of
+//! one do not keep back those of all others, and an engine that is slow gets its own all the same. Pure.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::ids::WorkerId;
+
+/// A worker that did not answer in time counts as silent for so long, or until it answers one in time.
+const SILENT_FOR: Duration = Duration::from_secs(10);
+
+/// What waits for the place of one silent worker. With more, its engine notices the closed connections itself. At two
+/// seconds each, these are half a minute, which gives health checks the time to find a worker that is frozen.
+const MAX_WAITING: usize = 16;
+
+/// What may be sent to workers now, and what waits for the place of a silent one.
+#[derive(Debug)]
+pub(super) struct SilentWorkers<T> {
+    by_worker: FxHashMap<WorkerId, AbortsOfWorker<T>>,
+}
+
+/// What is sent to one worker.
+#[derive(Debug)]
+struct AbortsOfWorker<T> {
+    /// How many are on their way.
+    count: usize,
+    silent_until: Option<Instant>,
+    /// Empty while none is on its way.
+    waiting: VecDeque<T>,
+}
+
+/// What becomes of a request to abort.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AbortTurn<T> {
+    /// It is sent now. Its end is to be reported.
+    Now(T),
+    /// It comes back at the end of another one.
+    Waits,
+    /// Too many wait.
+    Dropped,
+}
+
+impl<T> SilentWorkers<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            by_worker: FxHashMap::default(),
+        }
+    }
+
+    pub(super) fn admit(&mut self, now: Instant, worker: WorkerId, abort: T) -> AbortTurn<T> {
+        let sending = self.by_worker.entry(worker).or_insert(AbortsOfWorker {
+            count: 0,
+            silent_until: None,
+            waiting: VecDeque::new(),
+        });
+        if sending.count == 0 || !sending.is_silent(now) {
+            sending.count += 1;
+            AbortTurn::Now(abort)
+        } else if sending.waiting.len() < MAX_WAITING {
+            sending.waiting.push_back(abort);
+            AbortTurn::Waits
+        } else {
+            AbortTurn::Dropped
+        }
+    }
+
+    /// One that was sent to a worker has ended, in time or not. Returns the one that is sent next.
+    pub(super) fn on_ended(&mut self, now: Instant, worker: WorkerId, in_time: bool) -> Option<T> {
+        let sending = self.by_worker.get_mut(&worker)?;
+        sending.count = sending.count.saturating_sub(1);
+        sending.silent_until = (!in_time).then(|| now + SILENT_FOR);
+        if sending.count == 0 || !sending.is_silent(now) {
+            let next = sending.waiting.pop_front();
+            sending.count += usize::from(next.is_some());
+            if next.is_some() {
+                return next;
+            }
+        }
+        // Workers that have left are forgotten as well.
+        self.by_worker
+            .retain(|_, sending| sending.count > 0 || sending.is_silent(now));
+        None
+    }
+}
+
+impl<T> AbortsOfWorker<T> {
+    fn is_silent(&self, now: Instant) -> bool {
+        self.silent_until.is_some_and(|until| now < until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    const A: WorkerId = WorkerId(0);
+    const B: WorkerId = WorkerId(1);
+
+    #[test]
+    fn what_answers_in_time_waits_for_nothing() {
+        let (mut workers, now) = (SilentWorkers::new(), observe::now());
+        for abort in 0..100 {
+            assert_eq!(workers.admit(now, A, abort), AbortTurn::Now(abort));
+        }
+        for _ in 0..100 {
+            assert_eq!(workers.on_ended(now, A, true), None);
+        }
+        assert!(workers.by_worker.is_empty());
+    }
+
+    #[test]
+    fn a_silent_worker_has_one_place_and_the_others_theirs() {
+        let (mut workers, now) = (SilentWorkers::new(), observe::now());
+        assert_eq!(workers.admit(now, A, 0), AbortTurn::Now(0));
+        assert_eq!(workers.admit(now, A, 1), AbortTurn::Now(1));
+        assert_eq!(workers.on_ended(now, A, false), None);
+        // The second one is on its way still.
+        assert_eq!(workers.admit(now, A, 2), AbortTurn::Waits);
+        assert_eq!(workers.admit(now, A, 3), AbortTurn::Waits);
+        assert_eq!(workers.admit(now, B, 4), AbortTurn::Now(4));
+        assert_eq!(workers.on_ended(now, A, false), Some(2));
+        assert_eq!(workers.admit(now, A, 5), AbortTurn::Waits);
+        assert_eq!(workers.on_ended(now, A, false), Some(3));
+        assert_eq!(workers.on_ended(now, A, false), Some(5));
+        assert_eq!(workers.on_ended(now, A, false), None);
+        // Nothing is on its way.
+        assert_eq!(workers.admit(now, A, 6), AbortTurn::Now(6));
+    }
+
+    #[test]
+    fn a_worker_that_answers_in_time_again_is_not_silent() {
+        let (mut workers, now) = (SilentWorkers::new(), observe::now());
+        assert_eq!(workers.admit(now, A, 0), AbortTurn::Now(0));
+        assert_eq!(workers.on_ended(now, A, false), None);
+        assert_eq!(workers.admit(now, A, 1), AbortTurn::Now(1));
+        assert_eq!(workers.admit(now, A, 2), AbortTurn::Waits);
+        assert_eq!(workers.on_ended(now, A, true), Some(2));
+        assert_eq!(workers.admit(now, A, 3), AbortTurn::Now(3));
+        for _ in 0..2 {
+            assert_eq!(workers.on_ended(now, A, true), None);
+        }
+        assert!(workers.by_worker.is_empty());
+    }
+
+    #[test]
+    fn only_so_many_wait_for_a_silent_worker() {
+        let (mut workers, now) = (SilentWorkers::new(), observe::now());
+        for abort in 0..2 {
+            assert_eq!(workers.admit(now, A, abort), AbortTurn::Now(abort));
+        }
+        assert_eq!(workers.on_ended(now, A, false), None);
+        for abort in 0..MAX_WAITING {
+            assert_eq!(workers.admit(now, A, abort), AbortTurn::Waits);
+        }
+        assert_eq!(workers.admit(now, A, 9), AbortTurn::Dropped);
+    }
+
+    #[test]
+    fn silence_is_forgotten() {
+        let (mut workers, now) = (SilentWorkers::new(), observe::now());
+        assert_eq!(workers.admit(now, A, 0), AbortTurn::Now(0));
+        assert_eq!(workers.on_ended(now, A, false), None);
+        let later = now + SILENT_FOR;
+        assert_eq!(workers.admit(later, B, 1), AbortTurn::Now(1));
+        assert_eq!(workers.on_ended(later, B, true), None);
+        assert!(workers.by_worker.is_empty());
+    }
+}
