@@ -1446,7 +1446,7 @@ async fn a_redirect_and_another_protocol_are_no_answers_of_an_engine() {
 #[tokio::test]
 async fn half_an_event_is_dropped_and_a_stream_without_an_end_gets_one() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n";
-    let event = "data: {\"choices\":[]}\n\n";
+    let event = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n";
     let close = format!("{head}connection: close\r\n\r\n{event}{event}data: {{\"cho");
     let chunk = format!("{:x}\r\n{event}\r\n", event.len());
     let chunked =
