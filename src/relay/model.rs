@@ -394,8 +394,9 @@ impl ModelState {
                 _ => failures,
             }
         };
-        if failures == 0 && is_trial {
-            // The request may be to blame. One that was sent before the trial says nothing of it.
+        if failures == 0 && is_trial && state == State::HalfOpen {
+            // The request may be to blame. One that was sent before the trial says nothing of it. Once another request
+            // has closed the breaker, none is kept back.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
         }
         if (0..failures).any(|_| breaker.on_failure(now)) {
@@ -481,6 +482,22 @@ mod tests {
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
         assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
+    }
+
+    #[test]
+    fn a_trial_transfer_that_fails_once_the_breaker_is_closed_keeps_no_others_back() {
+        let (model, prefill) = (model(), worker("p"));
+        let breaker = &prefill.kv_transfer_breaker;
+        for client in [1, 2, 1, 2, 1, 2] {
+            model.report_transfer_failure(&prefill, ClientKey(client), false);
+        }
+        let now = observe::now();
+        assert!(breaker.admit(now + Duration::from_secs(3_600)));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        model.report_transferred(&prefill, ClientKey(3));
+        model.report_transfer_failure(&prefill, ClientKey(1), true);
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(breaker.may_admit(now));
     }
 
     #[test]
