@@ -313,10 +313,12 @@ impl ModelState {
     }
 
     /// Counts a failure at a worker, and reports it to the worker's circuit breaker if the worker is to blame.
+    /// `is_trial`: the request is the breaker's trial.
     pub(super) fn report_failure(
         &self,
         worker: &Worker,
         client: ClientKey,
+        is_trial: bool,
         owner: FailureOwner,
         reason: &str,
     ) {
@@ -329,7 +331,7 @@ impl ModelState {
                 let state = worker.breaker.state();
                 let failures =
                     self.evidence
-                        .on_failure(now, worker.id, client, state, is_unhealthy);
+                        .on_failure(now, worker.id, client, state, is_unhealthy, is_trial);
                 match state {
                     State::Closed if !is_unhealthy && !self.may_open_one_more(worker.role) => 0,
                     _ => failures,
@@ -386,9 +388,10 @@ impl ModelState {
         let evidence = &self.transfer_evidence;
         let state = breaker.state();
         let failures = if prefill.returned_params.are_never_returned() {
-            1
+            u32::from(state != State::HalfOpen || is_trial)
         } else {
-            let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+            let failures =
+                evidence.on_failure(now, prefill.id, client, state, is_unhealthy, is_trial);
             match state {
                 State::Closed if !is_unhealthy && !self.may_stop_transfers() => 0,
                 _ => failures,
@@ -462,6 +465,19 @@ mod tests {
         };
         let counts = metrics::Registry::default();
         Models::new(settings, registry(&[]), None, true, &counts).of(&Model::from("m"))
+    }
+
+    #[test]
+    fn a_request_from_before_a_breaker_opened_takes_no_success_from_its_trial() {
+        let (model, worker) = (model(), worker("a"));
+        let now = observe::now();
+        while !worker.breaker.on_failure(now) {}
+        assert!(worker.breaker.admit(now + Duration::from_secs(3_600)));
+        let owner = FailureOwner::Request;
+        model.report_failure(&worker, ClientKey(1), false, owner, "502");
+        assert_eq!(worker.breaker.state(), State::HalfOpen);
+        model.report_success(&worker, ClientKey(2));
+        assert_eq!(worker.breaker.state(), State::Closed);
     }
 
     #[test]
