@@ -78,7 +78,7 @@ fn small_bursts(config: &Config) -> Option<String> {
     let first = found.first()?;
     Some(format!(
         "{first}{more}: `burst` has room for fewer tokens than `limits.output_reserve` ({reserve}) reserves, so that \
-         requests without `max_tokens` are refused; set a longer burst, `max_tokens`, or a smaller reserve"
+         generating requests without `max_tokens` are refused; set a longer burst, `max_tokens`, or a smaller reserve"
     ))
 }
 

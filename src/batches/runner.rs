@@ -47,7 +47,8 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between two looks for work while so many batches are left to other replicas that a look reads more than one
-/// page of them, and it has seen all. What ends or is created here is looked at at once all the same.
+/// page of them, and it has seen all. Until it has, the first ones are read again no sooner than that. What ends or is
+/// created here is looked at at once all the same.
 const LEFT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time between two looks at the records of what runs here, within which a cancel on another replica is seen.
@@ -110,25 +111,42 @@ impl Runner {
     async fn look_for_work(&self) {
         let works = &self.batches.works;
         let mut behind = 0;
+        let mut first_read = observe::now();
+        let mut is_woken = true;
         loop {
-            if let Err(error) = self.look(&mut behind).await {
+            let now = observe::now();
+            let since_first = now.saturating_duration_since(first_read);
+            let goes_on = !is_woken && goes_on_behind(self.left.load(Relaxed), behind, since_first);
+            let looked = if goes_on {
+                self.look_on(&mut behind).await
+            } else {
+                first_read = now;
+                self.look(&mut behind).await
+            };
+            if let Err(error) = looked {
                 self.batches
                     .failed("batches could not be looked for", &error);
             }
             let is_idle = works.batches().is_empty();
             let interval = look_interval(is_idle, self.left.load(Relaxed), behind);
-            tokio::select! {
-                () = sleep(interval) => {}
-                () = works.wake.notified() => {}
-            }
+            is_woken = tokio::select! {
+                () = sleep(interval) => false,
+                () = works.wake.notified() => true,
+            };
         }
+    }
+
+    /// Whether this replica may look for works.
+    async fn may_look(&self) -> Result<bool, store::Error> {
+        // The clock is compared whatever the storage is like: creations need both.
+        let is_clock_right = self.batches.checked_ms().await?.is_some();
+        Ok(is_clock_right && self.batches.is_storage_usable())
     }
 
     /// Starts what there is room for. `behind`: the place from which the next look goes on, of batches that are not among
     /// the first.
     async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
-        // The clock is compared whatever the storage is like: creations need both.
-        if self.batches.checked_ms().await?.is_none() || !self.batches.is_storage_usable() {
+        if !self.may_look().await? {
             return Ok(());
         }
         while self.batches.works.has_any_room() {
@@ -147,14 +165,28 @@ impl Runner {
             }
             // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
             // replica is gone: each look sees some of them.
-            let from = first.max(*behind);
-            let others = self.due(from, MAX_DUE).await?;
-            let found = others.len();
-            *behind = if found == 0 { 0 } else { from + found };
-            for document in others {
-                self.take(document).await?;
-            }
+            *behind = first.max(*behind);
+            self.take_behind(behind).await?;
             break;
+        }
+        Ok(())
+    }
+
+    /// Goes on behind the first batches without another look at these.
+    async fn look_on(&self, behind: &mut usize) -> Result<(), store::Error> {
+        if self.may_look().await? && self.batches.works.has_any_room() {
+            self.take_behind(behind).await?;
+        }
+        Ok(())
+    }
+
+    /// Does what the batches from this place on need next. The place is that behind them then, or 0 if these were all.
+    async fn take_behind(&self, behind: &mut usize) -> Result<(), store::Error> {
+        let others = self.due(*behind, MAX_DUE).await?;
+        let found = others.len();
+        *behind = if found == 0 { 0 } else { *behind + found };
+        for document in others {
+            self.take(document).await?;
         }
         Ok(())
     }
@@ -446,6 +478,12 @@ fn look_interval(is_idle: bool, left: usize, behind: usize) -> Duration {
     } else {
         BUSY_INTERVAL
     }
+}
+
+/// Whether the next look goes on behind the first batches and does not read these again, since most of them are left to
+/// other replicas. `since_first`: the time since they were read. The others are as in [`look_interval`].
+fn goes_on_behind(left: usize, behind: usize, since_first: Duration) -> bool {
+    left >= MAX_DUE && behind > 0 && since_first < LEFT_INTERVAL
 }
 
 /// Whether some replica has something to do for a batch now.

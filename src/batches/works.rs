@@ -22,6 +22,10 @@ const MAX_OTHERS: usize = 2;
 /// long others come before the batch of the shard that has given it its place.
 const WANTED_FOR: Duration = Duration::from_secs(10);
 
+/// After so long another shard may end to give its place away, though one still does: its last lines may take as long
+/// as any answer, and the batch that waits has no place yet.
+const ENDING_ALONE_FOR: Duration = Duration::from_secs(60);
+
 /// Why a work stops before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopWork {
@@ -63,22 +67,28 @@ pub struct Works {
 struct Giving {
     /// When a batch of which no shard runs here last found no place for one.
     wanted: Option<Instant>,
-    /// A shard ends to give its place away.
-    is_ending: bool,
+    /// Since when the last shard ends to give its place away.
+    ending_since: Option<Instant>,
     /// The batch that has given a place away last, and when.
     given: Option<(DocumentKey, Instant)>,
 }
 
-/// A shard that ends to give its place away. There is no other one until this is dropped, and then a batch must find no
-/// place anew.
+/// A shard that ends to give its place away. There is no other one until this is dropped or has lasted for
+/// [`ENDING_ALONE_FOR`]. Once it is dropped, a batch must find no place anew.
 #[must_use = "dropping it lets the next shard end"]
 #[derive(Debug)]
-pub(super) struct EndingShard(Arc<Works>);
+pub(super) struct EndingShard {
+    works: Arc<Works>,
+    since: Instant,
+}
 
 impl Drop for EndingShard {
     fn drop(&mut self) {
-        let mut giving = self.0.giving.lock();
-        giving.is_ending = false;
+        let mut giving = self.works.giving.lock();
+        // Another one may have begun to end since.
+        if giving.ending_since == Some(self.since) {
+            giving.ending_since = None;
+        }
         giving.wanted = None;
     }
 }
@@ -130,16 +140,22 @@ impl Works {
         }
     }
 
-    /// Lets a shard end to give its place away, if a batch of which none runs here waits for one and no other shard
-    /// ends for it.
+    /// Lets a shard end to give its place away, if a batch of which none runs here waits for one and no other shard has
+    /// begun to end for it within [`ENDING_ALONE_FOR`].
     pub(super) fn end_for_another(self: &Arc<Self>, now: Instant) -> Option<EndingShard> {
         let mut giving = self.giving.lock();
         let is_wanted = giving.wanted.is_some_and(|at| is_recent(now, at));
-        if !is_wanted || giving.is_ending {
+        let ending_since = giving.ending_since;
+        let ends_another = ending_since
+            .is_some_and(|since| now.saturating_duration_since(since) < ENDING_ALONE_FOR);
+        if !is_wanted || ends_another {
             return None;
         }
-        giving.is_ending = true;
-        Some(EndingShard(self.clone()))
+        giving.ending_since = Some(now);
+        Some(EndingShard {
+            works: self.clone(),
+            since: now,
+        })
     }
 
     /// A shard of this batch has given its place away.
@@ -367,6 +383,27 @@ mod tests {
         works.on_stall(now, &other);
         works.on_no_room(now, &other, Work::Shard(0));
         assert!(works.end_for_another(now).is_none());
+    }
+
+    #[test]
+    fn a_shard_whose_end_takes_long_keeps_no_other_from_ending() {
+        let (works, _) = works();
+        let waiting = batch_key("1");
+        let now = observe::now();
+        let ends = |at: Instant| {
+            works.on_no_room(at, &waiting, Work::Shard(0));
+            works.end_for_another(at)
+        };
+        let slow = ends(now).unwrap();
+        assert!(ends(now + ENDING_ALONE_FOR / 2).is_none());
+        let later = now + ENDING_ALONE_FOR;
+        let next = ends(later).unwrap();
+        assert!(ends(later).is_none());
+        // Its end is not that of the next one.
+        drop(slow);
+        assert!(ends(later).is_none());
+        drop(next);
+        assert!(ends(later).is_some());
     }
 
     #[test]

@@ -314,8 +314,8 @@ impl TenantLimitsSpec {
         problems
     }
 
-    /// The keys of limits of which less may be used at once than a request reserves that names no `max_tokens`: such
-    /// requests are refused for ever.
+    /// The keys of limits of which less may be used at once than a generating request reserves that names no
+    /// `max_tokens`: such requests are refused for ever.
     pub fn bursts_below_reserve(&self, output_reserve: u32) -> Vec<String> {
         let mut keys = Vec::new();
         for (path, rates) in self.all_rates() {

@@ -27,6 +27,8 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 /// Requests to abort that are sent at the same time, so that an engine that does not answer keeps back no others' aborts
 /// before health checks have found it.
 const MAX_AT_ONCE: usize = 16;
+/// Those of them that are sent to workers that did not answer in time: the others keep half of the places.
+const MAX_AT_SILENT: usize = MAX_AT_ONCE / 2;
 /// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
 const MAX_QUEUED: usize = 1_024;
 
@@ -66,7 +68,7 @@ impl Aborts {
         };
         // Dropped with this future, it ends what is being sent.
         let mut sending = JoinSet::new();
-        let mut silent = SilentWorkers::new();
+        let mut silent = SilentWorkers::new(MAX_AT_SILENT);
         loop {
             tokio::select! {
                 biased;

@@ -220,7 +220,8 @@ impl Meter {
         let owner = FailureOwner::of_outcome(outcome);
         let worker = self.running.worker();
         let model = &self.count.model;
-        model.report_failure(worker, self.client, owner, outcome.as_str());
+        // A trial has its result when its answer begins.
+        model.report_failure(worker, self.client, false, owner, outcome.as_str());
         if let Some(span) = self.running.span() {
             let ended = (self.status, outcome);
             traced::end(span, now, ended, &self.passed, None);
@@ -257,7 +258,8 @@ impl Meter {
             }
             FailureOwner::Unattributed | FailureOwner::Client => {}
             _ if self.is_lost => {}
-            owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
+            // A trial has its result when its answer begins.
+            owner => model.report_failure(worker, self.client, false, owner, outcome.as_str()),
         }
         let (usage, passed) = (self.used(), self.passed_tokens());
         let generated = match usage {

@@ -313,10 +313,12 @@ impl ModelState {
     }
 
     /// Counts a failure at a worker, and reports it to the worker's circuit breaker if the worker is to blame.
+    /// `is_trial`: the request is the breaker's trial.
     pub(super) fn report_failure(
         &self,
         worker: &Worker,
         client: ClientKey,
+        is_trial: bool,
         owner: FailureOwner,
         reason: &str,
     ) {
@@ -329,7 +331,7 @@ impl ModelState {
                 let state = worker.breaker.state();
                 let failures =
                     self.evidence
-                        .on_failure(now, worker.id, client, state, is_unhealthy);
+                        .on_failure(now, worker.id, client, state, is_unhealthy, is_trial);
                 match state {
                     State::Closed if !is_unhealthy && !self.may_open_one_more(worker.role) => 0,
                     _ => failures,
@@ -386,16 +388,18 @@ impl ModelState {
         let evidence = &self.transfer_evidence;
         let state = breaker.state();
         let failures = if prefill.returned_params.are_never_returned() {
-            1
+            u32::from(state != State::HalfOpen || is_trial)
         } else {
-            let failures = evidence.on_failure(now, prefill.id, client, state, is_unhealthy);
+            let failures =
+                evidence.on_failure(now, prefill.id, client, state, is_unhealthy, is_trial);
             match state {
                 State::Closed if !is_unhealthy && !self.may_stop_transfers() => 0,
                 _ => failures,
             }
         };
-        if failures == 0 && is_trial {
-            // The request may be to blame. One that was sent before the trial says nothing of it.
+        if failures == 0 && is_trial && state == State::HalfOpen {
+            // The request may be to blame. One that was sent before the trial says nothing of it. Once another request
+            // has closed the breaker, none is kept back.
             breaker.pause(now + NEXT_TRIAL_PAUSE);
         }
         if (0..failures).any(|_| breaker.on_failure(now)) {
@@ -464,6 +468,19 @@ mod tests {
     }
 
     #[test]
+    fn a_request_from_before_a_breaker_opened_takes_no_success_from_its_trial() {
+        let (model, worker) = (model(), worker("a"));
+        let now = observe::now();
+        while !worker.breaker.on_failure(now) {}
+        assert!(worker.breaker.admit(now + Duration::from_secs(3_600)));
+        let owner = FailureOwner::Request;
+        model.report_failure(&worker, ClientKey(1), false, owner, "502");
+        assert_eq!(worker.breaker.state(), State::HalfOpen);
+        model.report_success(&worker, ClientKey(2));
+        assert_eq!(worker.breaker.state(), State::Closed);
+    }
+
+    #[test]
     fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
         let (model, prefill) = (model(), worker("p"));
         let breaker = &prefill.kv_transfer_breaker;
@@ -481,6 +498,22 @@ mod tests {
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
         assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
+    }
+
+    #[test]
+    fn a_trial_transfer_that_fails_once_the_breaker_is_closed_keeps_no_others_back() {
+        let (model, prefill) = (model(), worker("p"));
+        let breaker = &prefill.kv_transfer_breaker;
+        for client in [1, 2, 1, 2, 1, 2] {
+            model.report_transfer_failure(&prefill, ClientKey(client), false);
+        }
+        let now = observe::now();
+        assert!(breaker.admit(now + Duration::from_secs(3_600)));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        model.report_transferred(&prefill, ClientKey(3));
+        model.report_transfer_failure(&prefill, ClientKey(1), true);
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(breaker.may_admit(now));
     }
 
     #[test]

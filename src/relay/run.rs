@@ -85,7 +85,7 @@ impl Relay {
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
                         Ok(answer) => {
-                            self.on_answer(job, plan, course, &answer);
+                            self.on_answer(job, plan, course, &choice, &answer);
                             return Ok(answer);
                         }
                         Err(attempt) => {
@@ -232,13 +232,21 @@ impl Relay {
     }
 
     /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
-    fn on_answer(&self, job: &Job<'_>, plan: &Plan, course: &Course, answer: &AttemptAnswer) {
+    fn on_answer(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        course: &Course,
+        choice: &Choice,
+        answer: &AttemptAnswer,
+    ) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
         let owner = FailureOwner::of_status(status);
         if owner != FailureOwner::Unattributed {
-            let model = &plan.model;
-            model.report_failure(worker, job.context.client, owner, status.as_str());
+            let (model, client) = (&plan.model, job.context.client);
+            let is_trial = choice.is_trial_of(worker);
+            model.report_failure(worker, client, is_trial, owner, status.as_str());
         } else if worker.breaker.state() != State::Closed {
             plan.model.report_success(worker, job.context.client);
         }
@@ -312,8 +320,9 @@ impl Relay {
         let prefill = prefill.filter(|_| fault.stage != Stage::Worker);
         let worker = prefill.map_or(&choice.worker, |prefill| &prefill.worker);
         let client = job.context.client;
+        let is_trial = choice.is_trial_of(worker);
         plan.model
-            .report_failure(worker, client, fault.owner, error);
+            .report_failure(worker, client, is_trial, fault.owner, error);
         if fault.failure == Failure::Local {
             // Idle connections make room.
             for status in &self.fleet().snapshot().workers {

@@ -322,11 +322,8 @@ impl ShardRun<'_> {
             }
         }
         let works = &work.batches.works;
-        match stopped {
-            Some(StopWork::Stalled) => works.on_stall(observe::now(), work.key()),
-            // The batch goes on at its other places, and has not stalled.
-            Some(StopWork::GivesPlace) => works.on_place_given(observe::now(), work.key()),
-            Some(StopWork::Stopping | StopWork::Lost | StopWork::Draining) | None => {}
+        if stopped == Some(StopWork::Stalled) {
+            works.on_stall(observe::now(), work.key());
         }
         loop {
             tokio::select! {
@@ -340,6 +337,10 @@ impl ShardRun<'_> {
                 Some(due) if !self.work.is_given_up() => sleep_until(due).await,
                 _ => break,
             }
+        }
+        if stopped == Some(StopWork::GivesPlace) {
+            // The batch goes on at its other places, and has not stalled. Others come first once the place is free.
+            works.on_place_given(observe::now(), work.key());
         }
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();

@@ -17,7 +17,7 @@ use self::world::{
     Engines, FULL_MODEL, LINES, NEW_MODEL, Replica, Shared, has_ended, lines, lines_of,
 };
 use super::assembling::file_ids;
-use super::{LEFT_INTERVAL, MAX_DUE, Runner, Taken, look_interval};
+use super::{LEFT_INTERVAL, MAX_DUE, Runner, Taken, goes_on_behind, look_interval};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
@@ -251,6 +251,39 @@ fn looks_are_rare_while_many_batches_are_left_to_others() {
         // There are more than a look has seen.
         assert!(look_interval(is_idle, MAX_DUE, 2 * MAX_DUE) < LEFT_INTERVAL);
     }
+}
+
+#[test]
+fn the_first_batches_are_seldom_read_again_while_many_are_left_to_others() {
+    let short = LEFT_INTERVAL / 2;
+    for (left, behind, since_first, expected) in [
+        (MAX_DUE, MAX_DUE, short, true),
+        (MAX_DUE, MAX_DUE, LEFT_INTERVAL, false),
+        (MAX_DUE, 0, short, false),
+        (MAX_DUE - 1, MAX_DUE, short, false),
+    ] {
+        let goes_on = goes_on_behind(left, behind, since_first);
+        assert_eq!(goes_on, expected, "{left} {behind} {since_first:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_look_goes_on_behind_the_first_batches_and_ends_behind_all() {
+    let shared = Shared::new();
+    let runner = runner_of(&shared.replica()).await;
+    let first = insert(&shared, Tenant::default(), 1, 1).await;
+    let last = insert(&shared, Tenant::default(), 2, 1).await;
+    let version = async |key: &DocumentKey| {
+        let document = shared.store.responses.document(key.clone()).await;
+        document.unwrap().unwrap().version
+    };
+    let (first_version, last_version) = (version(&first).await, version(&last).await);
+    let mut behind = 1;
+    runner.take_behind(&mut behind).await.unwrap();
+    assert_eq!(behind, 2);
+    assert!(version(&first).await == first_version && version(&last).await != last_version);
+    runner.take_behind(&mut behind).await.unwrap();
+    assert_eq!(behind, 0);
 }
 
 #[tokio::test]

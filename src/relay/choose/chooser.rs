@@ -109,7 +109,7 @@ impl<'c> Chooser<'c> {
                     decision,
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
-                    _trial: prefill_trial,
+                    trial: prefill_trial,
                     transfer_trial,
                     done_at: OnceLock::new(),
                 }
@@ -123,7 +123,7 @@ impl<'c> Chooser<'c> {
                 decision,
                 worker: worker.clone(),
                 split,
-                _trial: trial,
+                trial,
             });
         }
     }

@@ -127,7 +127,7 @@ pub(in crate::relay) struct Choice {
     /// The worker that answers.
     pub(in crate::relay) worker: Arc<Worker>,
     pub(in crate::relay) split: Split<Prefill>,
-    pub(super) _trial: Option<Trial>,
+    pub(super) trial: Option<Trial>,
 }
 
 /// The worker of the prefill leg.
@@ -135,7 +135,7 @@ pub(in crate::relay) struct Choice {
 pub(in crate::relay) struct Prefill {
     pub(in crate::relay) decision: Decision,
     pub(in crate::relay) worker: Arc<Worker>,
-    pub(super) _trial: Option<Trial>,
+    pub(super) trial: Option<Trial>,
     pub(super) transfer_trial: Option<TransferTrial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(in crate::relay) bootstrap_info: Option<Arc<BootstrapInfo>>,
@@ -151,6 +151,16 @@ pub(in crate::relay) struct PrefillLeg {
     pub(in crate::relay) decision: Decision,
     /// The prompt's tokens and those that the prefill worker had cached, if the answer is the decode worker's.
     pub(in crate::relay) tokens: Option<(u64, u64)>,
+}
+
+impl Choice {
+    /// True if the request is the trial of this worker's circuit breaker.
+    pub(in crate::relay) fn is_trial_of(&self, worker: &Worker) -> bool {
+        let prefill = self.split.prefill();
+        let of_prefill = prefill.and_then(|prefill| prefill.trial.as_ref());
+        let mut trials = self.trial.iter().chain(of_prefill);
+        trials.any(|trial| trial.0.id == worker.id)
+    }
 }
 
 impl Prefill {

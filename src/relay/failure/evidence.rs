@@ -14,7 +14,8 @@
 //! worker succeed, it may be, and the comparison shows nothing. An engine that has never returned parameters of a
 //! transfer is to blame without evidence.
 //!
-//! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
+//! What fails while a circuit breaker is open was sent before, and says nothing new of the worker. Neither does what
+//! fails while it is half-open and is not its trial: the breaker would open, and then ignore the trial's success.
 //!
 //! The machine is pure; [`SharedEvidence`] lets requests pass without a lock while nothing fails.
 
@@ -94,8 +95,8 @@ pub(in crate::relay) struct Evidence {
 }
 
 impl Evidence {
-    /// Takes a failure at a worker whose circuit breaker is in this state. Returns how many failures count against the worker
-    /// now; 0 if the request is to blame.
+    /// Takes a failure at a worker whose circuit breaker is in this state. `is_trial`: the request is the breaker's
+    /// trial. Returns how many failures count against the worker now; 0 if the request is to blame.
     pub(in crate::relay) fn on_failure(
         &mut self,
         now: Instant,
@@ -103,6 +104,7 @@ impl Evidence {
         client: ClientKey,
         breaker: State,
         is_unhealthy: bool,
+        is_trial: bool,
     ) -> u32 {
         self.forget_old(now);
         let successes = self.successes.get(&worker);
@@ -120,7 +122,12 @@ impl Evidence {
             suspect.whole
         };
         let stands_out = suspect.stands_out(worker, whole);
-        if breaker == State::Open {
+        let was_sent_before = match breaker {
+            State::Closed => false,
+            State::HalfOpen => !is_trial,
+            State::Open => true,
+        };
+        if was_sent_before {
             return 0;
         }
         let is_first_trial = breaker == State::HalfOpen && !has_failed_before;
@@ -248,9 +255,10 @@ impl SharedEvidence {
         client: ClientKey,
         breaker: State,
         is_unhealthy: bool,
+        is_trial: bool,
     ) -> u32 {
         let mut evidence = self.evidence.lock();
-        let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy);
+        let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy, is_trial);
         let workers = evidence.rows.keys().map(|worker| bit(u64::from(worker.0)));
         let clients = evidence.suspects.keys().map(|client| bit(client.0));
         let suspects = evidence.suspects.values();
@@ -299,7 +307,7 @@ mod tests {
     impl Evidence {
         /// A failure of a healthy worker whose circuit breaker is closed.
         fn fails(&mut self, now: Instant, worker: WorkerId, client: ClientKey) -> u32 {
-            self.on_failure(now, worker, client, State::Closed, false)
+            self.on_failure(now, worker, client, State::Closed, false, false)
         }
     }
 
@@ -336,7 +344,10 @@ mod tests {
     fn failures_of_a_worker_whose_health_check_fails_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         assert_eq!(evidence.fails(now, A, GUILTY), 0);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, true), 2);
+        assert_eq!(
+            evidence.on_failure(now, A, GUILTY, State::Closed, true, false),
+            2
+        );
     }
 
     #[test]
@@ -368,7 +379,7 @@ mod tests {
     #[test]
     fn one_client_takes_no_worker_from_others_whose_transfers_succeed() {
         let (shared, now) = (SharedEvidence::default(), observe::now());
-        let fails = |at, worker| shared.on_failure(at, worker, GUILTY, State::Closed, false);
+        let fails = |at, worker| shared.on_failure(at, worker, GUILTY, State::Closed, false, false);
         for _ in 0..9 {
             for worker in [A, B] {
                 assert_eq!(fails(now, worker), 0);
@@ -406,7 +417,7 @@ mod tests {
     fn a_trial_counts_if_its_client_never_failed_and_not_if_it_fails_everywhere() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         let trial = |evidence: &mut Evidence, client| {
-            evidence.on_failure(now, A, client, State::HalfOpen, false)
+            evidence.on_failure(now, A, client, State::HalfOpen, false, true)
         };
         assert_eq!(trial(&mut evidence, GUILTY), 1);
         evidence.on_opened(A);
@@ -416,14 +427,33 @@ mod tests {
     }
 
     #[test]
+    fn nothing_but_its_trial_counts_against_a_half_open_breaker() {
+        for (is_unhealthy, is_trial, expected) in [
+            (false, false, 0),
+            (true, false, 0),
+            (false, true, 1),
+            (true, true, 1),
+        ] {
+            let (mut evidence, now) = (Evidence::default(), observe::now());
+            for client in [GUILTY, OTHER] {
+                let breaker = State::HalfOpen;
+                let counted = evidence.on_failure(now, A, client, breaker, is_unhealthy, is_trial);
+                let case = (client, is_unhealthy, is_trial);
+                assert_eq!(counted, expected, "{case:?}");
+                evidence.on_opened(A);
+            }
+        }
+    }
+
+    #[test]
     fn what_fails_while_the_breaker_is_open_makes_no_trial_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         for client in [GUILTY, OTHER, ClientKey(3)] {
-            let counted = evidence.on_failure(now, A, client, State::Open, false);
+            let counted = evidence.on_failure(now, A, client, State::Open, false, false);
             assert_eq!(counted, 0);
         }
         assert_eq!(
-            evidence.on_failure(now, A, GUILTY, State::HalfOpen, false),
+            evidence.on_failure(now, A, GUILTY, State::HalfOpen, false, true),
             0
         );
     }
@@ -441,7 +471,7 @@ mod tests {
     fn requests_of_others_take_no_lock() {
         let shared = SharedEvidence::default();
         let now = observe::now();
-        shared.on_failure(now, A, GUILTY, State::Closed, false);
+        shared.on_failure(now, A, GUILTY, State::Closed, false, false);
         let _held = shared.evidence.lock();
         // It would wait for ever.
         shared.on_success(now, WorkerId(5), ClientKey(6));
