@@ -190,7 +190,8 @@ impl App {
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
-        tasks.spawn_until_stopped(relay.aborts().clone().run());
+        // Beyond the drain, because what the drain ends is aborted, too.
+        admin_tasks.spawn(relay.aborts().clone().run(admin_tasks.stopped()));
         tasks.spawn_until_stopped(relay.hindsight().clone().run());
         tls.watch(&fleet, &tasks);
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;

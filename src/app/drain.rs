@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::App;
 
-/// Time for operators' pages that are being sent when the drain is over.
+/// Time for operators' pages that are being sent when the drain is over, and for what engines are asked to abort then.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
 
 /// A disk that does not take the last lines must not keep the process alive.
