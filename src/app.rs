@@ -77,7 +77,7 @@ pub struct App {
     api: SocketAddr,
     admin: SocketAddr,
     tasks: Tasks,
-    /// The admin listener's tasks: it answers until the drain is over.
+    /// The tasks that go on until the drain is over: the admin listener, and what has requests aborted at engines.
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     /// The API of the configuration that runs.
