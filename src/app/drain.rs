@@ -46,9 +46,9 @@ impl App {
         if let Some(sharing) = &self.sharing {
             sharing.begin_drain();
         }
-        let on_last_part = |left: usize| {
+        let on_last_part = |tasks: usize| {
             warn!(
-                left,
+                tasks,
                 "the drain timeout is nearly over; requests that still run end with an error"
             );
         };
