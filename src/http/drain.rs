@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -62,7 +62,7 @@ impl StopSignals {
 }
 
 /// Whether the last part of the drain has begun. It is asked on each poll, so it is no token, which takes a lock: the
-/// task of each connection is polled when it begins, and with it all requests of that connection.
+/// task of each connection is polled when it begins, and polls the request of that connection or wakes its streams.
 #[derive(Clone, Debug, Default)]
 pub struct LastPart(Arc<AtomicBool>);
 
@@ -138,28 +138,6 @@ impl Tasks {
                 () = task => {}
             }
         })
-    }
-
-    /// `task`, which is polled when the last part of the drain begins: for those that run requests.
-    pub fn woken_for_last_part(
-        &self,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> impl Future<Output = ()> + Send + 'static {
-        let ending = self.ending();
-        async move {
-            let mut ending = pin!(ending);
-            let mut task = pin!(task);
-            let mut is_registered = false;
-            poll_fn(|cx| {
-                if !is_registered {
-                    // Once is enough: the task keeps its waker.
-                    is_registered = true;
-                    let _ = ending.as_mut().poll(cx);
-                }
-                task.as_mut().poll(cx)
-            })
-            .await;
-        }
     }
 
     /// Makes the drain wait for a task that the caller spawns. The task must check
@@ -241,6 +219,8 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use tokio::sync::Notify;
     use tokio::task::yield_now;
 
@@ -258,7 +238,10 @@ mod tests {
                 cut_off.store(ended.is_none(), Ordering::Relaxed);
             }
         };
-        tasks.spawn(tasks.woken_for_last_part(request));
+        let ending = tasks.ending();
+        tasks.spawn(async move {
+            tokio::join!(request, ending);
+        });
         let mut left = None;
         let aborted = tasks
             .drain_with(Duration::from_millis(200), |tasks| left = Some(tasks))
