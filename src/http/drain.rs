@@ -63,12 +63,30 @@ impl StopSignals {
 
 /// Whether the last part of the drain has begun. It is asked on each poll, so it is no token, which takes a lock: the
 /// task of each connection is polled when it begins, and polls the request of that connection or wakes its streams.
-#[derive(Clone, Debug, Default)]
-pub struct LastPart(Arc<AtomicBool>);
+///
+/// Each answer has one, so it does not count its owners, which would be a write to one place by all of them. A process has a
+/// few, which are never freed.
+#[derive(Clone, Debug)]
+pub struct LastPart(&'static LastPartFlag);
+
+/// Alone in its cache line, which all streams read and nobody writes until then.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct LastPartFlag(AtomicBool);
+
+impl Default for LastPart {
+    fn default() -> Self {
+        Self(Box::leak(Box::<LastPartFlag>::default()))
+    }
+}
 
 impl LastPart {
     pub fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.0.load(Ordering::Relaxed)
+    }
+
+    fn begin(&self) {
+        self.0.0.store(true, Ordering::Relaxed);
     }
 
     /// What `future` comes to; `None` if the last part begins before. The task must be polled then.
@@ -181,7 +199,7 @@ impl Tasks {
 
     /// Begins the last part of the drain: requests end with an error.
     fn end(&self) {
-        self.last_part.0.store(true, Ordering::Relaxed);
+        self.last_part.begin();
         self.ending.cancel();
     }
 
