@@ -77,7 +77,7 @@ pub struct App {
     api: SocketAddr,
     admin: SocketAddr,
     tasks: Tasks,
-    /// The admin listener's tasks: it answers until the drain is over.
+    /// The tasks that go on until the drain is over: the admin listener, and what has requests aborted at engines.
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     /// The API of the configuration that runs.
@@ -190,7 +190,8 @@ impl App {
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
-        tasks.spawn_until_stopped(relay.aborts().clone().run());
+        // Beyond the drain, because what the drain ends is aborted, too.
+        admin_tasks.spawn(relay.aborts().clone().run(admin_tasks.stopped()));
         tasks.spawn_until_stopped(relay.hindsight().clone().run());
         tls.watch(&fleet, &tasks);
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;

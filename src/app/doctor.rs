@@ -49,8 +49,9 @@ pub fn may_pass(findings: &[Finding]) -> bool {
 /// The findings of a second look, without what may pass and was not found in the first one.
 pub fn lasting(first: &[Finding], mut second: Vec<Finding>) -> Vec<Finding> {
     let was_found = |finding: &Finding| {
+        // Not by what it says: in a busy fleet that lists other workers from moment to moment.
         let is_same =
-            |before: &Finding| (before.rule, &before.problem) == (finding.rule, &finding.problem);
+            |before: &Finding| (before.rule, &before.model) == (finding.rule, &finding.model);
         first.iter().any(is_same)
     };
     second.retain(|finding| !is_of_a_moment(finding) || was_found(finding));

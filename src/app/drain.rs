@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::App;
 
-/// Time for operators' pages that are being sent when the drain is over.
+/// Time for operators' pages that are being sent when the drain is over, and for what engines are asked to abort then.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
 
 /// A disk that does not take the last lines must not keep the process alive.
@@ -46,9 +46,9 @@ impl App {
         if let Some(sharing) = &self.sharing {
             sharing.begin_drain();
         }
-        let on_last_part = |left: usize| {
+        let on_last_part = |tasks: usize| {
             warn!(
-                left,
+                tasks,
                 "the drain timeout is nearly over; requests that still run end with an error"
             );
         };

@@ -354,29 +354,27 @@ impl WorkerUrl {
     }
 }
 
-/// The first part of the paths of engines' endpoints, below `/v1`.
-const ENDPOINTS: [&str; 8] = [
-    "chat",
+/// The paths of engines' endpoints, below `/v1`.
+const ENDPOINTS: [&str; 9] = [
+    "chat/completions",
     "completions",
     "embeddings",
     "messages",
+    "messages/count_tokens",
     "models",
     "rerank",
     "responses",
     "score",
 ];
 
-/// True if a worker's path has the begin of an endpoint's path. Other paths are prefixes, also such that have a `v1`.
+/// True if a worker's path ends with `/v1`, or with an endpoint's path. Other paths are prefixes, also such that have a `v1`.
 fn has_own_path(path: &str) -> bool {
     let Some((_, after)) = path.rsplit_once("/v1") else {
         return false;
     };
     match after.strip_prefix('/') {
         None => after.is_empty(),
-        Some(below) => {
-            let mut parts = below.split('/');
-            parts.next().is_some_and(|part| ENDPOINTS.contains(&part))
-        }
+        Some(endpoint) => ENDPOINTS.contains(&endpoint),
     }
 }
 
@@ -415,7 +413,11 @@ mod tests {
         check("http://engine/pool/v1/", own_path);
         check("http://engine/v1/chat/completions", own_path);
         check("http://engine/pool/v1/models/", own_path);
+        check("http://engine/v1/completions", own_path);
+        check("http://engine/v1/messages", own_path);
+        check("http://engine/v1/responses", own_path);
         check("http://engine/v10", Ok("engine:80/v10"));
+        check("http://gw/v1/models/llama", Ok("gw:80/v1/models/llama"));
         check(
             "http://k8s/api/v1/namespaces/n/services/e/proxy",
             Ok("k8s:80/api/v1/namespaces/n/services/e/proxy"),

@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -62,13 +62,31 @@ impl StopSignals {
 }
 
 /// Whether the last part of the drain has begun. It is asked on each poll, so it is no token, which takes a lock: the
-/// task of each connection is polled when it begins, and with it all requests of that connection.
-#[derive(Clone, Debug, Default)]
-pub struct LastPart(Arc<AtomicBool>);
+/// task of each connection is polled when it begins, and polls the request of that connection or wakes its streams.
+///
+/// Each answer has one, so it does not count its owners, which would be a write to one place by all of them. A process has a
+/// few, which are never freed.
+#[derive(Clone, Debug)]
+pub struct LastPart(&'static LastPartFlag);
+
+/// Alone in its cache line, which all streams read and nobody writes until then.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct LastPartFlag(AtomicBool);
+
+impl Default for LastPart {
+    fn default() -> Self {
+        Self(Box::leak(Box::<LastPartFlag>::default()))
+    }
+}
 
 impl LastPart {
     pub fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.0.load(Ordering::Relaxed)
+    }
+
+    fn begin(&self) {
+        self.0.0.store(true, Ordering::Relaxed);
     }
 
     /// What `future` comes to; `None` if the last part begins before. The task must be polled then.
@@ -140,28 +158,6 @@ impl Tasks {
         })
     }
 
-    /// `task`, which is polled when the last part of the drain begins: for those that run requests.
-    pub fn woken_for_last_part(
-        &self,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> impl Future<Output = ()> + Send + 'static {
-        let ending = self.ending();
-        async move {
-            let mut ending = pin!(ending);
-            let mut task = pin!(task);
-            let mut is_registered = false;
-            poll_fn(|cx| {
-                if !is_registered {
-                    // Once is enough: the task keeps its waker.
-                    is_registered = true;
-                    let _ = ending.as_mut().poll(cx);
-                }
-                task.as_mut().poll(cx)
-            })
-            .await;
-        }
-    }
-
     /// Makes the drain wait for a task that the caller spawns. The task must check
     /// [`Tasks::is_aborted`] itself: connections poll often, so they are not wrapped.
     pub fn track<F: Future>(&self, task: F) -> TrackedFuture<F> {
@@ -203,7 +199,7 @@ impl Tasks {
 
     /// Begins the last part of the drain: requests end with an error.
     fn end(&self) {
-        self.last_part.0.store(true, Ordering::Relaxed);
+        self.last_part.begin();
         self.ending.cancel();
     }
 
@@ -241,6 +237,8 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use tokio::sync::Notify;
     use tokio::task::yield_now;
 
@@ -258,7 +256,10 @@ mod tests {
                 cut_off.store(ended.is_none(), Ordering::Relaxed);
             }
         };
-        tasks.spawn(tasks.woken_for_last_part(request));
+        let ending = tasks.ending();
+        tasks.spawn(async move {
+            tokio::join!(request, ending);
+        });
         let mut left = None;
         let aborted = tasks
             .drain_with(Duration::from_millis(200), |tasks| left = Some(tasks))

@@ -3,6 +3,8 @@
 
 mod silent_workers;
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,14 +63,17 @@ impl Aborts {
         })
     }
 
-    /// Sends them, a few at the same time.
-    pub async fn run(self: Arc<Self>) {
+    /// Sends them, a few at the same time, and once it is `stopped` those that are left.
+    pub async fn run(self: Arc<Self>, stopped: impl Future<Output = ()>) {
         let Some(mut queued) = self.queued.lock().take() else {
             return;
         };
         // Dropped with this future, it ends what is being sent.
         let mut sending = JoinSet::new();
         let mut silent = SilentWorkers::new(MAX_AT_SILENT);
+        let mut stopped = pin!(stopped);
+        let mut is_stopped = false;
+        let mut is_empty = false;
         loop {
             tokio::select! {
                 biased;
@@ -79,9 +84,10 @@ impl Aborts {
                         sending.spawn(self.clone().send(abort));
                     }
                 }
-                abort = queued.recv(), if sending.len() < MAX_AT_ONCE => {
+                abort = queued.recv(), if !is_empty && sending.len() < MAX_AT_ONCE => {
                     let Some(abort) = abort else {
-                        return;
+                        is_empty = true;
+                        continue;
                     };
                     match silent.admit(observe::now(), abort.worker.id, abort) {
                         AbortTurn::Now(abort) => _ = sending.spawn(self.clone().send(abort)),
@@ -89,6 +95,11 @@ impl Aborts {
                         AbortTurn::Dropped => self.count("dropped"),
                     }
                 }
+                () = stopped.as_mut(), if !is_stopped => {
+                    is_stopped = true;
+                    queued.close();
+                }
+                else => return,
             }
         }
     }
@@ -170,6 +181,7 @@ impl Drop for AbortOnDrop {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
     use std::net::TcpListener;
 
     use super::*;
@@ -199,9 +211,28 @@ mod tests {
             }
         };
         tokio::select! {
-            () = aborts.clone().run() => panic!("it runs until it is dropped"),
+            () = aborts.clone().run(pending()) => panic!("it runs until it is dropped"),
             () = counted => {}
         }
         assert!(listener.accept().is_err(), "it was asked");
+    }
+
+    #[tokio::test]
+    async fn what_waits_when_the_router_stops_is_still_sent() {
+        let fleet = registry(&["a"]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        fleet.set_health(worker.id, Health::Down);
+        let aborts = Aborts::new(&Registry::default());
+        let body = Bytes::from_static(br#"{"model":"m"}"#);
+        let count = 2 * MAX_AT_ONCE;
+        for number in 0..count {
+            drop(aborts.guard(Api::Chat, &body, &worker, number.to_string()));
+        }
+        aborts.clone().run(ready(())).await;
+        let failed = aborts.requests.with_label_values(&["failed"]);
+        assert_eq!(failed.get(), count as u64);
+        drop(aborts.guard(Api::Chat, &body, &worker, "late".to_owned()));
+        let dropped = aborts.requests.with_label_values(&["dropped"]);
+        assert_eq!(dropped.get(), 1);
     }
 }

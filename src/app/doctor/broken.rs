@@ -49,6 +49,7 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
     };
     Some(Finding {
         rule: "no_worker_up",
+        model: None,
         is_broken: true,
         cost: 1.0,
         problem,
@@ -65,6 +66,7 @@ fn prefill_workers_only(observed: &Observed) -> Vec<Finding> {
         }
         Some(Finding {
             rule: "prefill_workers_only",
+            model: None,
             is_broken: true,
             cost: 1.0,
             problem: format!(
@@ -83,6 +85,7 @@ fn store_down(observed: &Observed) -> Option<Finding> {
     let health = &observed.store;
     (!health.is_up).then(|| Finding {
         rule: "store_down",
+        model: None,
         is_broken: true,
         cost: 0.9,
         problem: format!("the store of responses cannot be used: {}", health.reason),
@@ -98,6 +101,7 @@ fn store_at_risk(observed: &Observed) -> Option<Finding> {
     let warns = health.is_up && !health.warning.is_empty();
     warns.then(|| Finding {
         rule: "store_at_risk",
+        model: None,
         is_broken: false,
         cost: 0.5,
         problem: format!("the store of responses: {}", health.warning),
@@ -135,6 +139,7 @@ fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
     };
     Some(Finding {
         rule: "batch_storage_fails",
+        model: None,
         is_broken: true,
         cost: 0.7,
         problem: format!("the storage of batches cannot do this: {operation}"),
@@ -157,6 +162,7 @@ fn batch_storage_differs(observed: &Observed) -> Option<Finding> {
     };
     Some(Finding {
         rule: "batch_storage_differs",
+        model: None,
         is_broken: true,
         cost: 0.7,
         problem: "the storage of batches is not the one of the other replicas".to_owned(),
@@ -169,6 +175,7 @@ fn configuration_refused(observed: &Observed) -> Option<Finding> {
     let successful = observed.value("warmroute_config_last_reload_successful", &[])?;
     (successful == 0.0).then(|| Finding {
         rule: "configuration_refused",
+        model: None,
         is_broken: true,
         cost: 0.6,
         problem: "the configuration file was refused: the router runs with the one before it"
@@ -192,6 +199,7 @@ fn replica_missing(observed: &Observed) -> Option<Finding> {
     let why = first.error.as_deref().unwrap_or("it is silent");
     Some(Finding {
         rule: "replica_missing",
+        model: None,
         is_broken: true,
         cost: 0.4,
         problem: format!(
@@ -229,6 +237,7 @@ fn tokenizer_refuses(observed: &Observed) -> Option<Finding> {
         .max_by(|left, right| left.1.total_cmp(&right.1))?;
     Some(Finding {
         rule: "tokenizer_refuses",
+        model: None,
         is_broken: false,
         cost: 0.5 * refused / all,
         problem: format!(
@@ -266,6 +275,7 @@ fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
         let share = 100 * busiest.requests_total / total;
         Some(Finding {
             rule: "workers_never_chosen",
+            model: None,
             is_broken: false,
             cost: 0.6 * never.len() as f64 / all.len() as f64,
             problem: format!(

@@ -23,6 +23,7 @@ fn of_model(observed: &Observed, model: &str) -> Option<Finding> {
         .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
     (chosen > WORSE * other).then(|| Finding {
         rule: "choice_worse_than_others",
+        model: None,
         is_broken: false,
         cost: (1.0 - other / chosen).clamp(0.01, 1.0),
         problem: format!(

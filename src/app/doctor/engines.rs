@@ -76,6 +76,7 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
     let unknown: Vec<&WorkerRow> = up(observed).filter(is_unknown).collect();
     (!unknown.is_empty()).then(|| Finding {
         rule: "slots_unknown",
+        model: None,
         is_broken: false,
         cost: 0.2 * observed.share(unknown.iter().copied()),
         problem: format!(
@@ -97,6 +98,7 @@ fn workers_down(observed: &Observed) -> Option<Finding> {
     let first = down.first().filter(|_| down.len() < all.len())?;
     Some(Finding {
         rule: "worker_down",
+        model: None,
         is_broken: 2 * down.len() >= all.len(),
         cost: down.len() as f64 / all.len() as f64,
         problem: match down.len() {
@@ -118,6 +120,7 @@ fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
         .collect();
     (!off.is_empty()).then(|| Finding {
         rule: "prefix_caching_off",
+        model: None,
         is_broken: false,
         cost: 0.9 * observed.share(off.iter().copied()),
         problem: format!("engines without a prefix cache: {}", names(&off)),
@@ -140,6 +143,7 @@ fn no_events(observed: &Observed) -> Option<Finding> {
     let silent: Vec<&WorkerRow> = up(observed).filter(has_none).collect();
     (!silent.is_empty()).then(|| Finding {
         rule: "kv_events_off",
+        model: None,
         is_broken: false,
         cost: 0.4 * observed.share(silent.iter().copied()),
         problem: format!("no KV events of {}", names(&silent)),
@@ -159,6 +163,7 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
     let source = first.facts.events.unusable.first()?;
     Some(Finding {
         rule: "kv_events_unusable",
+        model: None,
         is_broken: false,
         cost: 0.4 * observed.share(unusable.iter().copied()),
         problem: format!(
@@ -193,6 +198,7 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
     workers.dedup_by(|a, b| a.name == b.name);
     Some(Finding {
         rule: "kv_events_unreachable",
+        model: None,
         is_broken: false,
         cost: 0.4 * observed.share(workers.iter().copied()),
         problem: format!(
@@ -216,6 +222,7 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
         let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
         return Some(Finding {
             rule: "kv_replay_unreachable",
+            model: None,
             is_broken: false,
             cost: 0.1,
             problem: format!(
@@ -229,6 +236,7 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
     }
     Some(Finding {
         rule: "kv_replay_missing",
+        model: None,
         is_broken: false,
         cost: 0.1 * observed.share(without.iter().copied()),
         problem: format!("KV events without a replay endpoint: {}", names(&without)),
@@ -249,6 +257,7 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
         && sum("warmroute_cached_prompt_tokens_total") == 0.0;
     is_unreported.then(|| Finding {
         rule: "cached_tokens_unreported",
+        model: None,
         is_broken: false,
         cost: 0.05,
         problem: format!("engines report no cached tokens, of {prompt:.0} prompt tokens"),
@@ -272,6 +281,7 @@ fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
             .map(|(size, workers)| format!("{size} at {}", listed(workers)));
         Some(Finding {
             rule: "block_sizes_differ",
+            model: None,
             is_broken: false,
             cost: 0.2 * observed.share(workers.iter().copied()),
             problem: format!(
@@ -311,6 +321,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
         );
         findings.push(Finding {
             rule: "unpaired_workers",
+            model: None,
             is_broken: false,
             cost: 0.6 * unpaired.len() as f64 / observed.fleet.workers.len() as f64,
             problem: format!("no partner for KV transfers by {connector}: {roles}"),
@@ -325,6 +336,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
     if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
         findings.push(Finding {
             rule: "incompatible_pairs",
+            model: None,
             is_broken: false,
             cost: 0.2 * impossible as f64 / pairs.count.max(1) as f64,
             problem: format!(

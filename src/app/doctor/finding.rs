@@ -9,6 +9,9 @@ use serde::Serialize;
 pub struct Finding {
     /// Names the rule.
     pub rule: &'static str,
+    /// The model whose workers it is about, of a rule that may find one for each model from moment to moment.
+    #[serde(skip)]
+    pub(super) model: Option<String>,
     /// Clients get errors by it now, or the next failure makes it so.
     pub is_broken: bool,
     /// About what part of the requests it costs something, 0 to 1, weighted by how much.

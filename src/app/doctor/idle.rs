@@ -61,6 +61,7 @@ fn of_model(observed: &Observed, model: &str, all: &[&WorkerRow]) -> Option<Find
     };
     Some(Finding {
         rule: "workers_idle_beside_busy",
+        model: Some(model.to_owned()),
         is_broken: false,
         cost: 0.5 * idle.len() as f64 / all.len() as f64,
         problem: format!(

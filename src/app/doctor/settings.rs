@@ -64,6 +64,7 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
         let share = if all > 0.0 { prompts / all } else { 1.0 };
         Finding {
             rule: "tokenizer_missing",
+            model: None,
             is_broken: false,
             cost: 0.3 * share * model_share(observed, model),
             problem: format!(
@@ -93,6 +94,7 @@ fn mismatches(observed: &Observed) -> Vec<Finding> {
         .filter(|check| check.mismatch);
     let finding = |check: &tokenizer_check::Status| Finding {
         rule: "tokenizer_mismatch",
+        model: None,
         is_broken: false,
         cost: 0.5 * model_share(observed, &check.model),
         problem: format!(
@@ -151,6 +153,7 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
             };
             Finding {
                 rule: "timeout_too_short",
+                model: None,
                 is_broken: false,
                 cost: 0.3,
                 problem: format!(
@@ -178,6 +181,7 @@ fn cut_by_timeouts(observed: &Observed) -> Vec<Finding> {
         let share = cut / all.max(1.0);
         (cut >= 1.0 && share > 0.001).then(|| Finding {
             rule: "timeout_cuts_requests",
+            model: None,
             is_broken: false,
             cost: share.min(1.0),
             problem: format!(
@@ -223,6 +227,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
         for (model, weight) in missing {
             findings.push(Finding {
                 rule: "target_without_workers",
+                model: None,
                 is_broken: false,
                 cost: 0.8 * weight / total,
                 problem: format!("{:.0} % of the requests for {name} are for {model}, which no worker serves", 100.0 * weight / total),
@@ -242,6 +247,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
         if !shadowed.is_empty() {
             findings.push(Finding {
                 rule: "name_hides_a_model",
+                model: None,
                 is_broken: false,
                 cost: 0.1,
                 problem: format!(

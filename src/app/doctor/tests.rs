@@ -511,6 +511,28 @@ fn what_may_pass_stands_only_if_two_looks_find_it() {
 }
 
 #[test]
+fn what_lasts_may_be_about_other_workers_of_the_model() {
+    let look = |model: &str, idle: usize| {
+        let busy = 1 - idle;
+        let found = observed(
+            |fleet, _, config| {
+                fleet["workers"][busy]["requests"] = 9.into();
+                for index in 0..2 {
+                    fleet["workers"][index]["models"] = json!([model]);
+                }
+                config["models"][0]["name"] = model.into();
+            },
+            &format!("warmroute_worker_free_slots{{worker=\"w{busy}\"}} 0\n"),
+        );
+        let found = examine(&found);
+        assert_eq!(found.len(), 1, "{found:?}");
+        found
+    };
+    assert_eq!(lasting(&look("m", 0), look("m", 1)), look("m", 1));
+    assert_eq!(lasting(&look("m", 0), look("n", 0)), []);
+}
+
+#[test]
 fn other_policies_need_no_events() {
     let random = observed(
         |fleet, _, config| {

@@ -55,6 +55,7 @@ fn connector_missing(observed: &Observed) -> Option<Finding> {
     let is_refused = policy.and_then(Value::as_str) == Some("fail") && part >= 1.0;
     Some(Finding {
         rule: "kv_connector_missing",
+        model: None,
         is_broken: is_refused,
         cost: 0.6 * part,
         problem: format!(
@@ -94,6 +95,7 @@ fn stopped(observed: &Observed) -> Option<Finding> {
     let stopped = with_transfers(observed, is_stopped);
     (!stopped.is_empty()).then(|| Finding {
         rule: "kv_transfers_stopped",
+        model: None,
         is_broken: false,
         cost: 0.5 * part_of_prefill(observed, &stopped),
         problem: format!(
@@ -120,6 +122,7 @@ fn fail(observed: &Observed) -> Option<Finding> {
     let all = ended("completed") + failed;
     (all >= MIN_TRANSFERS && failed >= FAILED_MIN * all).then(|| Finding {
         rule: "kv_transfers_fail",
+        model: None,
         is_broken: false,
         cost: (0.4 * failed / all).min(1.0),
         problem: format!(

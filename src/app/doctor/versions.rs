@@ -37,6 +37,7 @@ fn differ(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> Option<Fi
         .map(|(version, workers)| format!("{version} at {}", listed(workers)));
     Some(Finding {
         rule: "versions_differ",
+        model: None,
         is_broken: false,
         cost: 0.02 * observed.share(workers.iter().copied()),
         problem: format!(
@@ -57,6 +58,7 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> 
     let old: Vec<&WorkerRow> = workers.iter().copied().filter(is_old).collect();
     (!old.is_empty()).then(|| Finding {
         rule: "version_too_old",
+        model: None,
         is_broken: false,
         cost: 0.5 * observed.share(old.iter().copied()),
         problem: format!(
@@ -75,6 +77,7 @@ fn unknown(observed: &Observed) -> Option<Finding> {
     let first = old.first()?;
     Some(Finding {
         rule: "version_not_supported",
+        model: None,
         is_broken: false,
         cost: 0.2 * observed.share(old.iter().copied()),
         problem: format!(
@@ -101,6 +104,7 @@ fn ignores_ranks(observed: &Observed) -> Option<Finding> {
     let share = affected / requests(&[]).max(1.0);
     (affected >= 1.0).then(|| Finding {
         rule: "ranks_ignored",
+        model: None,
         is_broken: false,
         cost: (0.3 * share).min(1.0),
         problem: format!(

@@ -136,6 +136,12 @@ impl StreamWatch {
         since != 0 && period.wrapping_sub(since - 1) >= PERIODS
     }
 
+    fn wake(&self) {
+        if let Some(waker) = &*self.waker.lock() {
+            waker.wake_by_ref();
+        }
+    }
+
     fn end(&self) {
         self.is_stalled.store(true, Relaxed);
         if let Some(waker) = self.waker.lock().take() {
@@ -218,6 +224,14 @@ impl Activity {
         let watches = streams.all.iter().filter_map(Weak::upgrade);
         for watch in watches.filter(|watch| watch.is_stalled(period)) {
             watch.end();
+        }
+    }
+
+    /// Has the tasks of all streams polled.
+    pub(super) fn wake_streams(&self) {
+        let streams = self.streams.lock();
+        for watch in streams.all.iter().filter_map(Weak::upgrade) {
+            watch.wake();
         }
     }
 
@@ -407,6 +421,9 @@ async fn discard(mut body: Incoming) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+    use std::task::Wake;
+
     use super::*;
 
     const LIMITS: Limits = Limits {
@@ -566,6 +583,28 @@ mod tests {
         assert!(is_ended(&stalled));
         assert!(!is_ended(&healthy) && !is_ended(&silent));
         assert_eq!(after(&activity, 48), Verdict::Fine);
+    }
+
+    struct IsWoken(AtomicBool);
+
+    impl Wake for IsWoken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_stream_that_waits_can_be_woken_with_all_others() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let _busy = activity.begin(Version::HTTP_2);
+        let watch = activity.take_newest_stream().unwrap();
+        let mut running = pin!(watch.run(pending()));
+        let is_woken = Arc::new(IsWoken(AtomicBool::new(false)));
+        let waker = Waker::from(is_woken.clone());
+        let polled = running.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        activity.wake_streams();
+        assert!(is_woken.0.load(Relaxed));
     }
 
     #[test]

@@ -109,6 +109,7 @@ where
             ending,
             aborted,
             is_registered: false,
+            has_woken_streams: false,
             is_finishing: false,
             asked_to_close: None,
         };
@@ -296,8 +297,6 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        // A stream is a task of its own: the connection's does not poll it.
-        let task = self.tasks.woken_for_last_part(task);
         let Some(watch) = self.activity.take_newest_stream() else {
             return self.tasks.spawn(task);
         };
@@ -378,6 +377,8 @@ struct Watch<'a> {
     ending: Pin<&'a mut WaitForCancellationFutureOwned>,
     aborted: Pin<&'a mut WaitForCancellationFutureOwned>,
     is_registered: bool,
+    /// For the last part of the drain.
+    has_woken_streams: bool,
     is_finishing: bool,
     /// When the client was asked to close the connection, which was idle or took nothing.
     asked_to_close: Option<Instant>,
@@ -417,6 +418,11 @@ impl Watch<'_> {
             // Its requests look whether it has begun when the connection is polled.
             let _ = self.ending.as_mut().poll(cx);
             let _ = self.aborted.as_mut().poll(cx);
+        }
+        if self.tasks.last_part().has_begun() && !self.has_woken_streams {
+            // An HTTP/2 stream is a task of its own: the connection's does not poll it.
+            self.has_woken_streams = true;
+            self.activity.wake_streams();
         }
         if self.tasks.is_stopping() && !self.is_finishing {
             self.is_finishing = true;

@@ -259,10 +259,17 @@ impl Reader {
         self.error_event("events_lost", &message, Some("starting_after"))
     }
 
-    /// The end of a stream on a replica that is stopping, of a response that runs on another one, or will.
+    /// The end of a stream on a replica that is stopping. A response that runs here may end with it, one that runs on
+    /// another replica, or will, goes on. Without Redis nothing is left to read.
     fn moved(&self) -> Vec<u8> {
         let read_on = self.read_on(self.position.after());
-        let message = format!("This replica is stopping, and the response goes on: {read_on}");
+        let message = match (&self.responses.settings.store.redis, &self.local) {
+            (None, _) => "This replica is stopping.".to_owned(),
+            (Some(_), Some(_)) => format!("This replica is stopping: {read_on}"),
+            (Some(_), None) => {
+                format!("This replica is stopping, and the response goes on: {read_on}")
+            }
+        };
         self.error_event("router_draining", &message, None)
     }
 

@@ -143,12 +143,19 @@ impl BackgroundResponses for Redis {
             };
             let mut reply = match self.call_replicated(Kind::Write, call).await {
                 Ok(reply) => reply,
-                // Nothing was written. After another error the record may refer to them.
-                Err(error @ (Error::Full { .. } | Error::Unavailable { .. })) => {
-                    drop_pieces();
+                Err(error) => {
+                    // A cluster's client repeats the call itself, so one that is unavailable now may have run before.
+                    let is_unwritten = match error {
+                        Error::Full { .. } => true,
+                        Error::Unavailable { .. } => !self.is_cluster(),
+                        _ => false,
+                    };
+                    // Otherwise the record may refer to them.
+                    if is_unwritten {
+                        drop_pieces();
+                    }
                     return Err(error);
                 }
-                Err(error) => return Err(error),
             };
             let word = reply.word()?;
             if word != "ok" {
