@@ -88,7 +88,7 @@ impl TenantLimits {
         let refusal = Refusal::Concurrent {
             of: self.subject(request.model, None),
             limit: self.limits.max_concurrent,
-            used: decision.running + u64::from(keeps_place),
+            used: used_places(decision.running, keeps_place, max_concurrent),
         };
         (Err(refusal), standing)
     }
@@ -196,6 +196,12 @@ impl TenantLimits {
     }
 }
 
+/// The places in use for a client that is refused. A kept one counts, though it may be one of those that run.
+fn used_places(running: u64, keeps_place: bool, limit: u32) -> u64 {
+    let used = running + u64::from(keeps_place);
+    used.min(limit.into()).max(running)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +210,23 @@ mod tests {
     use crate::limits::limiter::Limiter;
     use crate::limits::settings::{Settings, TenantLimitsSpec};
     use crate::observe::metrics::Registry;
+
+    #[test]
+    fn a_kept_place_is_in_use_within_the_limit() {
+        for (running, keeps_place, limit, expected) in [
+            (0, true, 1, 1),
+            (1, true, 1, 1),
+            (1, false, 1, 1),
+            (2, true, 4, 3),
+            (4, true, 4, 4),
+            // A limit that was lowered.
+            (5, true, 4, 5),
+            (5, false, 4, 5),
+        ] {
+            let used = used_places(running, keeps_place, limit);
+            assert_eq!(used, expected, "{running} {keeps_place} {limit}");
+        }
+    }
 
     #[tokio::test]
     async fn a_burst_of_less_than_a_request_admits_one_and_the_next_one_waits() {
