@@ -64,9 +64,6 @@ impl TenantLimits {
         let used = decision.used.iter().copied();
         let standing = Standing::of(costs.iter().map(|(limit, _)| *limit).zip(used));
         if decision.is_granted {
-            if max_concurrent > 0 {
-                self.usage.lock().turns.on_granted(request.id);
-            }
             self.admitted[usize::from(charged != Charged::Shared)].inc();
             let names = costs.iter().map(|(limit, _)| limit.name.clone()).collect();
             let charge = Charge::new(self, names, request.id, charged, reserved);
