@@ -1,6 +1,7 @@
 //! Admits requests within the limits of their tenants: in Redis for all replicas, or alone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -92,6 +93,10 @@ impl TenantLimits {
 
     /// Whether a place is kept for a background run that waits here.
     fn keeps_place(&self) -> bool {
+        // Nearly always no run waits.
+        if !self.runs_wait.load(Relaxed) {
+            return false;
+        }
         let now = self.limiter.now();
         self.usage.lock().turns.keeps_place(now)
     }

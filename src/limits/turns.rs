@@ -5,6 +5,10 @@
 //! Each replica keeps to it with what runs and waits there. Other replicas may take each place that becomes free; then
 //! keeping one here helps no run, and the clients of this replica get it back after a while.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::store::charges::ChargeId;
 
 /// A run that has not asked for this long waits no more: one that waits asks every two seconds.
@@ -20,6 +24,8 @@ const RUNS_MAX: usize = 64;
 pub(super) struct Turns {
     /// The runs that found no place, and when each asked last.
     waiting: Vec<(ChargeId, u64)>,
+    /// Whether there are any.
+    runs_wait: Arc<AtomicBool>,
     /// The last place went to a client, and runs may still hope for the next one.
     is_turn_of_runs: bool,
     /// Since when, in this turn of theirs, runs have found no place while other replicas have some.
@@ -27,16 +33,25 @@ pub(super) struct Turns {
 }
 
 impl Turns {
+    /// Whether any run waits, as far as was noted: without one no place is kept. It can be read without a lock on this.
+    pub(super) fn runs_wait(&self) -> Arc<AtomicBool> {
+        self.runs_wait.clone()
+    }
+
     /// Whether a client's request finds one place less, since a run waits for it.
     pub(super) fn keeps_place(&mut self, now: u64) -> bool {
         let is_late = |asked: u64| now.saturating_sub(asked) >= ASKS_WITHIN;
         self.waiting.retain(|(_, asked)| !is_late(*asked));
+        self.note();
         self.is_turn_of_runs && !self.waiting.is_empty()
     }
 
     /// A client's request or a run got a place.
     pub(super) fn on_granted(&mut self, id: ChargeId) {
-        self.forget(id);
+        if !self.waiting.is_empty() {
+            self.forget(id);
+            self.note();
+        }
         self.is_turn_of_runs = !id.is_once();
         self.outrun_since = None;
     }
@@ -53,6 +68,11 @@ impl Turns {
         if self.waiting.len() < RUNS_MAX {
             self.waiting.push((id, now));
         }
+        self.note();
+    }
+
+    fn note(&self) {
+        self.runs_wait.store(!self.waiting.is_empty(), Relaxed);
     }
 
     fn forget(&mut self, id: ChargeId) {
@@ -149,7 +169,9 @@ mod tests {
                     Outrun(number) => turns.on_run_waits(run(*number), now, true),
                     Passed(seconds) => now += seconds * SECOND,
                 }
+                let may_keep = turns.runs_wait().load(Relaxed);
                 assert_eq!(turns.keeps_place(now), *expected, "step {step}");
+                assert!(may_keep || !expected, "step {step}");
             }
         }
     }
