@@ -1,6 +1,7 @@
 //! Admits requests within the limits of their tenants: in Redis for all replicas, or alone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -64,9 +65,6 @@ impl TenantLimits {
         let used = decision.used.iter().copied();
         let standing = Standing::of(costs.iter().map(|(limit, _)| *limit).zip(used));
         if decision.is_granted {
-            if max_concurrent > 0 {
-                self.usage.lock().turns.on_granted(request.id);
-            }
             self.admitted[usize::from(charged != Charged::Shared)].inc();
             let names = costs.iter().map(|(limit, _)| limit.name.clone()).collect();
             let charge = Charge::new(self, names, request.id, charged, reserved);
@@ -77,19 +75,28 @@ impl TenantLimits {
             return (Err(refusal), standing);
         }
         if is_run {
-            let now = self.limiter.now();
-            self.usage.lock().turns.on_run_waits(request.id, now);
+            let places = match charged {
+                Charged::Shared => max_concurrent,
+                Charged::Alone(replicas) => max_concurrent.div_ceil(replicas.max(1)),
+            };
+            let (mut usage, now) = (self.usage.lock(), self.limiter.now());
+            let is_outrun = usage.running_here() < places as usize;
+            usage.turns.on_run_waits(request.id, now, is_outrun);
         }
         let refusal = Refusal::Concurrent {
             of: self.subject(request.model, None),
             limit: self.limits.max_concurrent,
-            used: decision.running + u64::from(keeps_place),
+            used: used_places(decision.running, keeps_place, max_concurrent),
         };
         (Err(refusal), standing)
     }
 
     /// Whether a place is kept for a background run that waits here.
     fn keeps_place(&self) -> bool {
+        // Nearly always no run waits.
+        if !self.runs_wait.load(Relaxed) {
+            return false;
+        }
         let now = self.limiter.now();
         self.usage.lock().turns.keeps_place(now)
     }
@@ -191,6 +198,12 @@ impl TenantLimits {
     }
 }
 
+/// The places in use for a client that is refused. A kept one counts, though it may be one of those that run.
+fn used_places(running: u64, keeps_place: bool, limit: u32) -> u64 {
+    let used = running + u64::from(keeps_place);
+    used.min(limit.into()).max(running)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +212,23 @@ mod tests {
     use crate::limits::limiter::Limiter;
     use crate::limits::settings::{Settings, TenantLimitsSpec};
     use crate::observe::metrics::Registry;
+
+    #[test]
+    fn a_kept_place_is_in_use_within_the_limit() {
+        for (running, keeps_place, limit, expected) in [
+            (0, true, 1, 1),
+            (1, true, 1, 1),
+            (1, false, 1, 1),
+            (2, true, 4, 3),
+            (4, true, 4, 4),
+            // A limit that was lowered.
+            (5, true, 4, 5),
+            (5, false, 4, 5),
+        ] {
+            let used = used_places(running, keeps_place, limit);
+            assert_eq!(used, expected, "{running} {keeps_place} {limit}");
+        }
+    }
 
     #[tokio::test]
     async fn a_burst_of_less_than_a_request_admits_one_and_the_next_one_waits() {

@@ -97,7 +97,10 @@ impl Use {
     }
 
     fn begin_run(&mut self, id: ChargeId) {
-        if self.running.insert(id) && id.is_line() {
+        let is_new = self.running.insert(id);
+        if !id.is_line() {
+            self.turns.on_granted(id);
+        } else if is_new {
             self.lines += 1;
         }
     }

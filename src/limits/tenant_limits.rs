@@ -1,6 +1,7 @@
 //! One tenant's limits, of one configuration, with what is used of them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use prometheus::IntCounter;
 use smallvec::SmallVec;
@@ -25,6 +26,8 @@ pub struct TenantLimits {
     /// Without tenants all clients share them.
     is_of_everybody: bool,
     pub(super) usage: SharedUse,
+    /// Whether background runs wait for a place here.
+    pub(super) runs_wait: Arc<AtomicBool>,
     pub(super) store: Option<ChargeStore>,
     /// In the store, and by this replica alone.
     pub(super) admitted: [IntCounter; 2],
@@ -48,6 +51,8 @@ impl TenantLimits {
         settings: &Settings,
     ) -> Arc<Self> {
         let tenant = Tenant::of(name);
+        let usage = limiter.usage_of(tenant);
+        let runs_wait = usage.lock().turns.runs_wait();
         let admitted = |decided| limiter.metrics.admitted.with_label_values(&[name, decided]);
         Arc::new(Self {
             limits: Limits::new(spec, settings),
@@ -55,7 +60,8 @@ impl TenantLimits {
             name: name.into(),
             // The check allows it only where no tenants are listed.
             is_of_everybody: settings.everybody.is_some(),
-            usage: limiter.usage_of(tenant),
+            usage,
+            runs_wait,
             store: limiter.store_of(tenant),
             admitted: [admitted("shared"), admitted("local")],
             limiter: limiter.clone(),

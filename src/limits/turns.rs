@@ -2,12 +2,20 @@
 //! asks now and then; clients that send request after request would take every place before it does. So while a run
 //! waits here, every second place is kept for a run. Pure; times are microseconds.
 //!
-//! Each replica keeps to it with what runs and waits there.
+//! Each replica keeps to it with what runs and waits there. Other replicas may take each place that becomes free; then
+//! keeping one here helps no run, and the clients of this replica get it back after a while.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::store::charges::ChargeId;
 
 /// A run that has not asked for this long waits no more: one that waits asks every two seconds.
 const ASKS_WITHIN: u64 = 5_000_000;
+/// A turn of runs ends when they have found no place for this long while other replicas have some of the places. A run
+/// asks three times meanwhile.
+const OUTRUN_FOR: u64 = 6_000_000;
 /// Runs that are remembered. One is enough to keep a place, so further ones wait with them.
 const RUNS_MAX: usize = 64;
 
@@ -16,30 +24,55 @@ const RUNS_MAX: usize = 64;
 pub(super) struct Turns {
     /// The runs that found no place, and when each asked last.
     waiting: Vec<(ChargeId, u64)>,
-    /// The last place went to a client.
+    /// Whether there are any.
+    runs_wait: Arc<AtomicBool>,
+    /// The last place went to a client, and runs may still hope for the next one.
     is_turn_of_runs: bool,
+    /// Since when, in this turn of theirs, runs have found no place while other replicas have some.
+    outrun_since: Option<u64>,
 }
 
 impl Turns {
+    /// Whether any run waits, as far as was noted: without one no place is kept. It can be read without a lock on this.
+    pub(super) fn runs_wait(&self) -> Arc<AtomicBool> {
+        self.runs_wait.clone()
+    }
+
     /// Whether a client's request finds one place less, since a run waits for it.
     pub(super) fn keeps_place(&mut self, now: u64) -> bool {
         let is_late = |asked: u64| now.saturating_sub(asked) >= ASKS_WITHIN;
         self.waiting.retain(|(_, asked)| !is_late(*asked));
+        self.note();
         self.is_turn_of_runs && !self.waiting.is_empty()
     }
 
     /// A client's request or a run got a place.
     pub(super) fn on_granted(&mut self, id: ChargeId) {
-        self.forget(id);
+        if !self.waiting.is_empty() {
+            self.forget(id);
+            self.note();
+        }
         self.is_turn_of_runs = !id.is_once();
+        self.outrun_since = None;
     }
 
-    /// A run found no place.
-    pub(super) fn on_run_waits(&mut self, id: ChargeId, now: u64) {
+    /// A run found no place. `is_outrun`: other replicas have some of the places.
+    pub(super) fn on_run_waits(&mut self, id: ChargeId, now: u64, is_outrun: bool) {
         self.forget(id);
+        if self.is_turn_of_runs && is_outrun {
+            let since = *self.outrun_since.get_or_insert(now);
+            self.is_turn_of_runs = now.saturating_sub(since) < OUTRUN_FOR;
+        } else {
+            self.outrun_since = None;
+        }
         if self.waiting.len() < RUNS_MAX {
             self.waiting.push((id, now));
         }
+        self.note();
+    }
+
+    fn note(&self) {
+        self.runs_wait.store(!self.waiting.is_empty(), Relaxed);
     }
 
     fn forget(&mut self, id: ChargeId) {
@@ -66,12 +99,13 @@ mod tests {
         Client,
         Run(u64),
         Waits(u64),
+        Outrun(u64),
         Passed(u64),
     }
 
     #[test]
     fn every_second_place_is_kept_while_a_run_waits() {
-        use Event::{Client, Passed, Run, Waits};
+        use Event::{Client, Outrun, Passed, Run, Waits};
         for (events, expected) in [
             (&[Client, Client][..], &[false, false][..]),
             // Two runs wait: each gets its place after a client.
@@ -93,16 +127,51 @@ mod tests {
                 &[Client, Waits(1), Passed(4), Waits(1), Passed(4)],
                 &[false, true, true, true, true],
             ),
+            // Other replicas take each place: the turn ends, until a client of this one gets a place.
+            (
+                &[
+                    Client,
+                    Outrun(1),
+                    Passed(3),
+                    Outrun(1),
+                    Outrun(2),
+                    Passed(3),
+                    Outrun(1),
+                    Outrun(1),
+                    Client,
+                    Outrun(1),
+                ],
+                &[
+                    false, true, true, true, true, true, false, false, true, true,
+                ],
+            ),
+            // This replica has all places again meanwhile.
+            (
+                &[
+                    Client,
+                    Outrun(1),
+                    Passed(3),
+                    Waits(1),
+                    Passed(3),
+                    Outrun(1),
+                    Run(1),
+                    Outrun(2),
+                ],
+                &[false, true, true, true, true, true, false, false],
+            ),
         ] {
             let (mut turns, mut now) = (Turns::default(), 0);
             for (step, (event, expected)) in events.iter().zip(expected).enumerate() {
                 match event {
                     Client => turns.on_granted(client()),
                     Run(number) => turns.on_granted(run(*number)),
-                    Waits(number) => turns.on_run_waits(run(*number), now),
+                    Waits(number) => turns.on_run_waits(run(*number), now, false),
+                    Outrun(number) => turns.on_run_waits(run(*number), now, true),
                     Passed(seconds) => now += seconds * SECOND,
                 }
+                let may_keep = turns.runs_wait().load(Relaxed);
                 assert_eq!(turns.keeps_place(now), *expected, "step {step}");
+                assert!(may_keep || !expected, "step {step}");
             }
         }
     }
@@ -114,7 +183,7 @@ mod tests {
         turns.on_granted(client());
         waiting
             .iter()
-            .for_each(|number| turns.on_run_waits(run(*number), 0));
+            .for_each(|number| turns.on_run_waits(run(*number), 0, false));
         // Clients ask first each time.
         while order.len() < 8 {
             if !turns.keeps_place(0) {
@@ -131,7 +200,7 @@ mod tests {
     #[test]
     fn only_so_many_runs_are_remembered() {
         let mut turns = Turns::default();
-        (0..1_000).for_each(|number| turns.on_run_waits(run(number), 0));
+        (0..1_000).for_each(|number| turns.on_run_waits(run(number), 0, false));
         assert_eq!(turns.waiting.len(), RUNS_MAX);
     }
 }

@@ -355,10 +355,15 @@ impl ModelState {
         if has_opened {
             self.evidence.on_opened(worker.id);
             worker.on_breaker_open();
+            let until = if worker.breaker.awaits_connection() {
+                "a health check or a trial request"
+            } else {
+                "a trial request"
+            };
             warn!(
                 worker = %worker.name,
                 reason,
-                "circuit breaker open; the worker gets no requests until a trial request succeeds"
+                "circuit breaker open; the worker gets no requests until {until} succeeds"
             );
             self.families.on_breaker_transition(worker, State::Open);
         }

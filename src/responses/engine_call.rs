@@ -145,7 +145,8 @@ impl Responses {
     }
 }
 
-fn is_events(headers: &HeaderMap) -> bool {
+/// Whether an answer is a stream of events, as it is of an engine that was asked for one.
+pub(super) fn is_events(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }

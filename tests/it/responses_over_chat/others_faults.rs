@@ -15,10 +15,12 @@ async fn router(stream: &str) -> (Stub, Router) {
 }
 
 async fn answering(answer: &str) -> (Stub, Router) {
+    answering_as(ResponsesApi::Chat, answer).await
+}
+
+async fn answering_as(api: ResponsesApi, answer: &str) -> (Stub, Router) {
     let stub = Stub::start(answer).await;
-    let router = stub.router(|config| {
-        config.workers[0].responses = Some(ResponsesApi::Chat);
-    });
+    let router = stub.router(|config| config.workers[0].responses = Some(api));
     let router = router.await;
     (stub, router)
 }
@@ -275,11 +277,14 @@ async fn flat_errors_are_read_and_named_as_the_client_knows_it() {
 
 #[tokio::test]
 async fn a_background_response_of_what_is_no_stream_fails_at_once() {
-    for answer in [
-        "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>",
-        "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+    let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>";
+    let nothing = "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
+    for (answer, api) in [
+        (page, ResponsesApi::Chat),
+        (nothing, ResponsesApi::Chat),
+        (page, ResponsesApi::Native),
     ] {
-        let (stub, router) = answering(answer).await;
+        let (stub, router) = answering_as(api, answer).await;
         let last = in_background(&router).await;
         assert_eq!(last["status"], "failed");
         assert_eq!(last["error"]["code"], "server_error");

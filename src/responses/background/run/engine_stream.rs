@@ -15,6 +15,7 @@ use crate::openai::error::{
 };
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
+use crate::responses::engine_call::is_events;
 use crate::responses::request::{CreateRequest, Truncation};
 use crate::responses::service::Responses;
 use crate::responses::{engine_body, engine_error, truncation};
@@ -58,6 +59,12 @@ impl Responses {
             let salt = request.salt.as_deref();
             let body = engine_body::body(create, &input, id, salt, true);
             let error = match self.ask_response(call, body).await {
+                // A page of a proxy, say. Read as a stream, it would look like one whose engine was lost.
+                Ok(answer) if !is_events(answer.headers()) => {
+                    return Err(ApiError::invalid_engine_response(
+                        "the engine answered a streamed response with something else than events",
+                    ));
+                }
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
