@@ -20,7 +20,7 @@ use crate::batches::{HeldAnswer, LineAnswer, LineRequest, LookUpFuture, SendFutu
 use crate::ids::{ClientKey, RequestId, WorkerId};
 use crate::limits::ChargeId;
 use crate::openai::body_budget::Claim;
-use crate::openai::error::{ApiError, ENGINE_KEY_REFUSED, ErrorShape, SHOULD_RETRY};
+use crate::openai::error::{ApiError, ErrorShape, SHOULD_RETRY};
 use crate::openai::tenant::Admitted;
 use crate::prompt::{self, Api};
 use crate::relay::{AnswerRoom, BatchLine, LinesByWorker, RequestContext, RequestKind, SpareRoom};
@@ -169,10 +169,6 @@ impl ApiServer {
                 body: Bytes::new(),
             };
         }
-        // Until somebody has changed the configuration, another try would be refused, too.
-        let is_key_refused = answer
-            .as_ref()
-            .is_err_and(|error| error.code == ENGINE_KEY_REFUSED);
         let response = answer.unwrap_or_else(|error| {
             self.on_error(id, &error, api.as_str(), access.as_deref_mut());
             error.shaped(shape)
@@ -182,7 +178,7 @@ impl ApiServer {
         let (error, may_retry) = match collected {
             Ok(body) => {
                 // More than a limit of the tenant ever has room for.
-                let is_too_large = answer_head.status == StatusCode::TOO_MANY_REQUESTS
+                let is_final = answer_head.status == StatusCode::TOO_MANY_REQUESTS
                     && answer_head
                         .headers
                         .get(SHOULD_RETRY)
@@ -191,7 +187,7 @@ impl ApiServer {
                     status: answer_head.status.as_u16(),
                     request_id: id.as_str().to_owned(),
                     retry_after: retry_after(&answer_head.headers),
-                    may_retry: !is_too_large && !is_key_refused,
+                    may_retry: !is_final,
                     is_locked: false,
                     body,
                 };
