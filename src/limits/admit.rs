@@ -75,13 +75,9 @@ impl TenantLimits {
             return (Err(refusal), standing);
         }
         if is_run {
-            let places = match charged {
-                Charged::Shared => max_concurrent,
-                Charged::Alone(replicas) => max_concurrent.div_ceil(replicas.max(1)),
-            };
             let (mut usage, now) = (self.usage.lock(), self.limiter.now());
-            let is_outrun = usage.running_here() < places as usize;
-            usage.turns.on_run_waits(request.id, now, is_outrun);
+            let running = usage.running_here();
+            usage.turns.on_run_waits(request.id, now, running);
         }
         let refusal = Refusal::Concurrent {
             of: self.subject(request.model, None),

@@ -99,7 +99,8 @@ impl Use {
     fn begin_run(&mut self, id: ChargeId) {
         let is_new = self.running.insert(id);
         if !id.is_line() {
-            self.turns.on_granted(id);
+            let running = self.running_here();
+            self.turns.on_granted(id, running);
         } else if is_new {
             self.lines += 1;
         }

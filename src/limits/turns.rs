@@ -2,8 +2,8 @@
 //! asks now and then; clients that send request after request would take every place before it does. So while a run
 //! waits here, every second place is kept for a run. Pure; times are microseconds.
 //!
-//! Each replica keeps to it with what runs and waits there. Other replicas may take each place that becomes free; then
-//! keeping one here helps no run, and the clients of this replica get it back after a while.
+//! Each replica keeps to it with what runs and waits there. Other replicas may take the places that become free here;
+//! then keeping one helps no run, and the clients of this replica get it back after a while.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,8 +13,8 @@ use crate::store::charges::ChargeId;
 
 /// A run that has not asked for this long waits no more: one that waits asks every two seconds.
 const ASKS_WITHIN: u64 = 5_000_000;
-/// A turn of runs ends when they have found no place for this long while other replicas have some of the places. A run
-/// asks three times meanwhile.
+/// A turn of runs ends when they have found no place for this long although one became free here: other replicas take
+/// them. A run asks three times meanwhile.
 const OUTRUN_FOR: u64 = 6_000_000;
 /// Runs that are remembered. One is enough to keep a place, so further ones wait with them.
 const RUNS_MAX: usize = 64;
@@ -28,7 +28,9 @@ pub(super) struct Turns {
     runs_wait: Arc<AtomicBool>,
     /// The last place went to a client, and runs may still hope for the next one.
     is_turn_of_runs: bool,
-    /// Since when, in this turn of theirs, runs have found no place while other replicas have some.
+    /// How many requests ran here when the last place was granted.
+    running_at_grant: usize,
+    /// Since when runs have found no place although one has become free here since then.
     outrun_since: Option<u64>,
 }
 
@@ -46,20 +48,21 @@ impl Turns {
         self.is_turn_of_runs && !self.waiting.is_empty()
     }
 
-    /// A client's request or a run got a place.
-    pub(super) fn on_granted(&mut self, id: ChargeId) {
+    /// A client's request or a run got a place. So many run here now.
+    pub(super) fn on_granted(&mut self, id: ChargeId, running: usize) {
         if !self.waiting.is_empty() {
             self.forget(id);
             self.note();
         }
         self.is_turn_of_runs = !id.is_once();
+        self.running_at_grant = running;
         self.outrun_since = None;
     }
 
-    /// A run found no place. `is_outrun`: other replicas have some of the places.
-    pub(super) fn on_run_waits(&mut self, id: ChargeId, now: u64, is_outrun: bool) {
+    /// A run found no place while so many requests run here.
+    pub(super) fn on_run_waits(&mut self, id: ChargeId, now: u64, running: usize) {
         self.forget(id);
-        if self.is_turn_of_runs && is_outrun {
+        if self.is_turn_of_runs && running < self.running_at_grant {
             let since = *self.outrun_since.get_or_insert(now);
             self.is_turn_of_runs = now.saturating_sub(since) < OUTRUN_FOR;
         } else {
@@ -123,11 +126,20 @@ mod tests {
                 &[Client, Waits(1), Passed(4), Passed(1)],
                 &[false, true, true, false],
             ),
+            // Requests that take long end no turn: no place has become free.
             (
-                &[Client, Waits(1), Passed(4), Waits(1), Passed(4)],
-                &[false, true, true, true, true],
+                &[
+                    Client,
+                    Waits(1),
+                    Passed(4),
+                    Waits(1),
+                    Passed(4),
+                    Waits(1),
+                    Passed(4),
+                ],
+                &[false, true, true, true, true, true, true],
             ),
-            // Other replicas take each place: the turn ends, until a client of this one gets a place.
+            // Places become free, and other replicas take each: the turn ends, until a client of this one gets a place.
             (
                 &[
                     Client,
@@ -145,7 +157,7 @@ mod tests {
                     false, true, true, true, true, true, false, false, true, true,
                 ],
             ),
-            // This replica has all places again meanwhile.
+            // As many as before run here again meanwhile.
             (
                 &[
                     Client,
@@ -163,10 +175,10 @@ mod tests {
             let (mut turns, mut now) = (Turns::default(), 0);
             for (step, (event, expected)) in events.iter().zip(expected).enumerate() {
                 match event {
-                    Client => turns.on_granted(client()),
-                    Run(number) => turns.on_granted(run(*number)),
-                    Waits(number) => turns.on_run_waits(run(*number), now, false),
-                    Outrun(number) => turns.on_run_waits(run(*number), now, true),
+                    Client => turns.on_granted(client(), 2),
+                    Run(number) => turns.on_granted(run(*number), 2),
+                    Waits(number) => turns.on_run_waits(run(*number), now, 2),
+                    Outrun(number) => turns.on_run_waits(run(*number), now, 1),
                     Passed(seconds) => now += seconds * SECOND,
                 }
                 let may_keep = turns.runs_wait().load(Relaxed);
@@ -180,17 +192,17 @@ mod tests {
     fn clients_and_runs_alternate_at_a_limit_of_one() {
         let (mut turns, mut order) = (Turns::default(), String::new());
         let mut waiting: Vec<u64> = (0..3).collect();
-        turns.on_granted(client());
+        turns.on_granted(client(), 1);
         waiting
             .iter()
-            .for_each(|number| turns.on_run_waits(run(*number), 0, false));
+            .for_each(|number| turns.on_run_waits(run(*number), 0, 1));
         // Clients ask first each time.
         while order.len() < 8 {
             if !turns.keeps_place(0) {
-                turns.on_granted(client());
+                turns.on_granted(client(), 1);
                 order.push('c');
             } else if let Some(number) = waiting.pop() {
-                turns.on_granted(run(number));
+                turns.on_granted(run(number), 1);
                 order.push('r');
             }
         }
@@ -200,7 +212,7 @@ mod tests {
     #[test]
     fn only_so_many_runs_are_remembered() {
         let mut turns = Turns::default();
-        (0..1_000).for_each(|number| turns.on_run_waits(run(number), 0, false));
+        (0..1_000).for_each(|number| turns.on_run_waits(run(number), 0, 0));
         assert_eq!(turns.waiting.len(), RUNS_MAX);
     }
 }
