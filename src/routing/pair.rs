@@ -97,13 +97,17 @@ pub fn decide(
     let mut usable: SmallVec<[ViewIndex; 32]> = prefill.indices().filter(usable).collect();
     // Whether two workers are a pair is the same for all their ranks.
     usable.dedup_by_key(|index| prefill.owner(*index));
-    let provided = Provided {
-        prefill: usable,
-        decode,
-        costs: Costs::new(routing, request, decode),
-        min_remote_tokens: settings.min_remote_tokens,
-        may_pair: &may_pair,
-        computes_alone: &computes_alone,
+    let costs = Costs::new(routing, request, decode);
+    // They have a prefill worker for the request, need none, or may do without.
+    let can_be_sent = |index: ViewIndex| {
+        let mut partners = usable.iter();
+        computes_alone(index)
+            || partners.any(|from| may_pair(*from, index))
+            || costs.new_tokens(&decode.cached(index)) < settings.min_remote_tokens
+    };
+    let provided = Fit {
+        view: decode,
+        is_fit: can_be_sent,
     };
     decide_among(settings, routing, request, prefill, &provided, &may_pair).or(Some(pair))
 }
@@ -318,10 +322,9 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
         if (self.may_pair)(first.index, decode.index) {
             return Ok(*first);
         }
-        let paired = Paired {
-            prefill: self.prefill,
-            decode: decode.index,
-            may_pair: &self.may_pair,
+        let paired = Fit {
+            view: self.prefill,
+            is_fit: |index: ViewIndex| (self.may_pair)(index, decode.index),
         };
         policy::decide(self.routing, self.leg, &paired).ok_or(LocalReason::NoPair)
     }
@@ -360,140 +363,63 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
     }
 }
 
-/// The prefill workers that are a pair with one decode worker.
-struct Paired<'a, P, F> {
-    prefill: &'a P,
-    decode: ViewIndex,
-    may_pair: &'a F,
+/// A view in which only workers that are fit for the request are usable.
+struct Fit<'a, V, F> {
+    view: &'a V,
+    is_fit: F,
 }
 
-impl<P: View, F: Fn(ViewIndex, ViewIndex) -> bool> View for Paired<'_, P, F> {
+impl<V: View, F: Fn(ViewIndex) -> bool> View for Fit<'_, V, F> {
     fn len(&self) -> usize {
-        self.prefill.len()
+        self.view.len()
     }
 
     fn state(&self, index: ViewIndex) -> State {
-        let state = self.prefill.state(index);
+        let state = self.view.state(index);
         State {
-            is_usable: state.is_usable && (self.may_pair)(index, self.decode),
+            is_usable: state.is_usable && (self.is_fit)(index),
             ..state
         }
     }
 
     fn backlog(&self, index: ViewIndex) -> Backlog {
-        self.prefill.backlog(index)
+        self.view.backlog(index)
     }
 
     fn mean_prompt_token(&self) -> f64 {
-        self.prefill.mean_prompt_token()
+        self.view.mean_prompt_token()
     }
 
     fn waiting_prompts(&self) -> f64 {
-        self.prefill.waiting_prompts()
+        self.view.waiting_prompts()
     }
 
     fn min_prompt_token(&self) -> f64 {
-        self.prefill.min_prompt_token()
+        self.view.min_prompt_token()
     }
 
     fn identity(&self, index: ViewIndex) -> u64 {
-        self.prefill.identity(index)
+        self.view.identity(index)
+    }
+
+    fn owner(&self, index: ViewIndex) -> usize {
+        self.view.owner(index)
     }
 
     fn prefix_owners(&self) -> &[ViewIndex] {
-        self.prefill.prefix_owners()
+        self.view.prefix_owners()
     }
 
     fn adapter_owners(&self) -> &[ViewIndex] {
-        self.prefill.adapter_owners()
+        self.view.adapter_owners()
     }
 
     fn max_cached_elsewhere(&self) -> u32 {
-        self.prefill.max_cached_elsewhere()
+        self.view.max_cached_elsewhere()
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {
-        self.prefill.cached(index)
-    }
-}
-
-/// The decode workers that can be sent the request: they have a prefill worker for it, need none, or may do without.
-struct Provided<'a, D, F, G> {
-    /// The usable prefill workers, each by one of its places.
-    prefill: SmallVec<[ViewIndex; 32]>,
-    decode: &'a D,
-    costs: Costs<'a>,
-    min_remote_tokens: u32,
-    may_pair: &'a F,
-    computes_alone: &'a G,
-}
-
-impl<D, F, G> Provided<'_, D, F, G>
-where
-    D: View,
-    F: Fn(ViewIndex, ViewIndex) -> bool,
-    G: Fn(ViewIndex) -> bool,
-{
-    fn can_be_sent(&self, index: ViewIndex) -> bool {
-        let mut partners = self.prefill.iter();
-        (self.computes_alone)(index)
-            || partners.any(|from| (self.may_pair)(*from, index))
-            || self.costs.new_tokens(&self.decode.cached(index)) < self.min_remote_tokens
-    }
-}
-
-impl<D, F, G> View for Provided<'_, D, F, G>
-where
-    D: View,
-    F: Fn(ViewIndex, ViewIndex) -> bool,
-    G: Fn(ViewIndex) -> bool,
-{
-    fn len(&self) -> usize {
-        self.decode.len()
-    }
-
-    fn state(&self, index: ViewIndex) -> State {
-        let state = self.decode.state(index);
-        State {
-            is_usable: state.is_usable && self.can_be_sent(index),
-            ..state
-        }
-    }
-
-    fn backlog(&self, index: ViewIndex) -> Backlog {
-        self.decode.backlog(index)
-    }
-
-    fn mean_prompt_token(&self) -> f64 {
-        self.decode.mean_prompt_token()
-    }
-
-    fn waiting_prompts(&self) -> f64 {
-        self.decode.waiting_prompts()
-    }
-
-    fn min_prompt_token(&self) -> f64 {
-        self.decode.min_prompt_token()
-    }
-
-    fn identity(&self, index: ViewIndex) -> u64 {
-        self.decode.identity(index)
-    }
-
-    fn prefix_owners(&self) -> &[ViewIndex] {
-        self.decode.prefix_owners()
-    }
-
-    fn adapter_owners(&self) -> &[ViewIndex] {
-        self.decode.adapter_owners()
-    }
-
-    fn max_cached_elsewhere(&self) -> u32 {
-        self.decode.max_cached_elsewhere()
-    }
-
-    fn cached(&self, index: ViewIndex) -> Cached {
-        self.decode.cached(index)
+        self.view.cached(index)
     }
 }
 
