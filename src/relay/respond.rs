@@ -67,6 +67,7 @@ impl Relay {
             head,
             body,
             first,
+            has_begun,
             timer,
             ..
         } = answer;
@@ -145,6 +146,7 @@ impl Relay {
                 status,
                 is_events,
                 is_converted,
+                has_begun,
                 meter,
                 usage,
                 unasked_usage,

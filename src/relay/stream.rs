@@ -54,6 +54,7 @@ pub(super) fn relay(
     status: StatusCode,
     is_events: bool,
     is_converted: bool,
+    has_begun: bool,
     meter: Meter,
     usage: Option<Box<UsageRewriter>>,
     unasked_usage: Option<UnaskedUsage>,
@@ -72,6 +73,8 @@ pub(super) fn relay(
                 // Without a finish reason no response can be made of it.
                 terminator.require_finish();
             }
+            // What the reader of a stream that may go on leaves out begins no answer.
+            terminator.has_begun = has_begun && continuing.is_none();
             terminator
         }),
         plain: PlainEvents::default(),

@@ -64,6 +64,11 @@ impl FirstTokenGate {
         self.is_unfinished = true;
     }
 
+    /// Whether an event that was looked at begins the answer, as in [`begins_answer`].
+    pub(in crate::relay) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
     /// Takes the next piece of the stream, cut anywhere.
     pub(in crate::relay) fn on_data(&mut self, data: &Bytes) -> Verdict {
         self.bytes += data.len();
@@ -326,6 +331,24 @@ mod tests {
         let mut gate = FirstTokenGate::new(Api::Chat);
         let whole = [TOKEN, DONE].concat().replace('\n', "\r\n");
         assert_eq!(gate.on_data(&Bytes::from(whole)), Verdict::Token);
+    }
+
+    #[test]
+    fn the_gate_says_whether_the_answer_has_begun() {
+        const USAGE: &str = "data: {\"choices\":[],\"usage\":{}}\n\n";
+        for (events, has_begun) in [
+            (&[ROLE][..], true),
+            (&[ROLE, TOKEN], true),
+            (&[USAGE, TOKEN], true),
+            (&[": hi\n\n"], false),
+            (&[USAGE], false),
+            (&[USAGE, DONE], false),
+            (&[ERROR], false),
+        ] {
+            let mut gate = FirstTokenGate::new(Api::Chat);
+            let _ = gate.on_data(&Bytes::from(events.concat()));
+            assert_eq!(gate.has_begun(), has_begun, "{events:?}");
+        }
     }
 
     #[test]

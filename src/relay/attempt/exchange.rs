@@ -29,6 +29,8 @@ pub(in crate::relay) struct Answer {
     /// The body's first bytes; `None` if the body is empty. The router sends nothing to the client before it has
     /// them, so a request whose engine dies while computing the prompt can still be retried.
     pub(in crate::relay) first: Option<Bytes>,
+    /// `first` is known to begin an answer: its events were looked at for the first token of a stream.
+    pub(in crate::relay) has_begun: bool,
     /// `host:port` of the worker that answered, if a gateway carried the request and says it.
     pub(in crate::relay) served: Option<String>,
     /// The attempt's time limit, which also bounds what is still to be read of the body.
@@ -198,6 +200,7 @@ async fn within(
         head,
         body,
         first,
+        has_begun: false,
         served,
         timer,
     })

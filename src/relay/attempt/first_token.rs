@@ -47,10 +47,10 @@ pub(in crate::relay) async fn wait(
     }
     let mut next = answer.first.take();
     let mut read = BytesMut::new();
-    loop {
+    let verdict = loop {
         let Some(piece) = next else {
             answer.first = (!read.is_empty()).then(|| read.freeze());
-            return Ok(Verdict::Undecided);
+            break Verdict::Undecided;
         };
         let verdict = gate.on_data(&piece);
         if verdict != Verdict::Undecided {
@@ -60,9 +60,11 @@ pub(in crate::relay) async fn wait(
                 read.extend_from_slice(&piece);
                 read.freeze()
             });
-            return Ok(verdict);
+            break verdict;
         }
         read.extend_from_slice(&piece);
         next = answer.next_piece().await?;
-    }
+    };
+    answer.has_begun = gate.has_begun();
+    Ok(verdict)
 }

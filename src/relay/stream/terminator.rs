@@ -49,8 +49,8 @@ pub(super) struct StreamTerminator {
     /// How the last choice has ended: with a reason, only `[DONE]` may be missing. `None` before any choice, unless a reason
     /// is required.
     finish: Option<Finish>,
-    /// There was something of an answer.
-    has_begun: bool,
+    /// There was something of an answer. Then no more events are looked at for it.
+    pub(super) has_begun: bool,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
@@ -346,6 +346,13 @@ mod tests {
         let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
         let at = StreamTerminator::new(Api::Messages).gives_up_at(stop.as_bytes());
         assert_eq!(at, Some(0));
+    }
+
+    #[test]
+    fn an_answer_that_is_known_to_have_begun_ends_without_more_of_it() {
+        let mut terminator = StreamTerminator::new(Api::Chat);
+        terminator.has_begun = true;
+        assert_eq!(terminator.gives_up_at(b"data: [DONE]\n\n"), None);
     }
 
     #[test]
