@@ -93,6 +93,19 @@ pub fn event_end(bytes: &[u8]) -> usize {
     crlf.or(lf).unwrap_or(bytes.len())
 }
 
+/// The lines of some events, without the LF at their ends.
+pub fn lines(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(events);
+    std::iter::from_fn(move || {
+        let left = rest.take()?;
+        let Some(end) = memchr::memchr(b'\n', left) else {
+            return Some(left);
+        };
+        rest = Some(&left[end + 1..]);
+        Some(&left[..end])
+    })
+}
+
 /// One event: its type (empty if it names none) and its data lines, joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
@@ -280,6 +293,13 @@ mod tests {
             let pieces = cut(&text, &cuts);
             let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
             prop_assert_eq!(decode(&pieces), decode(&[&text]));
+        }
+
+        #[test]
+        fn lines_end_where_a_byte_for_byte_search_ends_them(text in "(data: [a-z]{0,40}\r?\n{0,3}){0,4}") {
+            let found: Vec<&[u8]> = lines(text.as_bytes()).collect();
+            let expected: Vec<&[u8]> = text.as_bytes().split(|byte| *byte == b'\n').collect();
+            prop_assert_eq!(found, expected);
         }
 
         #[test]

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::engine_answer::{self, Finish};
-use crate::http::sse::Aligner;
+use crate::http::sse::{self, Aligner};
 use crate::prompt::Api;
 
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
@@ -132,8 +132,7 @@ impl FirstTokenGate {
 /// engine that ends a stream without it has computed nothing.
 pub(in crate::relay) fn begins_answer(events: &[u8]) -> bool {
     const MESSAGE_STOP: &[u8] = b"\"message_stop\"";
-    let lines = events.split(|byte| *byte == b'\n');
-    let mut data = lines
+    let mut data = sse::lines(events)
         .filter_map(|line| line.strip_prefix(b"data:"))
         .map(<[u8]>::trim_ascii);
     data.any(|data| {
@@ -153,7 +152,7 @@ fn has_no_choice(data: &[u8]) -> bool {
 /// An event's name and data; engines write each on one line.
 fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     let (mut name, mut data): (&[u8], &[u8]) = (b"", b"");
-    for line in event.split(|byte| *byte == b'\n') {
+    for line in sse::lines(event) {
         if let Some(text) = line.strip_prefix(b"event:") {
             name = text.trim_ascii();
         } else if let Some(text) = line.strip_prefix(b"data:") {
@@ -172,8 +171,7 @@ pub(in crate::relay) fn has_engine_error(api: Api, events: &[u8]) -> bool {
 pub(in crate::relay) fn errors_in(api: Api, events: &[u8]) -> impl Iterator<Item = Verdict> {
     let may_have = !matches!(api, Api::Responses | Api::Other) && ERROR.find(events).is_some();
     let events = if may_have { events } else { &events[..0] };
-    let lines = events.split(|byte| *byte == b'\n');
-    let data = lines.filter_map(|line| line.strip_prefix(b"data:"));
+    let data = sse::lines(events).filter_map(|line| line.strip_prefix(b"data:"));
     data.filter_map(|data| error_of(data.trim_ascii()))
 }
 

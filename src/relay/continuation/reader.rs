@@ -373,7 +373,6 @@ impl Reader {
 
 /// The data of an event of one line.
 fn data_of(event: &[u8]) -> Option<&[u8]> {
-    let mut lines = event.split(|byte| *byte == b'\n');
-    let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;
+    let data = sse::lines(event).find_map(|line| line.strip_prefix(b"data:"))?;
     Some(data.trim_ascii())
 }
