@@ -3,6 +3,7 @@
 
 mod engine;
 mod get;
+mod health_check;
 pub mod lookup;
 mod models;
 mod schedule;
@@ -13,15 +14,17 @@ mod sleep;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
+use self::health_check::HealthCheck;
+pub use self::health_check::OnConnected;
 use self::schedule::{LoggedState, ProbeSchedule, Step, WorkerUse};
 use self::sleep::SleepPage;
-use super::engine::{Capabilities, Engine, READY_PATH};
+use super::engine::Capabilities;
 use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::{Load, LoadReport};
@@ -43,15 +46,6 @@ const FIRST_PROBE_SPACING: Duration = Duration::from_millis(1);
 
 /// The default port of bootstrap servers, if the connector needs them, and the connector.
 pub type BootstrapPort = Option<(Connector, u16)>;
-
-/// Between two looks whether a worker takes connections again, once it took none for several requests in a row: a process
-/// that its supervisor starts again may be back long before the next round, and until then no other worker may be left. A
-/// few a second are little beside the requests that are refused, and they end once the worker is down.
-const CONNECTION_CHECKS_APART: Duration = Duration::from_millis(500);
-
-/// Told of a worker that has taken a new connection and answered a health check that began then, if its circuit breaker
-/// waits for that.
-pub type OnConnected = Arc<dyn Fn(&Worker, Instant) + Send + Sync>;
 
 /// Runs one probe task for each worker of the fleet.
 pub async fn run(
@@ -150,11 +144,20 @@ impl Prober {
         self.bootstrap.filter(|_| self.worker.role != Role::Decode)
     }
 
+    fn health_check(&self) -> HealthCheck<'_> {
+        HealthCheck {
+            worker: &self.worker,
+            engine: self.facts.as_ref().map(|facts| facts.engine),
+            limit: self.settings.timeout,
+            on_connected: &self.on_connected,
+        }
+    }
+
     async fn take(&mut self, step: Step) -> Step {
         let (worker, limit) = (&self.worker, self.settings.timeout);
         match step {
             Step::CheckHealth => {
-                let checked = self.check_health().await;
+                let checked = self.health_check().run().await;
                 if let Err(error) = &checked
                     && error.is_local
                 {
@@ -211,42 +214,13 @@ impl Prober {
             }
             Step::Wait(pause) => {
                 worker.pool.close_expired(observe::now());
+                let check = self.health_check();
                 tokio::select! {
                     biased;
                     () = tokio::time::sleep(pause) => {}
-                    () = self.connected() => {}
+                    () = check.connected() => {}
                 }
                 self.begin()
-            }
-        }
-    }
-
-    /// One health check. If the worker's circuit breaker waits for a connection, this one is made anew.
-    async fn check_health(&self) -> Result<(), ProbeError> {
-        let worker = &self.worker;
-        let awaits_connection = worker.breaker.awaits_connection();
-        if awaits_connection {
-            // One from before would not show that the worker takes new ones.
-            worker.pool.close_idle();
-        }
-        let asked_at = observe::now();
-        let engine = self.facts.as_ref().map(|facts| facts.engine);
-        let checked = check_health(worker, engine, self.settings.timeout).await;
-        if awaits_connection && checked.is_ok() {
-            (self.on_connected)(worker, asked_at);
-        }
-        checked
-    }
-
-    /// Resolves once a worker that took no connections takes them again: then its next round is due. Checks that fail
-    /// until then count for nothing.
-    async fn connected(&self) {
-        loop {
-            self.worker.awaits_connection().await;
-            tokio::time::sleep(CONNECTION_CHECKS_APART).await;
-            let is_connected = self.check_health().await.is_ok();
-            if is_connected && !self.worker.breaker.awaits_connection() {
-                return;
             }
         }
     }
@@ -369,24 +343,6 @@ fn is_idle(load: &Load) -> bool {
     load.requests() == 0 && load.reported().map_or(!load.has_reported(), is_quiet)
 }
 
-/// One health check. The `/health` of an engine that is not known yet may take longer than the limit.
-async fn check_health(
-    worker: &Worker,
-    engine: Option<Engine>,
-    limit: Duration,
-) -> Result<(), ProbeError> {
-    let path = engine.unwrap_or_default().capabilities().health_path;
-    let failed = match get(worker, path, limit).await {
-        Ok(_) => return Ok(()),
-        Err(error) => error,
-    };
-    if engine.is_none() && !failed.is_local && failed.is_timeout {
-        let ready = get(worker, READY_PATH, limit).await;
-        return ready.map(|_| ()).map_err(|_| failed);
-    }
-    Err(failed)
-}
-
 /// The engine's load and the size of its cache. SGLang has metrics only if started with `--enable-metrics`.
 async fn fetch_load(
     worker: &Worker,
@@ -482,7 +438,7 @@ pub async fn once(
     bootstrap: BootstrapPort,
 ) -> Result<(), String> {
     let probe = async {
-        check_health(worker, None, limit).await?;
+        health_check::check(worker, None, limit).await?;
         if sleep::ask(worker, limit).await == SleepPage::Asleep {
             return Err(sleep::REASON.to_owned());
         }
