@@ -13,6 +13,7 @@ mod deleting;
 mod input_lines;
 mod line_run;
 mod lines_of_pieces;
+mod look_pace;
 mod object_lines;
 mod off_thread;
 mod part_buffer;
@@ -23,12 +24,11 @@ mod work_context;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
+use self::look_pace::{LookPace, MAX_DUE};
 use self::work_context::WorkContext;
 use super::batch::{BatchRecord, Work};
 use super::metrics::WorkOutcome;
@@ -42,23 +42,11 @@ use crate::observe;
 use crate::store;
 use crate::store::documents::{Collection, Document, DocumentKey, ReplaceOutcome};
 
-/// Time between two looks for work while there is some, and else. What was created here is looked at at once.
-const BUSY_INTERVAL: Duration = Duration::from_millis(500);
-const IDLE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time between two looks for work while so many batches are left to other replicas that a look reads more than one
-/// page of them, and it has seen all. Until it has, the first ones are read again no sooner than that. What ends or is
-/// created here is looked at at once all the same.
-const LEFT_INTERVAL: Duration = Duration::from_secs(10);
-
 /// Time between two looks at the records of what runs here, within which a cancel on another replica is seen.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Renewals within a lease: one may be late.
 const RENEWALS: u32 = 3;
-
-/// Documents that are read at once. They are those whose due times are the earliest; a claim sets a later one.
-const MAX_DUE: usize = 128;
 
 /// Batches among which the next shard is chosen: more than one tenant may have, so that no tenant's batches hide those
 /// of another from their turn.
@@ -81,7 +69,6 @@ impl Batches {
             batches: self.clone(),
             gate: Arc::new(RoomGate::new(self.metrics.lines_waiting.clone())),
             sender,
-            left: AtomicUsize::new(0),
         };
         let running = self.tasks.track_until_stopped(runner.run());
         self.io_threads.spawn(running);
@@ -93,8 +80,6 @@ struct Runner {
     batches: Arc<Batches>,
     sender: Arc<dyn SendLine>,
     gate: Arc<RoomGate>,
-    /// How many of the batches that the last look has read are left to other replicas.
-    left: AtomicUsize,
 }
 
 impl Runner {
@@ -110,25 +95,21 @@ impl Runner {
 
     async fn look_for_work(&self) {
         let works = &self.batches.works;
-        let mut behind = 0;
-        let mut first_read = observe::now();
+        let mut pace = LookPace::new(observe::now());
         let mut is_woken = true;
         loop {
             let now = observe::now();
-            let since_first = now.saturating_duration_since(first_read);
-            let goes_on = !is_woken && goes_on_behind(self.left.load(Relaxed), behind, since_first);
-            let looked = if goes_on {
-                self.look_on(&mut behind).await
+            let looked = if !is_woken && pace.goes_on_behind(now) {
+                self.look_on(&mut pace.behind).await
             } else {
-                first_read = now;
-                self.look(&mut behind).await
+                pace.on_look_at_first(now);
+                self.look(&mut pace).await
             };
             if let Err(error) = looked {
                 self.batches
                     .failed("batches could not be looked for", &error);
             }
-            let is_idle = works.batches().is_empty();
-            let interval = look_interval(is_idle, self.left.load(Relaxed), behind);
+            let interval = pace.interval(works.batches().is_empty());
             is_woken = tokio::select! {
                 () = sleep(interval) => false,
                 () = works.wake.notified() => true,
@@ -143,14 +124,13 @@ impl Runner {
         Ok(is_clock_right && self.batches.is_storage_usable())
     }
 
-    /// Starts what there is room for. `behind`: the place from which the next look goes on, of batches that are not among
-    /// the first.
-    async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
+    /// Starts what there is room for.
+    async fn look(&self, pace: &mut LookPace) -> Result<(), store::Error> {
         if !self.may_look().await? {
             return Ok(());
         }
         while self.batches.works.has_any_room() {
-            let due = self.first_due().await?;
+            let due = self.first_due(pace).await?;
             let first = due.len();
             match self.take_one(due).await? {
                 // That was all there was.
@@ -160,13 +140,13 @@ impl Runner {
             }
             if first < MAX_DUE {
                 // These were all.
-                *behind = 0;
+                pace.behind = 0;
                 break;
             }
             // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
             // replica is gone: each look sees some of them.
-            *behind = first.max(*behind);
-            self.take_behind(behind).await?;
+            pace.behind = first.max(pace.behind);
+            self.take_behind(&mut pace.behind).await?;
             break;
         }
         Ok(())
@@ -185,22 +165,24 @@ impl Runner {
         let others = self.due(*behind, MAX_DUE).await?;
         let found = others.len();
         *behind = if found == 0 { 0 } else { *behind + found };
-        for document in others {
+        for (_, document) in others {
             self.take(document).await?;
         }
         Ok(())
     }
 
     /// The batches that are due first, in the order of their turns.
-    async fn first_due(&self) -> Result<Vec<Document>, store::Error> {
+    async fn first_due(&self, pace: &mut LookPace) -> Result<Vec<(Turn, Document)>, store::Error> {
         let has_room = self.batches.works.has_room(Work::Shard(0));
         let max = if has_room { MAX_TURNS } else { MAX_DUE };
-        self.due(0, max).await
+        let due = self.due(0, max).await?;
+        pace.on_first(due.iter().filter(|(turn, _)| turn.is_left).count());
+        Ok(due)
     }
 
     /// The batches from this place on of those that are due, in the order of their turns: `max` or a few more if there
     /// are as many, and up to [`MAX_TURNS`] while others than shards are among them.
-    async fn due(&self, from: usize, max: usize) -> Result<Vec<Document>, store::Error> {
+    async fn due(&self, from: usize, max: usize) -> Result<Vec<(Turn, Document)>, store::Error> {
         let Batches { store, .. } = &*self.batches;
         let now_ms = self.batches.now_ms();
         let until_ms = now_ms + WRITTEN_MEANWHILE_MS;
@@ -226,11 +208,7 @@ impl Runner {
         }
         // Equal ones stay in the order of their due times.
         due.sort_by_key(|(turn, _)| *turn);
-        if from == 0 {
-            let left = due.iter().filter(|(turn, _)| turn.is_left).count();
-            self.left.store(left, Relaxed);
-        }
-        Ok(due.into_iter().map(|(_, document)| document).collect())
+        Ok(due)
     }
 
     fn turn(&self, document: &Document, now_ms: u64) -> Turn {
@@ -248,8 +226,8 @@ impl Runner {
     }
 
     /// Starts the first work that there is room for. Whose turn is next depends on what runs.
-    async fn take_one(&self, due: Vec<Document>) -> Result<Taken, store::Error> {
-        for document in due {
+    async fn take_one(&self, due: Vec<(Turn, Document)>) -> Result<Taken, store::Error> {
+        for (_, document) in due {
             let taken = self.take(document).await?;
             if taken != Taken::Nothing {
                 return Ok(taken);
@@ -466,24 +444,6 @@ impl Taken {
             Self::Nothing
         }
     }
-}
-
-/// Time until the next look. `left`: how many batches the last one has read in vain. `behind`: as [`Runner::look`] has
-/// it. While looks go on behind the first batches, what waits there is not to wait longer.
-fn look_interval(is_idle: bool, left: usize, behind: usize) -> Duration {
-    if left >= MAX_DUE && behind == 0 {
-        LEFT_INTERVAL
-    } else if is_idle {
-        IDLE_INTERVAL
-    } else {
-        BUSY_INTERVAL
-    }
-}
-
-/// Whether the next look goes on behind the first batches and does not read these again, since most of them are left to
-/// other replicas. `since_first`: the time since they were read. The others are as in [`look_interval`].
-fn goes_on_behind(left: usize, behind: usize, since_first: Duration) -> bool {
-    left >= MAX_DUE && behind > 0 && since_first < LEFT_INTERVAL
 }
 
 /// Whether some replica has something to do for a batch now.

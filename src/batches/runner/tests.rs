@@ -4,8 +4,8 @@ mod storage;
 mod world;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +17,8 @@ use self::world::{
     Engines, FULL_MODEL, LINES, NEW_MODEL, Replica, Shared, has_ended, lines, lines_of,
 };
 use super::assembling::file_ids;
-use super::{LEFT_INTERVAL, MAX_DUE, Runner, Taken, goes_on_behind, look_interval};
+use super::look_pace::LookPace;
+use super::{Runner, Taken};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
@@ -243,30 +244,6 @@ async fn a_replica_that_does_not_know_a_tenant_leaves_its_batch_to_others() {
     assert_eq!(other.engines.answered.load(Relaxed), 0);
 }
 
-#[test]
-fn looks_are_rare_while_many_batches_are_left_to_others() {
-    for is_idle in [true, false] {
-        assert!(look_interval(is_idle, MAX_DUE - 1, 0) < LEFT_INTERVAL);
-        assert_eq!(look_interval(is_idle, MAX_DUE, 0), LEFT_INTERVAL);
-        // There are more than a look has seen.
-        assert!(look_interval(is_idle, MAX_DUE, 2 * MAX_DUE) < LEFT_INTERVAL);
-    }
-}
-
-#[test]
-fn the_first_batches_are_seldom_read_again_while_many_are_left_to_others() {
-    let short = LEFT_INTERVAL / 2;
-    for (left, behind, since_first, expected) in [
-        (MAX_DUE, MAX_DUE, short, true),
-        (MAX_DUE, MAX_DUE, LEFT_INTERVAL, false),
-        (MAX_DUE, 0, short, false),
-        (MAX_DUE - 1, MAX_DUE, short, false),
-    ] {
-        let goes_on = goes_on_behind(left, behind, since_first);
-        assert_eq!(goes_on, expected, "{left} {behind} {since_first:?}");
-    }
-}
-
 #[tokio::test]
 async fn a_look_goes_on_behind_the_first_batches_and_ends_behind_all() {
     let shared = Shared::new();
@@ -298,8 +275,9 @@ async fn batches_that_are_left_to_others_are_counted() {
     for _ in 0..2 {
         replica.create(&file).await;
     }
-    runner.look(&mut 0).await.unwrap();
-    assert_eq!(runner.left.load(Relaxed), 2);
+    let mut pace = LookPace::new(observe::now());
+    runner.look(&mut pace).await.unwrap();
+    assert_eq!(pace.left, 2);
 }
 
 #[tokio::test]
@@ -606,7 +584,6 @@ async fn runner_of(replica: &Replica) -> Runner {
     Runner {
         gate: Arc::new(RoomGate::new(batches.metrics.lines_waiting.clone())),
         sender: replica.engines.clone(),
-        left: AtomicUsize::new(0),
         batches,
     }
 }
@@ -650,8 +627,10 @@ async fn a_tenant_with_many_batches_hides_none_of_another_tenant() {
     }
     let other = insert(&shared, Tenant::of("b"), MANY + 1, 1).await;
     let _runs = runner.batches.works.begin(&first, Work::Shard(0)).unwrap();
-    let due = runner.first_due().await.unwrap();
-    assert_eq!(due[0].key, other);
+    let mut pace = LookPace::new(observe::now());
+    let due = runner.first_due(&mut pace).await.unwrap();
+    let (_, document) = &due[0];
+    assert_eq!(document.key, other);
 }
 
 #[tokio::test]
