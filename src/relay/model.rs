@@ -472,6 +472,19 @@ mod tests {
         Models::new(settings, registry(&[]), None, true, &counts).of(&Model::from("m"))
     }
 
+    /// A worker whose KV transfers failed, so that the circuit breaker for them opened, and is half-open from the time that is
+    /// returned: its trial runs.
+    fn with_trial_transfer(model: &ModelState) -> (Arc<Worker>, Instant) {
+        let prefill = worker("p");
+        for client in [1, 2, 1, 2, 1, 2] {
+            model.report_transfer_failure(&prefill, ClientKey(client), false);
+        }
+        let (now, breaker) = (observe::now(), &prefill.kv_transfer_breaker);
+        assert!(breaker.admit(now + Duration::from_secs(3_600)));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        (prefill, now)
+    }
+
     #[test]
     fn a_request_from_before_a_breaker_opened_takes_no_success_from_its_trial() {
         let (model, worker) = (model(), worker("a"));
@@ -487,13 +500,9 @@ mod tests {
 
     #[test]
     fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
-        let (model, prefill) = (model(), worker("p"));
+        let model = model();
+        let (prefill, now) = with_trial_transfer(&model);
         let breaker = &prefill.kv_transfer_breaker;
-        for client in [1, 2, 1, 2, 1, 2] {
-            model.report_transfer_failure(&prefill, ClientKey(client), false);
-        }
-        let now = observe::now();
-        assert!(breaker.admit(now + Duration::from_secs(3_600)));
         // One that was sent before it opened.
         model.report_transfer_failure(&prefill, ClientKey(1), false);
         breaker.release_trial(now);
@@ -507,14 +516,9 @@ mod tests {
 
     #[test]
     fn a_trial_transfer_that_fails_once_the_breaker_is_closed_keeps_no_others_back() {
-        let (model, prefill) = (model(), worker("p"));
+        let model = model();
+        let (prefill, now) = with_trial_transfer(&model);
         let breaker = &prefill.kv_transfer_breaker;
-        for client in [1, 2, 1, 2, 1, 2] {
-            model.report_transfer_failure(&prefill, ClientKey(client), false);
-        }
-        let now = observe::now();
-        assert!(breaker.admit(now + Duration::from_secs(3_600)));
-        assert_eq!(breaker.state(), State::HalfOpen);
         model.report_transferred(&prefill, ClientKey(3));
         model.report_transfer_failure(&prefill, ClientKey(1), true);
         assert_eq!(breaker.state(), State::Closed);

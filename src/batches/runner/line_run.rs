@@ -305,11 +305,24 @@ mod tests {
     use crate::observe::metrics::Registry;
     use crate::relay::{LinesByWorker, SpareRoom};
 
-    /// A fleet that gives everybody the same answer, but for the first.
+    /// A fleet that gives everybody the same answer, but for the first, and counts how many lines it has at the same time.
     #[derive(Debug)]
-    struct Answers {
+    struct Fleet {
         first: Mutex<Option<First>>,
         others: LineAnswer,
+        lines: AtomicU32,
+        most: AtomicU32,
+    }
+
+    impl Fleet {
+        fn new(first: Option<First>, others: LineAnswer) -> Arc<Self> {
+            Arc::new(Self {
+                first: Mutex::new(first),
+                others,
+                lines: AtomicU32::new(0),
+                most: AtomicU32::new(0),
+            })
+        }
     }
 
     /// What becomes of the first line.
@@ -320,17 +333,26 @@ mod tests {
         GivesWay,
     }
 
-    impl SendLine for Answers {
+    impl SendLine for Fleet {
         fn send(&self, line: LineRequest) -> SendFuture<'_> {
             assert_eq!(&*line.tenant, "default");
-            match self.first.lock().take() {
-                None => Box::pin(std::future::ready(self.others.clone())),
-                Some(First::Answered(answer)) => Box::pin(std::future::ready(answer)),
-                Some(First::GivesWay) => Box::pin(async move {
-                    line.entering.gives_way().cancel();
-                    std::future::pending().await
-                }),
-            }
+            let first = self.first.lock().take();
+            Box::pin(async move {
+                let lines = self.lines.fetch_add(1, Relaxed) + 1;
+                self.most.fetch_max(lines, Relaxed);
+                tokio::task::yield_now().await;
+                let answer = match first {
+                    None => self.others.clone(),
+                    Some(First::Answered(answer)) => answer,
+                    Some(First::GivesWay) => {
+                        line.entering.gives_way().cancel();
+                        std::future::pending().await
+                    }
+                };
+                self.lines.fetch_sub(1, Relaxed);
+                drop(line);
+                answer
+            })
         }
 
         fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
@@ -381,8 +403,7 @@ mod tests {
         flavor: Flavor,
         others: LineAnswer,
     ) -> (PartLine, Value, u32) {
-        let first = Mutex::new(first);
-        let context = context_of(Arc::new(Answers { first, others }), flavor);
+        let context = context_of(Fleet::new(first, others), flavor);
         let finished = tokio::select! {
             finished = run(context.clone(), line_of(3, None)) => finished,
             () = context.gate.run(&*context.sender) => panic!("the gate has ended"),
@@ -427,46 +448,10 @@ mod tests {
         }
     }
 
-    /// A fleet that counts how many lines it has at the same time.
-    #[derive(Debug, Default)]
-    struct CountedLines {
-        lines: AtomicU32,
-        most: AtomicU32,
-    }
-
-    impl SendLine for CountedLines {
-        fn send(&self, line: LineRequest) -> SendFuture<'_> {
-            Box::pin(async move {
-                let lines = self.lines.fetch_add(1, Relaxed) + 1;
-                self.most.fetch_max(lines, Relaxed);
-                tokio::task::yield_now().await;
-                self.lines.fetch_sub(1, Relaxed);
-                drop(line);
-                answer(200, "{}", false)
-            })
-        }
-
-        fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
-            Vec::new()
-        }
-
-        fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
-            SpareRoom {
-                requests: 10,
-                prompt_tokens: 1_000,
-                workers: 1,
-            }
-        }
-
-        fn refusal(&self, _: &str, _: &str, _: LineEndpoint) -> Option<(String, String)> {
-            None
-        }
-    }
-
     #[tokio::test]
     async fn lines_of_one_conversation_are_sent_one_after_the_other() {
         for (conversation, most) in [(Some("\"conv_1\""), 1), (None, 3)] {
-            let fleet = Arc::new(CountedLines::default());
+            let fleet = Fleet::new(None, answer(200, "{}", false));
             let context = context_of(fleet.clone(), Flavor::OpenAi);
             let line = |number| run(context.clone(), line_of(number, conversation));
             let all = async { tokio::join!(line(1), line(2), line(3)) };
@@ -481,7 +466,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_line_begins_once_its_shard_ends() {
-        let fleet = Arc::new(CountedLines::default());
+        let fleet = Fleet::new(None, answer(200, "{}", false));
         let context = context_of(fleet.clone(), Flavor::OpenAi);
         context.is_ending.store(true, Relaxed);
         let is_held_up = async {
