@@ -1,6 +1,7 @@
 //! The body of an answer to the client: bytes unchanged, streams in whole SSE events and always terminated.
 
 mod continuing;
+mod end_message;
 mod limits;
 mod source;
 mod terminator;
@@ -18,10 +19,12 @@ use tracing::info;
 
 use self::continuing::Break;
 pub(super) use self::continuing::Continuing;
+use self::end_message::{CLOSED_EARLY, DRAINED, ENDED_EARLY, ENGINE_ERROR, TOO_LONG};
+pub use self::end_message::{is_drained, is_engine_lost};
 pub(super) use self::limits::Limits;
-use self::limits::{Fired, TOO_LONG, Timer};
+use self::limits::{Fired, Timer};
 use self::source::{Read, Source};
-use self::terminator::{DRAINED, Missing, StreamTerminator};
+use self::terminator::{Missing, StreamTerminator};
 use super::answer::plain_events::PlainEvents;
 use super::answer::token_count::Plain;
 use super::answer::usage_rewriter::UsageRewriter;
@@ -302,7 +305,7 @@ impl Relayed {
         let mut passed = self.on_data(data);
         let broken = Break {
             outcome: Outcome::WorkerFailed,
-            message: terminator::ENDED_EARLY,
+            message: ENDED_EARLY,
             error: None,
         };
         if self.source.is_closed() || self.start_next(broken).is_ok() {
@@ -408,28 +411,6 @@ fn join(first: Bytes, second: Bytes) -> Bytes {
 fn is_comment(data: &[u8]) -> bool {
     let is_blank = |line: &[u8]| line.is_empty() || line.starts_with(b":") || line == b"\r";
     data.first() == Some(&b':') && data.split(|byte| *byte == b'\n').all(is_blank)
-}
-
-/// The message of the terminal event of a stream that its engine gave up, mostly because it is shut down.
-const ENGINE_ERROR: &str = "the engine failed before the answer's end";
-/// The message of the terminal event of a stream whose engine closed its connection.
-const CLOSED_EARLY: &str = "the engine closed its connection before the answer's end";
-
-/// Whether this is the message of a terminal event that stands for the end of the router's drain.
-pub fn is_drained(message: &str) -> bool {
-    message == DRAINED
-}
-
-/// Whether this is the message of a terminal event that stands for a lost engine: one that died, was shut down or stopped sending.
-pub fn is_engine_lost(message: &str) -> bool {
-    let lost = [
-        CLOSED_EARLY,
-        terminator::ENDED_EARLY,
-        ENGINE_ERROR,
-        limits::STOPPED,
-        limits::DOWN,
-    ];
-    lost.contains(&message)
 }
 
 impl http_body::Body for Relayed {

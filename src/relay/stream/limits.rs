@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
+use super::end_message::{DOWN, STOPPED, TOO_LONG};
 use crate::http::drain::LastPart;
 use crate::observe;
 use crate::relay::failure::types::Outcome;
-
-pub(super) const TOO_LONG: &str = "the request took longer than the router allows";
-pub(super) const STOPPED: &str = "the engine stopped sending";
-pub(super) const DOWN: &str = "the engine stopped sending, and its health checks fail";
 
 /// How long an engine that is down may be silent: one that is shut down can leave its streams open until it is killed, which
 /// takes 30 s in Kubernetes. Health checks take a moment to find out.

@@ -4,27 +4,12 @@ use bytes::Bytes;
 use memchr::memmem;
 use serde_json::{Value, json};
 
+use super::end_message::{DRAINED, ENDED_EARLY, code_of};
 use crate::http::sse;
 use crate::prompt::Api;
-use crate::queue::RefusalReason;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
 use crate::relay::answer::first_token_gate::{self, Verdict};
 use crate::relay::failure::types::Outcome;
-
-/// The message of the terminal event of a stream that its engine ended without one.
-pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
-
-/// The message of the terminal event of a stream that outlasts the router's drain.
-pub(super) const DRAINED: &str = "this router is about to end, and the answer with it; try again";
-
-/// The code of a terminal event with this message.
-fn code_of(message: &str) -> &'static str {
-    if message == DRAINED {
-        RefusalReason::Draining.code()
-    } else {
-        "engine_stream_broken"
-    }
-}
 
 /// What a stream lacks that its engine ended, and the events that stand for it.
 #[derive(Debug, PartialEq)]
