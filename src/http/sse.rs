@@ -8,7 +8,8 @@ use std::sync::LazyLock;
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 
-static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
+/// Finds the end of an event whose lines end in LF. It is made once and not with each search.
+pub static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
 static BLANK_CRLF: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\r\n"));
 
 /// A comment, which clients ignore. It keeps proxies from closing an idle connection.

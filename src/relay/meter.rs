@@ -267,7 +267,7 @@ impl Meter {
             None => self.at_limit(passed).unwrap_or(passed),
         };
         self.show_speed(now, generated);
-        let (model, worker) = (self.count.model.clone(), self.running.worker());
+        let worker = self.running.worker();
         if outcome == Outcome::Complete && generated > 0 {
             model.counts.answers.on_answer(generated);
             if let Some(ratio) = self

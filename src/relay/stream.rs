@@ -82,11 +82,12 @@ pub(super) fn relay(
         }),
         plain: PlainEvents::default(),
     });
+    let now = observe::now();
     let relayed = Relayed {
         source: Source::new(engine, first),
         timer: Timer::new(limits, timer),
-        last: observe::now(),
-        sent: observe::now(),
+        last: now,
+        sent: now,
         is_within_event: false,
         events,
         meter,

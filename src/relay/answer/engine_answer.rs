@@ -3,8 +3,9 @@
 
 use std::sync::LazyLock;
 
-use memchr::memmem::{self, Finder};
+use memchr::memmem::Finder;
 
+use crate::http::sse;
 use crate::prompt::Api;
 pub use crate::traces::Usage;
 
@@ -54,7 +55,7 @@ pub(in crate::relay) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, F
 pub fn is_token(api: Api, data: &[u8]) -> bool {
     let mut data = data;
     while data.starts_with(b":") {
-        data = match memmem::find(data, b"\n\n") {
+        data = match sse::BLANK.find(data) {
             Some(end) => &data[end + 2..],
             None => &[],
         };
@@ -63,8 +64,7 @@ pub fn is_token(api: Api, data: &[u8]) -> bool {
         Api::Responses => DELTA.find(data).is_some(),
         Api::Messages => BLOCK_DELTA.find(data).is_some(),
         Api::Chat => {
-            let one_event =
-                data.len() < 2 || memmem::find(&data[..data.len() - 2], b"\n\n").is_none();
+            let one_event = data.len() < 2 || sse::BLANK.find(&data[..data.len() - 2]).is_none();
             !(data.is_empty() || (one_event && EMPTY_CONTENT.find(data).is_some()))
         }
         _ => !data.is_empty(),

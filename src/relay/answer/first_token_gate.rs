@@ -82,7 +82,8 @@ impl FirstTokenGate {
     fn first_in(&mut self, events: &[u8]) -> Verdict {
         let mut start = 0;
         while start < events.len() {
-            let end = memmem::find(&events[start..], b"\n\n")
+            let end = sse::BLANK
+                .find(&events[start..])
                 .map_or(events.len(), |blank| start + blank + 2);
             let seen = self.verdict_of(&events[start..end]);
             if seen != Verdict::Undecided {

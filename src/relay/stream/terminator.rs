@@ -1,7 +1,9 @@
 //! Stream terminator: ends an event stream that its engine left without an end. Pure.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde_json::{Value, json};
 
 use super::end_message::{DRAINED, ENDED_EARLY, code_of};
@@ -10,6 +12,8 @@ use crate::prompt::Api;
 use crate::relay::answer::engine_answer::{Finish, last_finish};
 use crate::relay::answer::first_token_gate::{self, Verdict};
 use crate::relay::failure::types::Outcome;
+
+static EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("event:"));
 
 /// What a stream lacks that its engine ended, and the events that stand for it.
 #[derive(Debug, PartialEq)]
@@ -93,7 +97,7 @@ impl StreamTerminator {
     /// Takes whole events that go to the client, after [`Self::gives_up_at`].
     pub(super) fn on_passed(&mut self, events: &Bytes) {
         if self.api == Api::Responses {
-            self.events += memmem::find_iter(events, b"\n\n").count() as u64;
+            self.events += sse::BLANK.find_iter(events).count() as u64;
             self.first.get_or_insert_with(|| events.clone());
         }
         self.has_end = self.has_end || is_terminal(self.api, events);
@@ -196,9 +200,9 @@ fn is_terminal(api: Api, events: &[u8]) -> bool {
         _ => &[],
     };
     !last.is_empty()
-        && memmem::find_iter(events, b"event:").any(|at| {
+        && EVENT.find_iter(events).any(|at| {
             let starts_line = at == 0 || events[at - 1] == b'\n';
-            let line = events[at + b"event:".len()..]
+            let line = events[at + EVENT.needle().len()..]
                 .split(|byte| *byte == b'\n')
                 .next();
             starts_line && line.is_some_and(|name| last.contains(&name.trim_ascii()))
