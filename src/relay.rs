@@ -50,7 +50,7 @@ pub use self::continuation::{
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
 pub use self::job::{
-    AnsweredAsChat, ChatForm, DECISION, Error, Job, KeyRefused, NotConvertible, ServedBy, ToolLoss,
+    AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy, ToolLoss,
 };
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};

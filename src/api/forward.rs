@@ -10,7 +10,7 @@ use tracing::debug;
 use super::{ApiServer, Caller, body};
 use crate::http::client::origin_form;
 use crate::http::server::RequestBody;
-use crate::openai::error::{Answer, ApiError, SHOULD_RETRY, anthropic_of_engine, is_permanent};
+use crate::openai::error::{ApiError, SHOULD_RETRY, anthropic_of_engine, is_permanent};
 use crate::openai::splice;
 use crate::prompt::{self, Api};
 use crate::{http, relay};
@@ -72,7 +72,7 @@ impl ApiServer {
         }
         let job = job(api, head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, Box::new(peek)).await;
-        let mut answer = with_accepted_key(answer.map_err(ApiError::of_run)?).await?;
+        let mut answer = answer.map_err(ApiError::of_run)?;
         if is_permanent(answer.status()) {
             // SDKs would send it again; so says an engine's error on the Responses API, too.
             let headers = answer.headers_mut();
@@ -102,26 +102,6 @@ pub(super) fn job<'a>(
     }
 }
 
-/// An engine's answer, unless it says that the router's own key for it is wrong: no client gets that.
-pub(super) async fn with_accepted_key(answer: Response<http::Body>) -> Answer {
-    if answer.extensions().get::<relay::KeyRefused>().is_none() {
-        return Ok(answer);
-    }
-    discard(answer.into_body()).await;
-    Err(ApiError::engine_key_refused())
-}
-
-/// Reads an engine's error that no client gets; otherwise the engine would see a client that left.
-async fn discard(mut body: http::Body) {
-    let mut bytes = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        bytes += frame.into_data().map_or(0, |data| data.len());
-        if bytes > ERROR_BYTES_MAX {
-            return;
-        }
-    }
-}
-
 /// An engine's error in the shape that Anthropic's SDKs read; other answers as they are.
 pub(super) async fn with_shaped_error(answer: Response<http::Body>) -> Response<http::Body> {
     let status = answer.status();
@@ -147,24 +127,4 @@ pub(super) async fn with_shaped_error(answer: Response<http::Body>) -> Response<
     let json = HeaderValue::from_static("application/json");
     head.headers.insert(CONTENT_TYPE, json);
     Response::from_parts(head, http::full(shaped))
-}
-
-#[cfg(test)]
-mod tests {
-    use hyper::StatusCode;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn only_a_refusal_of_the_clients_own_key_reaches_the_client() {
-        for (is_of_router, expected) in [(true, "engine_key_refused"), (false, "")] {
-            let mut answer = Response::new(http::full("no"));
-            *answer.status_mut() = StatusCode::UNAUTHORIZED;
-            if is_of_router {
-                answer.extensions_mut().insert(relay::KeyRefused);
-            }
-            let error = with_accepted_key(answer).await.err();
-            assert_eq!(error.map_or("", |error| error.code), expected);
-        }
-    }
 }

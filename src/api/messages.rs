@@ -3,7 +3,7 @@
 use hyper::{Request, Response, StatusCode};
 use tracing::debug;
 
-use super::forward::{job, with_accepted_key, with_shaped_error};
+use super::forward::{job, with_shaped_error};
 use super::{ApiServer, Caller, body};
 use crate::http::server::RequestBody;
 use crate::openai::error::ApiError;
@@ -45,7 +45,7 @@ impl ApiServer {
                 Err(error)
             }
             answer => {
-                let answer = with_accepted_key(answer.map_err(ApiError::of_run)?).await?;
+                let answer = answer.map_err(ApiError::of_run)?;
                 let is_unknown = matches!(
                     answer.status(),
                     StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED

@@ -158,6 +158,8 @@ pub struct WorkerState {
     pub refuses_chat_token_ids: AtomicBool,
     /// The engine refuses streamed completions for token ids.
     pub refuses_completion_token_ids: AtomicBool,
+    /// The engine has refused the key that the router has for it, which was logged.
+    pub refuses_key: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
     /// Health checks that failed since it joined.
@@ -219,6 +221,7 @@ impl WorkerState {
             refuses_reports: AtomicBool::new(false),
             refuses_chat_token_ids: AtomicBool::new(false),
             refuses_completion_token_ids: AtomicBool::new(false),
+            refuses_key: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
             health_failures: AtomicU64::new(0),
             bootstrap_failures: AtomicU64::new(0),
@@ -303,6 +306,7 @@ impl WorkerState {
             &self.refuses_reports,
             &self.refuses_chat_token_ids,
             &self.refuses_completion_token_ids,
+            &self.refuses_key,
         ];
         for refusal in refusals {
             refusal.store(false, Relaxed);
@@ -354,6 +358,8 @@ impl Worker {
             state,
         };
         worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
+        // The key may be another one now.
+        worker.refuses_key.store(false, Relaxed);
         Arc::new(worker)
     }
 

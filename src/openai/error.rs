@@ -462,6 +462,9 @@ impl From<relay::Error> for ApiError {
             }
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
             relay::Error::Limited(refusal) => Self::limited(&refusal),
+            relay::Error::KeyRefused => {
+                Self::new(StatusCode::BAD_GATEWAY, ENGINE_KEY_REFUSED, message).not_retried()
+            }
             relay::Error::CutsConnections => {
                 Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message).not_retried()
             }

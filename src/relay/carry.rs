@@ -178,6 +178,9 @@ impl Relay {
                 .saturating_duration_since(job.context.started);
             return Error::Deadline { attempts, limit };
         }
+        if course.has_only_refused_keys() {
+            return Error::KeyRefused;
+        }
         if no_worker_may_get(plan, &course.failed, &course.cuts) {
             return Error::CutsConnections;
         }

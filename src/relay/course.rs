@@ -23,6 +23,10 @@ use crate::ids::WorkerId;
 /// further.
 const ACQUITTED_MAX: u32 = 2;
 
+/// So many refusals of the router's own key use up none of a request's attempts. Where more workers in a row refuse it, it is
+/// wrong for the whole fleet, and the client should know soon.
+const KEYS_REFUSED_MAX: u32 = 16;
+
 /// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
 /// the other.
 const COMPANY_WAIT: Duration = Duration::from_millis(100);
@@ -129,6 +133,8 @@ pub(super) struct Course {
     has_cut_new: bool,
     /// Attempts that ended with the worker's process, and not because of the request.
     acquitted: u32,
+    /// Attempts whose worker refused the key that the router has for it.
+    keys_refused: u32,
     /// What the next attempt is a retry of.
     owed: Option<Retry>,
 }
@@ -153,6 +159,7 @@ impl Course {
             may_have_computed: false,
             has_cut_new: false,
             acquitted: 0,
+            keys_refused: 0,
             owed: None,
         }
     }
@@ -208,6 +215,13 @@ impl Course {
     ) -> Judgement {
         let fault = ended.fault;
         let is_counted = self.failed.on_fault(&fault, ended.worker, ended.prefill);
+        if fault.failure == Failure::KeyRefused {
+            self.keys_refused += 1;
+            // It would refuse the request each time.
+            let at_prefill = ended.prefill.filter(|_| fault.stage == Stage::Prefill);
+            let refusing = at_prefill.unwrap_or(ended.worker);
+            self.failed.exclude_all(std::iter::once(refusing));
+        }
         self.may_have_computed |= match fault.failure {
             Failure::Broken => fault.is_cut || !fault.is_stale(),
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
@@ -215,6 +229,7 @@ impl Course {
             | Failure::Connect
             | Failure::Refused
             | Failure::NoAnswer
+            | Failure::KeyRefused
             | Failure::TooLong => false,
         };
         self.last = Some(ended);
@@ -249,10 +264,12 @@ impl Course {
         {
             // What was sent over a connection that was closed already costs the fleet nothing.
             let is_counted = !fault.failure.is_free() && !fault.is_stale();
+            let is_refused_at_once =
+                matches!(fault.failure, Failure::TooLong | Failure::KeyRefused);
             self.owed = is_counted.then(|| Retry {
                 worker: last.name.clone(),
                 failure: fault.failure,
-                is_off_budget: self.is_acquitted() || fault.failure == Failure::TooLong,
+                is_off_budget: self.is_acquitted() || is_refused_at_once,
             });
             return Step::Pause(pause);
         }
@@ -275,7 +292,7 @@ impl Course {
         }
         match failure {
             Failure::Deadline => None,
-            Failure::TakenOut | Failure::TooLong => Some(Duration::ZERO),
+            Failure::TakenOut | Failure::TooLong | Failure::KeyRefused => Some(Duration::ZERO),
             Failure::Local
             | Failure::Connect
             | Failure::Broken
@@ -301,9 +318,10 @@ impl Course {
         self.is_last_with(self.acquitted)
     }
 
-    /// The first ends of processes under a request use up none of its attempts.
+    /// The first ends of processes under a request use up none of its attempts, nor do the first refusals of a key.
     fn is_last_with(&self, acquitted: u32) -> bool {
-        self.rules.is_only_one || self.count >= self.count_max + acquitted
+        let uncounted = acquitted + self.keys_refused.min(KEYS_REFUSED_MAX);
+        self.rules.is_only_one || self.count >= self.count_max + uncounted
     }
 
     fn is_late(&self, now: Instant) -> bool {
@@ -312,6 +330,11 @@ impl Course {
 
     pub(super) fn deadline(&self) -> Instant {
         self.rules.deadline
+    }
+
+    /// True if each worker that was sent the request has refused the router's key for it, and nothing else has failed.
+    pub(super) fn has_only_refused_keys(&self) -> bool {
+        self.count > 0 && self.keys_refused == self.count
     }
 
     /// How the last attempt failed.
@@ -368,6 +391,7 @@ impl Course {
             | Failure::Deadline
             | Failure::Refused
             | Failure::NoAnswer
+            | Failure::KeyRefused
             | Failure::TooLong => false,
         }
     }

@@ -16,6 +16,7 @@ use super::request::gateway::Gateway;
 use super::request::summary::StandingCell;
 use super::request::target::TargetReason;
 use super::request::usage_option::UnaskedUsage;
+use crate::fleet::Worker;
 use crate::ids::Model;
 use crate::limits;
 use crate::prompt::Api;
@@ -37,10 +38,6 @@ pub struct ServedBy(pub Arc<str>);
 /// An extension of the response: a request of the Responses API was sent as a chat completion, and this is its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnsweredAsChat;
-
-/// An extension of the response: its engine refused the key that the router has for it, not one of the client.
-#[derive(Clone, Copy, Debug)]
-pub struct KeyRefused;
 
 /// Makes a chat completion of a request of the Responses API, for workers that do not serve that.
 pub trait ChatForm: fmt::Debug + Sync {
@@ -152,6 +149,11 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Whether a worker gets the router's own key for it. A gateway sends what it likes.
+    pub(super) fn sends_own_key(&self, worker: &Worker) -> bool {
+        worker.authorization.is_some() && self.gateway.is_none()
+    }
+
     /// This request with the body of a chat completion.
     pub(super) fn as_chat(&self, body: Bytes) -> Job<'a> {
         Job {
@@ -239,6 +241,9 @@ pub enum Error {
         "engines closed the connection without an answer each time they got this request; it is not sent again"
     )]
     CutsConnections,
+    /// Each engine that was asked refused the router's own key. A 401 would say that the client's own key is wrong.
+    #[error("an engine refused the key that the router is configured with for it (`api_key`)")]
+    KeyRefused,
     /// The limits of its tenant have no room for the request.
     #[error("{0}")]
     Limited(Box<limits::Refusal>),
@@ -265,6 +270,7 @@ impl Error {
             | Error::NoPrefill { .. }
             | Error::NotServed { .. }
             | Error::NotSplit { .. }
+            | Error::KeyRefused
             | Error::Unreachable { .. } => true,
             Error::NoModel { .. }
             | Error::TimedOut { .. }
@@ -306,6 +312,7 @@ impl Error {
             | Error::NoPrefill { .. }
             | Error::Unreachable { .. }
             | Error::TimedOut { .. }
+            | Error::KeyRefused
             | Error::CutsConnections => Outcome::WorkerFailed,
             Error::OutOfResources { .. } | Error::NotContinued { .. } => Outcome::RouterFailed,
             Error::Deadline { .. } => Outcome::RequestTimeout,

@@ -307,6 +307,7 @@ impl ModelState {
         let now = observe::now();
         self.evidence.on_success(now, worker.id, client);
         if worker.breaker.on_success(now) {
+            worker.refuses_key.store(false, Relaxed);
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
         }

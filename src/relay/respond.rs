@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use hyper::Response;
 use hyper::header::{self, HeaderValue};
-use hyper::{Response, StatusCode};
 
 use super::account::usage::UsageEntry;
 use super::account::usage_line::UsageLine;
@@ -17,7 +17,7 @@ use super::attempt::outcome::AttemptAnswer;
 use super::choose::chosen::Split;
 use super::continuation::{Reader, Refusal};
 use super::core::Relay;
-use super::job::{AnsweredAsChat, DECISION, Job, KeyRefused, ServedBy};
+use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
 use super::next_answer::NextAnswer;
 use super::plan::Plan;
@@ -82,10 +82,6 @@ impl Relay {
             .map(HeaderValue::from_maybe_shared)
         {
             response.headers_mut().insert(DECISION, value);
-        }
-        let has_own_key = running.worker().authorization.is_some() && job.gateway.is_none();
-        if status == StatusCode::UNAUTHORIZED && has_own_key {
-            response.extensions_mut().insert(KeyRefused);
         }
         let served_by = ServedBy(running.worker().name.clone());
         response.extensions_mut().insert(served_by);

@@ -3,9 +3,10 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::choose::chosen::{Choice, Chosen};
@@ -295,6 +296,14 @@ impl Relay {
             // Now, since the client may leave before the next attempt. An answer takes it back.
             let cuts = &course.cuts;
             self.quarantine.on_cuts(now, job.original, cuts);
+        }
+        if fault.failure == Failure::KeyRefused && !worker.refuses_key.swap(true, Relaxed) {
+            warn!(
+                worker = %worker.name,
+                error,
+                "engine refuses the key that the router has for it, so other workers get its requests; set `api_key` of the \
+                 worker, or of its discovery entry, to the engine's --api-key"
+            );
         }
         if fault.failure == Failure::TooLong {
             course

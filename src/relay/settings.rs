@@ -12,7 +12,8 @@ use crate::units::DurationText;
 #[serde(default)]
 pub struct Settings {
     /// Attempts of one request, each at another worker if there is one. Attempts that ended with their worker's process are not counted,
-    /// two at most. A request is never retried after its client got the first byte of the response.
+    /// two at most, nor are those whose worker refused the router's key for it, 16 at most. A request is never retried
+    /// after its client got the first byte of the response.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
     /// Streamed requests: from sending the request to a worker to the first token of the response, or to its first byte where no

@@ -16,9 +16,7 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::{Answer, ApiError};
 use crate::prompt::{self, Api};
-use crate::relay::{
-    self, AnsweredAsChat, BatchLine, ChatForm, KeyRefused, NotConvertible, ToolLoss,
-};
+use crate::relay::{self, AnsweredAsChat, BatchLine, ChatForm, NotConvertible, ToolLoss};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -129,12 +127,8 @@ impl Responses {
         }
         let retry_after = engine_error::retry_after(answer.headers());
         let is_of_chat = answer.extensions().get::<AnsweredAsChat>().is_some();
-        let is_key_refused = answer.extensions().get::<KeyRefused>().is_some();
         let body = collect(answer.into_body(), ERROR_BYTES_MAX, None).await;
         let body = body.unwrap_or_default();
-        if is_key_refused && api.generates() {
-            return Err(ApiError::engine_key_refused());
-        }
         let mut error = if is_of_chat {
             engine_error::of_chat(status, &body)
         } else {

@@ -12,7 +12,7 @@ use super::members::{self, Members};
 use super::request::CreateRequest;
 use super::service::Responses;
 use crate::openai::body_budget::Reservation;
-use crate::openai::error::{Answer, ApiError};
+use crate::openai::error::{Answer, ApiError, ENGINE_KEY_REFUSED};
 use crate::prompt::Api;
 use crate::relay::{ChatForm, ToolLoss};
 use crate::{http, openai};
@@ -96,6 +96,8 @@ impl Responses {
             {
                 ApiError::cannot_count(&create.model)
             }
+            // All engines said 401, as some do of an endpoint that they do not have.
+            _ if error.code == ENGINE_KEY_REFUSED => ApiError::cannot_count(&create.model),
             _ => error,
         })?;
         let rendered = collect(answer.into_body(), self.event_options().bytes_max, None).await?;

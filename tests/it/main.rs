@@ -50,6 +50,7 @@ mod prefill_decode;
 mod proxy;
 mod queue;
 mod redis_server;
+mod refused_keys;
 mod reload;
 mod replica_simulation;
 mod responses;

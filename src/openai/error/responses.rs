@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 
-use super::{ApiError, ENGINE_KEY_REFUSED, INVALID_ENGINE_RESPONSE};
+use super::{ApiError, INVALID_ENGINE_RESPONSE};
 use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
@@ -290,16 +290,6 @@ impl ApiError {
 
     pub fn set_retry_after(&mut self, pause: Option<Duration>) {
         self.retry_after = pause;
-    }
-
-    /// An engine refused the key that the router has for it. A 401 would say that the client's own key is wrong.
-    pub fn engine_key_refused() -> Self {
-        let message =
-            "an engine refused the key that the router is configured with for it (`api_key`)";
-        Self {
-            is_counted: true,
-            ..Self::new(StatusCode::BAD_GATEWAY, ENGINE_KEY_REFUSED, message).not_retried()
-        }
     }
 
     /// An engine's answer that cannot be decoded, is too long, or ended early.

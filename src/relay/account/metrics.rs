@@ -68,8 +68,8 @@ metric_table! {
         retries: counters "warmroute_retries_total" ["worker", "reason"]
             "Retries, by the worker whose attempt failed and by how it failed.",
         failures: counters "warmroute_worker_failures_total" ["worker", "owner"]
-            "Attempts without an answer, answers with a status of 500, 502 or 504, and answers that broke off, by \
-             who is to blame: only `worker` counts for the worker's circuit breaker.",
+            "Attempts without an answer, answers that refuse the router's own key or have a status of 500, 502 or 504, and \
+             answers that broke off, by who is to blame: only `worker` counts for the worker's circuit breaker.",
         breaker_transitions: counters "warmroute_circuit_breaker_transitions_total" ["worker", "to"]
             "State changes of a worker's circuit breaker; to half-open once for each trial request.",
     } and {

@@ -178,7 +178,8 @@ impl LegContext<'_> {
         };
         running.span = span;
         let status = answer.head.status;
-        let of_status = self.relay.on_status(&self.choice.worker, &answer);
+        let worker = &self.choice.worker;
+        let of_status = self.relay.on_status(self.job, worker, &answer);
         let is_rank_refused =
             self.decode_rank().is_some() && may_refuse_rank(status, answer.first.as_ref());
         let sign = if is_rank_refused {
@@ -195,8 +196,8 @@ impl LegContext<'_> {
             split: Split::Pair(self.prefill.leg(tokens.filter(|_| has_prompt))),
         };
         let fault = Fault::of_answer(Part::DecodeLeg, status, sign);
-        if sign == Sign::Retryable {
-            // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
+        if matches!(sign, Sign::Retryable | Sign::KeyRefused) {
+            // The decode worker takes no request; the transfer is dropped, since only it could fetch the blocks.
             drop(transfer);
         } else if fault.is_some_and(|fault| fault.stage == Stage::Transfer) {
             self.transfer_failed(transfer);

@@ -7,7 +7,7 @@ use super::running::Running;
 use crate::observe;
 use crate::relay::choose::chosen::{PrefillLeg, Split};
 use crate::relay::failure::fault::Fault;
-use crate::relay::failure::types::Stage;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::routing::Decision;
 use crate::traces::TrySpan;
 
@@ -30,8 +30,8 @@ pub(in crate::relay) struct FailedAttempt {
     pub(in crate::relay) fault: Fault,
     /// For logs and for the client's error.
     pub(in crate::relay) error: String,
-    /// A retryable answer (503, ...): it goes to the client if no other attempt does better. Boxed, so that requests whose
-    /// attempts do not fail do not carry it.
+    /// A retryable answer (503, ...): it goes to the client if no other attempt does better. Not one that refuses the router's own
+    /// key, which is no client's business. Boxed, so that requests whose attempts do not fail do not carry it.
     pub(in crate::relay) answer: Option<Box<AttemptAnswer>>,
 }
 
@@ -65,10 +65,11 @@ impl FailedAttempt {
             span.update(|tried| tried.status = Some(status.as_u16()));
             span.fail(observe::now(), fault.failure.as_str(), error.clone());
         }
+        let is_for_client = fault.failure != Failure::KeyRefused;
         Self {
             fault,
             error,
-            answer: Some(Box::new(answer)),
+            answer: is_for_client.then(|| Box::new(answer)),
         }
     }
 

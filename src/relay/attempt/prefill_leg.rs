@@ -98,7 +98,7 @@ impl LegContext<'_> {
         }
         if !answer.head.status.is_success() {
             let status = answer.head.status;
-            let sign = relay.on_status(worker, &answer);
+            let sign = relay.on_status(job, worker, &answer);
             running.on_refusal();
             running.span = span;
             let answer = AttemptAnswer {

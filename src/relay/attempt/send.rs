@@ -115,10 +115,17 @@ impl Relay {
     }
 
     /// What an answer's status says: whether another worker is to be asked. A Retry-After pauses this one.
-    pub(in crate::relay) fn on_status(&self, worker: &Worker, answer: &exchange::Answer) -> Sign {
+    pub(in crate::relay) fn on_status(
+        &self,
+        job: &Job<'_>,
+        worker: &Worker,
+        answer: &exchange::Answer,
+    ) -> Sign {
         let statuses = &self.settings.advanced.retry_statuses;
-        if !statuses.contains(&answer.head.status.as_u16()) {
-            return Sign::Nothing;
+        let has_own_key = job.sends_own_key(worker);
+        let sign = Sign::of_status(answer.head.status, job.api, has_own_key, statuses);
+        if sign == Sign::Nothing {
+            return sign;
         }
         let asked = headers::retry_after(&answer.head.headers);
         // A trial that is refused says nothing of the worker. The next one must not be the next request.
@@ -126,6 +133,6 @@ impl Relay {
         if let Some(pause) = asked.or_else(|| is_trial.then_some(NEXT_TRIAL_PAUSE)) {
             worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
         }
-        Sign::Retryable
+        sign
     }
 }

@@ -181,7 +181,7 @@ impl Relay {
         let sign = match verdict {
             Verdict::Error => Sign::ErrorEvent,
             Verdict::GivenUp | Verdict::Undecided => Sign::GivenUp,
-            Verdict::Token | Verdict::Refusal => match self.on_status(worker, &answer) {
+            Verdict::Token | Verdict::Refusal => match self.on_status(job, worker, &answer) {
                 Sign::Nothing if is_too_long(plan, worker, status) => Sign::TooLong,
                 of_status => of_status,
             },

@@ -122,6 +122,7 @@ impl LegContext<'_> {
         let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
         let retry_statuses = self.relay.settings.advanced.retry_statuses.clone();
+        let (api, has_own_key) = (self.job.api, self.job.sends_own_key(&worker));
         let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
@@ -142,11 +143,7 @@ impl LegContext<'_> {
             if status.is_success() {
                 return PrefillEnd::Taken;
             }
-            let sign = if retry_statuses.contains(&status.as_u16()) {
-                Sign::Retryable
-            } else {
-                Sign::Nothing
-            };
+            let sign = Sign::of_status(status, api, has_own_key, &retry_statuses);
             let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
                 return PrefillEnd::Refused;
             };

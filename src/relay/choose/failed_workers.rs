@@ -16,8 +16,8 @@ pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 pub(in crate::relay) struct FailedWorkers {
     /// Those that compute answers: decode workers, and workers that compute whole requests.
     pub(in crate::relay) decode: Excluded,
-    /// The workers that do not serve the request's API, whose context is too short for it or that its gateway cannot reach,
-    /// whatever fails: some of `decode`.
+    /// The workers that do not serve the request's API, whose context is too short for it, that refuse the router's key or that
+    /// its gateway cannot reach, whatever fails: some of `decode`.
     pub(in crate::relay) unfit: Excluded,
     pub(in crate::relay) prefill: Excluded,
     /// The failed workers that only closed an idle connection: over a new one they may answer.

@@ -158,6 +158,7 @@ fn a_worker_that_was_unreachable_or_taken_out_may_get_the_request_again() {
         (Failure::TimedOut, false),
         (Failure::Refused, false),
         (Failure::TooLong, false),
+        (Failure::KeyRefused, false),
         (Failure::TakenOut, true),
     ] {
         let mut rig = attempts(3);
@@ -213,6 +214,34 @@ fn engines_that_end_with_all_that_they_have_use_up_no_attempts() {
     }
     let mut carried = self::rig(9, |rules| rules.is_only_one = true);
     assert_eq!(carried.cut(A, TOGETHER, false), STOP);
+}
+
+#[test]
+fn workers_that_refuse_the_routers_key_use_up_no_attempts_up_to_a_bound() {
+    let mut rig = attempts(1);
+    for _ in 0..KEYS_REFUSED_MAX {
+        assert_eq!(rig.fail(Failure::KeyRefused, 1.0), pause(0));
+    }
+    assert_eq!(rig.fail(Failure::KeyRefused, 1.0), STOP);
+    assert!(rig.course.has_only_refused_keys() && !rig.course.may_have_computed);
+    let mut carried = self::rig(9, |rules| rules.is_only_one = true);
+    assert_eq!(carried.fail(Failure::KeyRefused, 1.0), STOP);
+}
+
+#[test]
+fn a_worker_that_refuses_the_routers_key_gets_the_request_in_no_case_again() {
+    for (stage, refusing) in [(Stage::Worker, A), (Stage::Prefill, B)] {
+        let mut rig = attempts(1);
+        let refused = fault(stage, Failure::KeyRefused);
+        assert_eq!(rig.end(refused, false, None, 1.0), pause(0));
+        // After this one the workers that have failed may get it again.
+        assert_eq!(rig.fail(Failure::Connect, 1.0), STOP);
+        assert!(rig.course.may_repeat_worker());
+        assert_eq!(rig.course.failed.unfit.as_slice(), [refusing]);
+        // Not all have refused it, so that it may be asked for later.
+        assert!(!rig.course.has_only_refused_keys());
+    }
+    assert!(!attempts(1).course.has_only_refused_keys());
 }
 
 #[test]
@@ -316,6 +345,7 @@ fn a_retry_is_owed_once_unless_it_costs_nothing() {
     for (fault, expected) in [
         (fault(Stage::Worker, Failure::Connect), Some(false)),
         (fault(Stage::Worker, Failure::TooLong), Some(true)),
+        (fault(Stage::Worker, Failure::KeyRefused), Some(true)),
         (broken(true), None),
         (fault(Stage::Worker, Failure::Local), None),
         (fault(Stage::Worker, Failure::TakenOut), None),

@@ -36,7 +36,10 @@ impl FailureOwner {
             Failure::Deadline => Self::Client,
             Failure::Connect => Self::Worker,
             Failure::Broken if is_stale => Self::Unattributed,
-            Failure::Broken | Failure::TimedOut | Failure::NoAnswer => Self::Request,
+            // A proxy before the engines may refuse what one request asks for as engines refuse a key.
+            Failure::Broken | Failure::TimedOut | Failure::NoAnswer | Failure::KeyRefused => {
+                Self::Request
+            }
             // What took the worker out was counted already.
             Failure::Refused | Failure::TakenOut | Failure::TooLong => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
@@ -84,6 +87,7 @@ mod tests {
             (Failure::Broken, FailureOwner::Request),
             (Failure::TimedOut, FailureOwner::Request),
             (Failure::NoAnswer, FailureOwner::Request),
+            (Failure::KeyRefused, FailureOwner::Request),
             (Failure::Refused, FailureOwner::Unattributed),
             (Failure::TooLong, FailureOwner::Unattributed),
             (Failure::TakenOut, FailureOwner::Unattributed),

@@ -5,6 +5,7 @@ use hyper::StatusCode;
 
 use super::failure_owner::FailureOwner;
 use super::types::{Failure, Stage};
+use crate::prompt::Api;
 
 /// A failed attempt, as its request's course judges it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +34,8 @@ pub(in crate::relay) enum Sign {
     Nothing,
     /// Its status is one after which another worker is to be asked.
     Retryable,
+    /// It refuses the key that the router has for the worker.
+    KeyRefused,
     /// The worker's context may be too short for the request, unlike another one's.
     TooLong,
     /// The engine may have refused the dp rank.
@@ -41,6 +44,31 @@ pub(in crate::relay) enum Sign {
     ErrorEvent,
     /// The engine gave it up before its first token.
     GivenUp,
+}
+
+impl Sign {
+    /// What the status of an answer of this API says. `has_own_key`: the worker was sent the router's key for it. In place of
+    /// that, the client's own may have been sent, which is the client's to correct.
+    pub(in crate::relay) fn of_status(
+        status: StatusCode,
+        api: Api,
+        has_own_key: bool,
+        retry_statuses: &[u16],
+    ) -> Self {
+        let is_refusal = match status {
+            StatusCode::UNAUTHORIZED => true,
+            // A page that computes no prompt is one that the engine may not have, or not give.
+            StatusCode::FORBIDDEN => api.computes_prompt(),
+            _ => false,
+        };
+        if is_refusal && has_own_key {
+            Self::KeyRefused
+        } else if retry_statuses.contains(&status.as_u16()) {
+            Self::Retryable
+        } else {
+            Self::Nothing
+        }
+    }
 }
 
 impl Fault {
@@ -68,6 +96,10 @@ impl Fault {
             Sign::ErrorEvent => {
                 let owner = FailureOwner::of_status(StatusCode::INTERNAL_SERVER_ERROR);
                 Some(Self::new(stage, Failure::Refused, owner))
+            }
+            Sign::KeyRefused => {
+                let owner = FailureOwner::of_failure(Failure::KeyRefused, false);
+                Some(Self::new(stage, Failure::KeyRefused, owner))
             }
             Sign::TooLong => fault(Failure::TooLong),
             Sign::RankRefused => Some(Self {
@@ -132,8 +164,30 @@ mod tests {
         check(502, Sign::Retryable, refused(request));
         check(200, Sign::GivenUp, refused(nobody));
         check(200, Sign::ErrorEvent, refused(request));
+        let key_refused =
+            [worker, prefill, worker].map(|stage| Some((stage, Failure::KeyRefused, request)));
+        check(401, Sign::KeyRefused, key_refused);
         let of = |failure| [worker, prefill, worker].map(|stage| Some((stage, failure, nobody)));
         check(413, Sign::TooLong, of(Failure::TooLong));
         check(400, Sign::RankRefused, of(Failure::KvTransfer));
+    }
+
+    #[test]
+    fn only_the_routers_own_key_sends_a_request_to_another_worker() {
+        for (status, api, has_own_key, expected) in [
+            (401, Api::Chat, true, Sign::KeyRefused),
+            (403, Api::Embeddings, true, Sign::KeyRefused),
+            (401, Api::Tokenize, true, Sign::KeyRefused),
+            (403, Api::Tokenize, true, Sign::Nothing),
+            (401, Api::Chat, false, Sign::Nothing),
+            (403, Api::Chat, false, Sign::Nothing),
+            (400, Api::Chat, true, Sign::Nothing),
+            (503, Api::Chat, true, Sign::Retryable),
+            (503, Api::Chat, false, Sign::Retryable),
+        ] {
+            let code = StatusCode::from_u16(status).unwrap();
+            let sign = Sign::of_status(code, api, has_own_key, &[502, 503]);
+            assert_eq!(sign, expected, "{status} {api:?} {has_own_key}");
+        }
     }
 }

@@ -44,6 +44,8 @@ words! {
         TooLong = "context_too_short",
         /// The answer is none that an engine gives to a request: a redirect, or another protocol.
         NoAnswer = "invalid_answer",
+        /// The engine refused the key that the router has for it (`api_key`), not one of the client.
+        KeyRefused = "key_refused",
         /// The KV transfer from the prefill to the decode worker failed.
         KvTransfer = "kv_transfer",
         /// The worker was taken out before it answered.
@@ -71,6 +73,7 @@ impl Failure {
             Failure::NoAnswer => {
                 "it answered with a redirect or another protocol, as no engine does"
             }
+            Failure::KeyRefused => "it refused the key that the router has for it",
             Failure::KvTransfer => "the KV transfer failed",
             Failure::TakenOut => "the worker was taken out before it answered",
         }

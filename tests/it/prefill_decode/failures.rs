@@ -14,6 +14,7 @@ use warmroute::sim::worker::{Connector, Role, Settings, TransferStats};
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, chat, eventually, fast, router_connector, with_role};
 use crate::failures::{hang, post_from, refuse, several_clients, unnoticed};
+use crate::refused_keys::with_keys;
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
@@ -335,6 +336,24 @@ async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
             let what = format!("{connector:?}: p0 {what}");
             fleet.each_is_answered(&what, 0).await;
             assert!(fleet.prefill(1).kv_transfers().await.fetched > 0, "{what}");
+            fleet.is_unpinned(&what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_of_a_pair_that_refuses_the_routers_key_costs_no_answer() {
+    for connector in BOTH {
+        // The place of the one that refuses, among prefill workers and then decode workers.
+        for (workers, place) in [((2, 1), 0), ((1, 2), 1)] {
+            let mut fleet = Fleet::start(connector, workers, |config| {
+                unnoticed(config);
+                with_keys(config);
+            })
+            .await;
+            fleet.cluster.engines[place].fault(refuse(401)).await;
+            let what = format!("{connector:?}: {place} of {workers:?} refuses");
+            fleet.each_is_answered(&what, place).await;
             fleet.is_unpinned(&what).await;
         }
     }

@@ -338,7 +338,8 @@ mod tests {
         check(&lost, AfterError::TryAgain);
         let cuts = ApiError::from(relay::Error::CutsConnections);
         check(&cuts, AfterError::Fail);
-        check(&ApiError::engine_key_refused(), AfterError::Fail);
+        let refused = ApiError::from(relay::Error::KeyRefused);
+        check(&refused, AfterError::Fail);
         // An engine was too slow, or died.
         let late = ApiError::from(relay::Error::TimedOut { attempts: 2 });
         check(&late, AfterError::Wait);
