@@ -243,17 +243,16 @@ impl Relay {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
         let owner = FailureOwner::of_status(status);
+        let (model, client) = (&plan.model, job.context.client);
+        let is_trial = choice.is_trial_of(worker);
         if owner != FailureOwner::Unattributed {
-            let (model, client) = (&plan.model, job.context.client);
-            let is_trial = choice.is_trial_of(worker);
             model.report_failure(worker, client, is_trial, owner, status.as_str());
-        } else if worker.breaker.state() != State::Closed {
-            plan.model.report_success(worker, job.context.client);
+        } else if is_trial && worker.breaker.state() != State::Closed {
+            model.report_success(worker, client, is_trial);
         }
         // Whether the request was to blame for its failed KV transfer.
         if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
-            let model = &plan.model;
-            model.report_whole(job.context.client, status.is_success());
+            model.report_whole(client, status.is_success());
         }
         self.quarantine.on_answer(job.original);
     }

@@ -229,8 +229,9 @@ impl LegContext<'_> {
         metrics.queue.observe(queued.as_secs_f64());
         metrics.decode.observe(took.as_secs_f64());
         metrics.completed.inc();
+        let (client, is_trial) = (job.context.client, prefill.is_transfer_trial());
         plan.model
-            .report_transferred(&prefill.worker, job.context.client);
+            .report_transferred(&prefill.worker, client, is_trial);
         let (worker, rank) = (&choice.worker, self.decode_rank());
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);

@@ -42,6 +42,7 @@ impl LegContext<'_> {
             metrics,
             job,
             plan,
+            choice,
             prefill,
             ..
         } = *self;
@@ -97,8 +98,8 @@ impl LegContext<'_> {
         }
         insert.confirm();
         end_prefill(&mut computing, now);
-        plan.model
-            .report_success(&prefill.worker, job.context.client);
+        let (client, is_trial) = (job.context.client, choice.is_trial_of(&prefill.worker));
+        plan.model.report_success(&prefill.worker, client, is_trial);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
         answer.running.prefill_leg = Some(Box::new(prefill_leg));
