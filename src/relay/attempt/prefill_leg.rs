@@ -100,7 +100,7 @@ impl LegContext<'_> {
         }
         if !answer.head.status.is_success() {
             let status = answer.head.status;
-            let sign = relay.on_status(worker, &answer);
+            let sign = relay.on_status(worker, &answer, now, is_trial);
             running.on_refusal();
             running.span = span;
             let answer = AttemptAnswer {
@@ -132,6 +132,7 @@ impl LegContext<'_> {
         // The meter sees only the answer of the decode leg.
         let client = job.context.client;
         plan.model.report_success(worker, client, is_trial);
+        worker.on_taken(now);
         insert.confirm();
         running.on_first_token(observe::now());
         let result = transfer.end(&whole);

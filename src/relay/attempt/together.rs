@@ -87,7 +87,7 @@ impl LegContext<'_> {
         };
         let has_prompt = decoded.as_ref().is_ok_and(|decoded| decoded.has_prompt);
         // What the prefill worker had cached is in the decode worker's own usage.
-        let mut answer = self.decode_ended(decoded, running, span, transfer, None)?;
+        let mut answer = self.decode_ended(decoded, running, span, transfer, None, started)?;
         if !has_prompt {
             return Ok(answer);
         }
@@ -100,6 +100,7 @@ impl LegContext<'_> {
         end_prefill(&mut computing, now);
         let (client, is_trial) = (job.context.client, choice.is_trial_of(&prefill.worker));
         plan.model.report_success(&prefill.worker, client, is_trial);
+        prefill.worker.on_taken(started);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
         answer.running.prefill_leg = Some(Box::new(prefill_leg));
