@@ -55,7 +55,7 @@ use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::joins::Joins;
 use crate::kv::subscriber::{self, StatusBoard};
-use crate::kv::tokenizer_check::{Detokenize, TokenizerCheck, Watcher};
+use crate::kv::tokenizer_check::{Detokenize, IsServed, TokenizerCheck, Watcher};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
@@ -157,7 +157,11 @@ impl App {
         };
         let (tokenizer_check, checks) =
             TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
-        let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
+        let is_served: IsServed = {
+            let fleet = fleet.clone();
+            Arc::new(move |model: &str| fleet.snapshot().models.contains_key(model))
+        };
+        let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize, is_served);
         let usage = tenants::usage(config, &metrics)?;
         let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let limiter = tenants::limiter(config, &store, io_threads.count(), &metrics)?;

@@ -1,19 +1,21 @@
 //! `/v1/models`: the models of all workers, and the names that the configuration leads to one of them. Each entry is
 //! copied byte for byte from a worker's own list; a configured name has that of its model, with its own `id`. A tenant
-//! sees those that it may use.
+//! sees those that it may use. A model whose workers are all down is listed. One that no listed worker serves has no
+//! entry to copy; asked for by its name, it is answered as a request for it is.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use hyper::Response;
 
+use super::route::NO_API;
 use crate::fleet::Snapshot;
+use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
+use crate::relay::Relay;
 use crate::relay::request::target::Name;
-use crate::relay::{self, Relay};
-use crate::{http, observe};
 
 pub(super) fn list(relay: &Relay, tenant: Tenant) -> Response<http::Body> {
     let fleet = relay.fleet().snapshot();
@@ -52,13 +54,10 @@ pub(super) fn one(
             group.map(|group| Cow::Borrowed(group.card.get()))
         }
     };
-    let Some(card) = card.filter(|_| relay.may_use(tenant, &name)) else {
-        let mut known = names.known(&fleet);
-        known.retain(|name| relay.may_use(tenant, name));
-        let model = observe::shortened(&name).to_owned();
-        return Err(relay::Error::UnknownModel { model, known }.into());
-    };
-    Ok(http::json(card.into_owned()))
+    match card.filter(|_| relay.may_use(tenant, &name)) {
+        Some(card) => Ok(http::json(card.into_owned())),
+        None => Err(ApiError::of_run(relay.missing(NO_API, tenant, &name))),
+    }
 }
 
 /// The entry of a configured name; `None` while none of its models is served.

@@ -147,6 +147,8 @@ pub struct WorkerState {
     pub adapters: AdapterSlots,
     /// When it joined.
     since: Instant,
+    /// When the newest request was sent that it has taken, in microseconds since it joined; 0 before the first.
+    newest_taken_us: AtomicU64,
     /// What its answers reported of their prompts.
     pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
@@ -216,6 +218,7 @@ impl WorkerState {
             peer_speed: Mutex::default(),
             adapters: AdapterSlots::default(),
             since: observe::now(),
+            newest_taken_us: AtomicU64::new(0),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
@@ -454,6 +457,21 @@ impl Worker {
         self.load.now(self.slots())
     }
 
+    /// Its answer to a request that was sent at `sent` has begun, and is no refusal.
+    pub fn on_taken(&self, sent: Instant) {
+        let sent = self.age_us(sent);
+        self.newest_taken_us.fetch_max(sent, Relaxed);
+    }
+
+    /// True if it has taken a request that was sent after this time.
+    pub fn has_taken_since(&self, sent: Instant) -> bool {
+        self.newest_taken_us.load(Relaxed) > self.age_us(sent)
+    }
+
+    fn age_us(&self, now: Instant) -> u64 {
+        u64::try_from(self.age(now).as_micros()).unwrap_or(u64::MAX)
+    }
+
     /// The time since it joined.
     fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
@@ -471,5 +489,23 @@ impl Worker {
             Some(configured) => configured.to_string(),
             None => format!("http://{}:{default_port}", self.host()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::registry::tests::worker;
+
+    #[test]
+    fn the_newest_request_that_it_has_taken_is_known_in_whatever_order_answers_begin() {
+        let (worker, now) = (worker("a"), observe::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        assert!(!worker.has_taken_since(now));
+        worker.on_taken(at(2));
+        worker.on_taken(at(1));
+        assert!(worker.has_taken_since(at(1)));
+        assert!(!worker.has_taken_since(at(2)));
+        assert!(!worker.has_taken_since(at(3)));
     }
 }

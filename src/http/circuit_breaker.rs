@@ -48,6 +48,8 @@ pub struct CircuitBreaker {
     closed_by_check_at: Option<Instant>,
     /// When an open breaker admits a trial request, and when a trial request without a result counts as failed.
     retry_at: Option<Instant>,
+    /// When the last trial request was admitted.
+    trial_at: Option<Instant>,
     /// The server asked for no requests until then (Retry-After).
     paused_until: Option<Instant>,
 }
@@ -64,6 +66,7 @@ impl CircuitBreaker {
             unconnected_at: None,
             closed_by_check_at: None,
             retry_at: None,
+            trial_at: None,
             paused_until: None,
         }
     }
@@ -98,14 +101,21 @@ impl CircuitBreaker {
         if admits && self.state != State::Closed {
             self.state = State::HalfOpen;
             self.retry_at = Some(now + self.open_duration);
+            self.trial_at = Some(now);
         }
         admits
     }
 
-    /// Returns true if this closed the breaker.
-    pub fn on_success(&mut self) -> bool {
-        if self.state == State::Open {
-            // A request from before the breaker opened says nothing about now.
+    /// Takes a request that succeeded. `is_trial`: it was admitted as a trial request. Returns true if this closed the
+    /// breaker.
+    pub fn on_success(&mut self, is_trial: bool) -> bool {
+        let counts = match self.state {
+            State::Closed => true,
+            // A request from before the breaker opened says nothing about now, however late it ends.
+            State::HalfOpen => is_trial,
+            State::Open => false,
+        };
+        if !counts {
             return false;
         }
         self.failures = 0;
@@ -171,9 +181,10 @@ impl CircuitBreaker {
         true
     }
 
-    /// The trial request says nothing about the server: the next request is the trial.
-    pub fn release_trial(&mut self, now: Instant) {
-        if self.state == State::HalfOpen {
+    /// The trial request that was admitted at `admitted_at` has ended. Unless it said something about the server, or
+    /// another one is the trial by now, the next request is the trial.
+    pub fn release_trial(&mut self, admitted_at: Instant, now: Instant) {
+        if self.state == State::HalfOpen && self.trial_at == Some(admitted_at) {
             self.retry_at = Some(now);
         }
     }
@@ -229,13 +240,13 @@ impl SharedBreaker {
         self.is_quiet() || self.machine.lock().admit(now)
     }
 
-    /// Returns true if this closed the breaker.
-    pub fn on_success(&self, now: Instant) -> bool {
+    /// As [`CircuitBreaker::on_success`].
+    pub fn on_success(&self, now: Instant, is_trial: bool) -> bool {
         if self.is_quiet() {
             return false;
         }
         let mut machine = self.machine.lock();
-        let closed = machine.on_success();
+        let closed = machine.on_success(is_trial);
         let is_active = !machine.is_quiet(now);
         self.is_active.store(is_active, Ordering::Release);
         closed
@@ -270,8 +281,8 @@ impl SharedBreaker {
     }
 
     /// As [`CircuitBreaker::release_trial`].
-    pub fn release_trial(&self, now: Instant) {
-        self.machine.lock().release_trial(now);
+    pub fn release_trial(&self, admitted_at: Instant, now: Instant) {
+        self.machine.lock().release_trial(admitted_at, now);
     }
 
     pub fn pause(&self, until: Instant) {
@@ -303,7 +314,7 @@ mod tests {
         let (mut breaker, now) = breaker();
         breaker.on_failure(now);
         breaker.on_failure(now);
-        breaker.on_success();
+        breaker.on_success(false);
         breaker.on_failure(now);
         breaker.on_failure(now);
         assert_eq!(breaker.state(), State::Closed);
@@ -313,11 +324,18 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_from_before_it_opened_does_not_close_it() {
+    fn an_answer_from_before_it_opened_closes_it_neither_open_nor_half_open() {
         let (mut breaker, now) = breaker();
         (0..3).for_each(|_| _ = breaker.on_failure(now));
-        breaker.on_success();
+        assert!(!breaker.on_success(false));
         assert_eq!(breaker.state(), State::Open);
+        let later = now + Duration::from_secs(1);
+        assert!(breaker.admit(later));
+        assert!(!breaker.on_success(false));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        assert!(!breaker.admit(later));
+        assert!(breaker.on_success(true));
+        assert_eq!(breaker.state(), State::Closed);
     }
 
     #[test]
@@ -332,7 +350,7 @@ mod tests {
         assert!(!breaker.admit(later));
         let later = later + Duration::from_secs(1);
         assert!(breaker.admit(later));
-        breaker.on_success();
+        breaker.on_success(true);
         assert_eq!(breaker.state(), State::Closed);
     }
 
@@ -342,13 +360,44 @@ mod tests {
         (0..3).for_each(|_| _ = breaker.on_failure(now));
         assert!(breaker.admit(now + Duration::from_secs(1)));
         assert!(breaker.admit(now + Duration::from_secs(2)));
+        // It may still end well.
+        assert!(breaker.on_success(true));
+    }
+
+    #[test]
+    fn a_trial_that_ends_late_gives_back_no_place_but_its_own() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| _ = breaker.on_failure(now));
+        let (first, second) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
+        assert!(breaker.admit(first) && breaker.admit(second));
+        breaker.release_trial(first, second);
+        assert!(!breaker.admit(second), "the second one is the trial");
+        breaker.release_trial(second, second);
+        assert!(breaker.admit(second));
+    }
+
+    #[test]
+    fn a_trial_with_a_result_gives_back_nothing() {
+        for is_success in [false, true] {
+            let (mut breaker, now) = breaker();
+            (0..3).for_each(|_| _ = breaker.on_failure(now));
+            let later = now + Duration::from_secs(1);
+            assert!(breaker.admit(later));
+            if is_success {
+                breaker.on_success(true);
+            } else {
+                breaker.on_failure(later);
+            }
+            breaker.release_trial(later, later);
+            assert_eq!(breaker.admit(later), is_success);
+        }
     }
 
     #[test]
     fn a_worker_that_asked_for_a_pause_gets_it() {
         let (mut breaker, now) = breaker();
         breaker.pause(now + Duration::from_secs(2));
-        breaker.on_success();
+        breaker.on_success(false);
         assert!(!breaker.admit(now + Duration::from_secs(1)));
         assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.admit(now + Duration::from_secs(2)));
@@ -359,9 +408,9 @@ mod tests {
         let now = observe::now();
         let shared = SharedBreaker::new(3, Duration::from_secs(5));
         shared.pause(now + Duration::from_secs(2));
-        shared.on_success(now);
+        shared.on_success(now, false);
         assert!(!shared.may_admit(now));
-        shared.on_success(now + Duration::from_secs(2));
+        shared.on_success(now + Duration::from_secs(2), false);
         assert!(shared.is_quiet());
     }
 
@@ -378,7 +427,7 @@ mod tests {
                     breaker.on_no_connection(now);
                 }
                 '+' => {
-                    breaker.on_success();
+                    breaker.on_success(true);
                 }
                 't' => {
                     now += Duration::from_secs(1);
@@ -455,7 +504,8 @@ mod tests {
     enum Step {
         Wait(u64),
         Admit,
-        Success,
+        Success { is_trial: bool },
+        Release,
         Failure,
         NoConnection,
         HealthCheck,
@@ -465,7 +515,8 @@ mod tests {
         let step = prop_oneof![
             (0u64..1500).prop_map(Step::Wait),
             Just(Step::Admit),
-            Just(Step::Success),
+            any::<bool>().prop_map(|is_trial| Step::Success { is_trial }),
+            Just(Step::Release),
             Just(Step::Failure),
             Just(Step::NoConnection),
             Just(Step::HealthCheck)
@@ -481,7 +532,7 @@ mod tests {
             let open = Duration::from_secs(1);
             let (mut machine, shared) = (CircuitBreaker::new(2, open), SharedBreaker::new(2, open));
             let mut now = observe::now();
-            let mut quiet_until = None;
+            let (mut quiet_until, mut trial_at) = (None, None);
             for step in steps {
                 match step {
                     Step::Wait(ms) => now += Duration::from_millis(ms),
@@ -494,11 +545,22 @@ mod tests {
                         if !was_closed && admitted {
                             prop_assert!(quiet_until.is_none_or(|until| now >= until));
                             quiet_until = Some(now + Duration::from_secs(1));
+                            trial_at = Some(now);
                         }
                     }
-                    Step::Success => {
-                        if machine.state() != State::Open { quiet_until = None; }
-                        prop_assert_eq!(machine.on_success(), shared.on_success(now));
+                    Step::Success { is_trial } => {
+                        let before = machine.state();
+                        let closed = machine.on_success(is_trial);
+                        prop_assert_eq!(closed, shared.on_success(now, is_trial));
+                        prop_assert_eq!(closed, before == State::HalfOpen && is_trial);
+                        if closed { quiet_until = None; }
+                    }
+                    Step::Release => {
+                        let Some(admitted_at) = trial_at.take() else { continue };
+                        let was_half_open = machine.state() == State::HalfOpen;
+                        machine.release_trial(admitted_at, now);
+                        shared.release_trial(admitted_at, now);
+                        if was_half_open { quiet_until = None; }
                     }
                     Step::Failure => {
                         let opened = machine.on_failure(now);

@@ -21,4 +21,4 @@ pub use self::checker::{Prompt, PromptCheck, TokenizerCheck};
 pub use self::settings::Settings;
 pub use self::status::{Status, WorkerResults};
 pub use self::types::{AlarmChange, Outcome, PromptSource, Subject};
-pub use self::watcher::{Detokenize, Watcher};
+pub use self::watcher::{Detokenize, IsServed, Watcher};

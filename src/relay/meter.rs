@@ -251,14 +251,13 @@ impl Meter {
         self.gaps = None;
         self.count.end(now, &self.series, self.status, outcome);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
+        // A trial has its result when its answer begins, and so has a failure by its status.
         match FailureOwner::of_outcome(outcome) {
-            // A failure's status was reported to the circuit breaker when the answer began.
             FailureOwner::Unattributed if !self.status.is_server_error() => {
-                model.report_success(worker, self.client);
+                model.report_success(worker, self.client, false);
             }
             FailureOwner::Unattributed | FailureOwner::Client => {}
             _ if self.is_lost => {}
-            // A trial has its result when its answer begins.
             owner => model.report_failure(worker, self.client, false, owner, outcome.as_str()),
         }
         let (usage, passed) = (self.used(), self.passed_tokens());

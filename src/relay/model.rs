@@ -302,11 +302,11 @@ impl ModelState {
             .inc_by(u64::from(cached_tokens.min(prompt_tokens)));
     }
 
-    /// Reports a worker's answer to its circuit breaker.
-    pub(super) fn report_success(&self, worker: &Worker, client: ClientKey) {
+    /// Reports a worker's answer to its circuit breaker. `is_trial`: the request is the breaker's trial.
+    pub(super) fn report_success(&self, worker: &Worker, client: ClientKey, is_trial: bool) {
         let now = observe::now();
         self.evidence.on_success(now, worker.id, client);
-        if worker.breaker.on_success(now) {
+        if worker.breaker.on_success(now, is_trial) {
             worker.refuses_key.store(false, Relaxed);
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
@@ -325,11 +325,12 @@ impl ModelState {
     ) {
         let now = observe::now();
         let is_unconnected = owner == FailureOwner::Worker;
+        let state = worker.breaker.state();
         let failures = match owner {
-            FailureOwner::Worker => 1,
+            // One that was sent before the trial says nothing of it.
+            FailureOwner::Worker => u32::from(state != State::HalfOpen || is_trial),
             FailureOwner::Request => {
                 let is_unhealthy = worker.last_probe_error.load().is_some();
-                let state = worker.breaker.state();
                 let failures =
                     self.evidence
                         .on_failure(now, worker.id, client, state, is_unhealthy, is_trial);
@@ -349,7 +350,7 @@ impl ModelState {
         };
         self.families.on_failure(&worker.name, owner);
         let has_opened = if is_unconnected {
-            worker.breaker.on_no_connection(now)
+            failures > 0 && worker.breaker.on_no_connection(now)
         } else {
             (0..failures).any(|_| worker.breaker.on_failure(now))
         };
@@ -371,10 +372,11 @@ impl ModelState {
     }
 
     /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
-    pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey) {
+    /// `is_trial`: the request is the breaker's trial.
+    pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey, is_trial: bool) {
         let now = observe::now();
         self.transfer_evidence.on_success(now, prefill.id, client);
-        if prefill.kv_transfer_breaker.on_success(now) {
+        if prefill.kv_transfer_breaker.on_success(now, is_trial) {
             info!(worker = %prefill.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
     }
@@ -492,24 +494,62 @@ mod tests {
         let now = observe::now();
         while !worker.breaker.on_failure(now) {}
         assert!(worker.breaker.admit(now + Duration::from_secs(3_600)));
-        let owner = FailureOwner::Request;
-        model.report_failure(&worker, ClientKey(1), false, owner, "502");
-        assert_eq!(worker.breaker.state(), State::HalfOpen);
-        model.report_success(&worker, ClientKey(2));
+        for owner in [FailureOwner::Request, FailureOwner::Worker] {
+            model.report_failure(&worker, ClientKey(1), false, owner, "502");
+            assert_eq!(worker.breaker.state(), State::HalfOpen, "{owner:?}");
+        }
+        model.report_success(&worker, ClientKey(2), true);
         assert_eq!(worker.breaker.state(), State::Closed);
+    }
+
+    #[test]
+    fn a_request_from_before_a_breaker_opened_does_not_close_it() {
+        let (model, worker) = (model(), worker("a"));
+        let now = observe::now();
+        let breakers = [&worker.breaker, &worker.kv_transfer_breaker];
+        for breaker in breakers {
+            while !breaker.on_failure(now) {}
+        }
+        let ends_well = |is_trial: bool| {
+            model.report_success(&worker, ClientKey(1), is_trial);
+            model.report_transferred(&worker, ClientKey(1), is_trial);
+        };
+        let are = |state: State| breakers.iter().all(|breaker| breaker.state() == state);
+        ends_well(false);
+        assert!(are(State::Open));
+        for breaker in breakers {
+            assert!(breaker.admit(now + Duration::from_secs(3_600)));
+        }
+        ends_well(false);
+        assert!(are(State::HalfOpen));
+        ends_well(true);
+        assert!(are(State::Closed));
+    }
+
+    #[test]
+    fn a_trial_that_gets_no_connection_opens_its_breaker_again() {
+        let (model, worker) = (model(), worker("a"));
+        let now = observe::now();
+        while !worker.breaker.on_no_connection(now) {}
+        assert!(worker.breaker.admit(now + Duration::from_secs(3_600)));
+        model.report_failure(&worker, ClientKey(1), true, FailureOwner::Worker, "connect");
+        assert_eq!(worker.breaker.state(), State::Open);
     }
 
     #[test]
     fn a_trial_transfer_for_which_its_client_may_be_to_blame_is_not_followed_by_the_next_at_once() {
         let model = model();
         let (prefill, now) = with_trial_transfer(&model);
-        let breaker = &prefill.kv_transfer_breaker;
+        let (breaker, admitted) = (
+            &prefill.kv_transfer_breaker,
+            now + Duration::from_secs(3_600),
+        );
         // One that was sent before it opened.
         model.report_transfer_failure(&prefill, ClientKey(1), false);
-        breaker.release_trial(now);
+        breaker.release_trial(admitted, now);
         assert!(breaker.admit(now));
         model.report_transfer_failure(&prefill, ClientKey(1), true);
-        breaker.release_trial(now);
+        breaker.release_trial(now, now);
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(!breaker.may_admit(now));
         assert!(breaker.may_admit(observe::now() + NEXT_TRIAL_PAUSE));
@@ -520,7 +560,7 @@ mod tests {
         let model = model();
         let (prefill, now) = with_trial_transfer(&model);
         let breaker = &prefill.kv_transfer_breaker;
-        model.report_transferred(&prefill, ClientKey(3));
+        model.report_transferred(&prefill, ClientKey(3), true);
         model.report_transfer_failure(&prefill, ClientKey(1), true);
         assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.may_admit(now));

@@ -197,6 +197,20 @@ impl Relay {
         }
     }
 
+    /// Why a tenant finds no model under a name that no worker serves, or that it may not use: one that a worker may
+    /// serve later lacks a worker, and is not unknown. Counts the error; `api`: as in [`Relay::count_unsent`].
+    pub fn missing(&self, api: &'static str, tenant: Tenant, name: &str) -> Error {
+        let error = if self.may_use(tenant, name) && self.may_know(name) {
+            no_worker(Some(name), self.knows(name))
+        } else {
+            let known = self.names().known(&self.fleet().snapshot());
+            let model = observe::shortened(name).to_owned();
+            self.without_others(tenant, Error::UnknownModel { model, known })
+        };
+        self.models.count_unsent(api, error.outcome());
+        error
+    }
+
     /// The model's workers. If no worker is known to serve it, they are asked once more: it may be an adapter that was loaded
     /// just now. A model that a worker may serve later lacks a worker, which clients wait for; it is not unknown.
     async fn group_or_look_up(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {

@@ -86,7 +86,7 @@ impl Relay {
                     let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
                     match outcome {
                         Ok(answer) => {
-                            self.on_answer(job, plan, course, &choice, &answer);
+                            self.on_answer(job, plan, course, (&choice, at), &answer);
                             return Ok(answer);
                         }
                         Err(attempt) => {
@@ -232,29 +232,32 @@ impl Relay {
         self.or_released(attempt, job, plan, choice, course).await
     }
 
-    /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
+    /// Takes note of the beginning of an answer to a request that was sent at `sent`. A closed circuit breaker learns
+    /// the result when the answer ends; for a trial request its beginning is enough.
     fn on_answer(
         &self,
         job: &Job<'_>,
         plan: &Plan,
         course: &Course,
-        choice: &Choice,
+        (choice, sent): (&Choice, Instant),
         answer: &AttemptAnswer,
     ) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
+        if status.is_success() {
+            worker.on_taken(sent);
+        }
         let owner = FailureOwner::of_status(status);
+        let (model, client) = (&plan.model, job.context.client);
+        let is_trial = choice.is_trial_of(worker);
         if owner != FailureOwner::Unattributed {
-            let (model, client) = (&plan.model, job.context.client);
-            let is_trial = choice.is_trial_of(worker);
             model.report_failure(worker, client, is_trial, owner, status.as_str());
-        } else if worker.breaker.state() != State::Closed {
-            plan.model.report_success(worker, job.context.client);
+        } else if is_trial && worker.breaker.state() != State::Closed {
+            model.report_success(worker, client, is_trial);
         }
         // Whether the request was to blame for its failed KV transfer.
         if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
-            let model = &plan.model;
-            model.report_whole(job.context.client, status.is_success());
+            model.report_whole(client, status.is_success());
         }
         self.quarantine.on_answer(job.original);
     }

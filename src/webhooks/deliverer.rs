@@ -319,7 +319,8 @@ impl Webhooks {
         let name = &*endpoint.name;
         if result.is_delivered() || result.is_gone() {
             endpoint.state.seen.lock().delivered_at = Some(observe::unix_s());
-            if endpoint.state.breaker.lock().on_success() {
+            // Any delivery shows that it takes events, also one that began before the trial.
+            if endpoint.state.breaker.lock().on_success(true) {
                 info!(endpoint = name, "webhook endpoint takes events again");
             }
         } else {

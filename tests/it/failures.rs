@@ -1378,7 +1378,16 @@ async fn a_model_whose_last_worker_left_is_unavailable_and_not_unknown() {
     assert_eq!(asked(&cluster, "none").await, unknown());
     let listed = cluster.get("/v1/models").await.json();
     assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
-    assert_eq!(cluster.get("/v1/models/two").await.status, 404);
+    let two = cluster.get("/v1/models/two").await;
+    assert_eq!((two.status, two.code()), unavailable());
+    let none = cluster.get("/v1/models/none").await;
+    assert_eq!((none.status, none.code()), unknown());
+    assert_eq!(
+        cluster
+            .metric("warmroute_requests_total", &["outcome=\"router_failed\""])
+            .await,
+        0.0
+    );
     list(&[&one, &two]);
     cluster.is_worker("two", "health", "up").await;
     assert_eq!(asked(&cluster, "two").await.0, 200);

@@ -122,7 +122,7 @@ async fn names_are_listed_as_models_and_an_unknown_one_is_refused_with_them() {
     assert_eq!(alias["id"], "gpt-4o");
     alias["id"] = own["id"].clone();
     assert_eq!(alias, own);
-    assert_eq!(cluster.get("/v1/models/gone").await.status, 404);
+    assert_eq!(cluster.get("/v1/models/gone").await.status, 503);
     let answer = completion(cluster.router.api, "nothing", &[]).await;
     assert_eq!(answer.status, 404);
     assert!(

@@ -9,6 +9,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
+use prometheus::core::Collector;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::mpsc;
 
@@ -233,6 +234,24 @@ impl TokenizerCheck {
             let [model, source] = labels;
             let labels = [model, source, outcome.as_str()];
             let _ = self.metrics.checks.remove_label_values(&labels);
+        }
+    }
+
+    /// Removes the counts of models that no worker serves. Prompts that were not checked have counts and no results.
+    pub(super) fn retain_models(&self, is_served: impl Fn(&str) -> bool) {
+        let checks = &self.metrics.checks;
+        for family in checks.collect() {
+            for metric in family.get_metric() {
+                let value = |name: &str| {
+                    let mut labels = metric.get_label().iter();
+                    let found = labels.find(|label| label.name() == name);
+                    found.map_or("", |label| label.value())
+                };
+                if !is_served(value("model")) {
+                    let labels = ["model", "prompts", "outcome"].map(value);
+                    let _ = checks.remove_label_values(&labels);
+                }
+            }
         }
     }
 

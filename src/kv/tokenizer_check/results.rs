@@ -214,13 +214,17 @@ impl CheckResults {
         self.subjects.values().any(own)
     }
 
-    /// Drops the results of other workers, and the subjects of which no worker is left: there is nobody whose checks
-    /// could clear an alarm of theirs. Returns these subjects.
-    pub(super) fn retain(&mut self, is_there: impl Fn(WorkerId) -> bool) -> Vec<Subject> {
+    /// Drops the results of other workers, and the subjects of which no worker is left, or whose model none serves:
+    /// there is nobody whose checks could clear an alarm of theirs. Returns these subjects.
+    pub(super) fn retain(
+        &mut self,
+        is_there: impl Fn(WorkerId) -> bool,
+        is_served: impl Fn(&str) -> bool,
+    ) -> Vec<Subject> {
         let mut gone = Vec::new();
         self.subjects.retain(|subject, results| {
             results.workers.retain(|worker, _| is_there(*worker));
-            let is_left = !results.workers.is_empty();
+            let is_left = !results.workers.is_empty() && is_served(&subject.model);
             if !is_left {
                 gone.push(subject.clone());
             }

@@ -34,10 +34,14 @@ const CLEANUP_INTERVAL: Duration = Duration::from_secs(30);
 /// Returns the text of token ids of a model, if the model's tokenizer is loaded.
 pub type Detokenize = Arc<dyn Fn(&str, &[u32]) -> Option<String> + Send + Sync>;
 
+/// Whether a worker serves a model, as far as is known.
+pub type IsServed = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
 pub struct Watcher {
     checker: Arc<TokenizerCheck>,
     queue: mpsc::Receiver<PromptCheck>,
     detokenize: Detokenize,
+    is_served: IsServed,
     running: Vec<RunningCheck>,
     silence: SilenceWatch,
 }
@@ -75,11 +79,13 @@ impl Watcher {
         checker: Arc<TokenizerCheck>,
         queue: mpsc::Receiver<PromptCheck>,
         detokenize: Detokenize,
+        is_served: IsServed,
     ) -> Self {
         Self {
             checker,
             queue,
             detokenize,
+            is_served,
             running: Vec::new(),
             silence: SilenceWatch::default(),
         }
@@ -107,11 +113,12 @@ impl Watcher {
 
     fn remove_gone_workers(&mut self, board: &StatusBoard) {
         self.silence.retain(|worker| board.has_events(worker));
-        let checker = &self.checker;
+        let (checker, is_served) = (&self.checker, &*self.is_served);
         let mut results = checker.results.lock();
-        for subject in results.retain(|worker| board.has_events(worker)) {
+        for subject in results.retain(|worker| board.has_events(worker), is_served) {
             checker.forget(&subject);
         }
+        checker.retain_models(is_served);
         let mut names = checker.worker_names.lock();
         names.retain(|worker, _| board.has_events(*worker));
         drop(names);
@@ -393,11 +400,17 @@ mod tests {
         let registry = Registry::default();
         let (checker, queue) = TokenizerCheck::new(Settings::default(), &registry);
         let no_text: Detokenize = Arc::new(|_: &str, _: &[u32]| None);
-        let mut watcher = Watcher::new(checker.clone(), queue, no_text);
-        let subject = Subject {
-            model: "gone".into(),
+        let is_served: IsServed = Arc::new(|model: &str| model == "stays");
+        let mut watcher = Watcher::new(checker.clone(), queue, no_text, is_served);
+        let of = |model: &str| Subject {
+            model: model.into(),
             source: PromptSource::Rendered,
         };
+        let subject = of("gone");
+        // Prompts that were not checked have no results.
+        for model in ["gone as well", "stays"] {
+            checker.skip(&of(model));
+        }
         let (now, worker) = (observe::now(), WorkerId(1));
         {
             let mut results = checker.results.lock();
@@ -420,5 +433,6 @@ mod tests {
         assert!(checker.statuses(now).is_empty());
         let text = registry.text();
         assert!(!text.contains("gone"), "{text}");
+        assert!(text.contains("model=\"stays\""), "{text}");
     }
 }

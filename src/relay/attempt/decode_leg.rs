@@ -158,8 +158,8 @@ impl LegContext<'_> {
         reported.is_some_and(|report| report.waiting > 0)
     }
 
-    /// What the decode leg's end means for the attempt. `tokens`: the prompt's, and those that the prefill worker had
-    /// cached, if it says so.
+    /// What the end of the decode leg that was sent at `sent` means for the attempt. `tokens`: the prompt's, and
+    /// those that the prefill worker had cached, if it says so.
     pub(super) fn decode_ended(
         &self,
         decoded: Result<Decoded, DecodeFailure>,
@@ -167,6 +167,7 @@ impl LegContext<'_> {
         mut span: Option<Box<TrySpan>>,
         transfer: PendingTransfer<'_>,
         tokens: Option<(u64, u64)>,
+        sent: Instant,
     ) -> AttemptOutcome {
         let Decoded { answer, has_prompt } = match decoded {
             Ok(decoded) => decoded,
@@ -179,7 +180,10 @@ impl LegContext<'_> {
         running.span = span;
         let status = answer.head.status;
         let worker = &self.choice.worker;
-        let of_status = self.relay.on_status(self.job, worker, &answer);
+        let is_trial = self.choice.is_trial_of(worker);
+        let of_status = self
+            .relay
+            .on_status(self.job, worker, &answer, sent, is_trial);
         let is_rank_refused =
             self.decode_rank().is_some() && may_refuse_rank(status, answer.first.as_ref());
         let sign = if is_rank_refused {
@@ -230,8 +234,9 @@ impl LegContext<'_> {
         metrics.queue.observe(queued.as_secs_f64());
         metrics.decode.observe(took.as_secs_f64());
         metrics.completed.inc();
+        let (client, is_trial) = (job.context.client, prefill.is_transfer_trial());
         plan.model
-            .report_transferred(&prefill.worker, job.context.client);
+            .report_transferred(&prefill.worker, client, is_trial);
         let (worker, rank) = (&choice.worker, self.decode_rank());
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);

@@ -32,10 +32,12 @@ impl LegContext<'_> {
             settings,
             job,
             plan,
+            choice,
             prefill,
             ..
         } = *self;
         let worker = &prefill.worker;
+        let is_trial = choice.is_trial_of(worker);
         // Before the request counts at the worker.
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
@@ -98,7 +100,7 @@ impl LegContext<'_> {
         }
         if !answer.head.status.is_success() {
             let status = answer.head.status;
-            let sign = relay.on_status(job, worker, &answer);
+            let sign = relay.on_status(job, worker, &answer, now, is_trial);
             running.on_refusal();
             running.span = span;
             let answer = AttemptAnswer {
@@ -128,7 +130,9 @@ impl LegContext<'_> {
             trace.event(computed, Event::PrefillLeg { worker, took });
         }
         // The meter sees only the answer of the decode leg.
-        plan.model.report_success(worker, job.context.client);
+        let client = job.context.client;
+        plan.model.report_success(worker, client, is_trial);
+        worker.on_taken(now);
         insert.confirm();
         running.on_first_token(observe::now());
         let result = transfer.end(&whole);

@@ -114,12 +114,15 @@ impl Relay {
         }
     }
 
-    /// What an answer's status says: whether another worker is to be asked. A Retry-After pauses this one.
+    /// What the status of an answer to a request that was sent at `sent` says: whether another worker is to be asked. A
+    /// Retry-After pauses this one. `is_trial`: the request is the trial of the worker's circuit breaker.
     pub(in crate::relay) fn on_status(
         &self,
         job: &Job<'_>,
         worker: &Worker,
         answer: &exchange::Answer,
+        sent: Instant,
+        is_trial: bool,
     ) -> Sign {
         let statuses = &self.settings.advanced.retry_statuses;
         let has_own_key = job.sends_own_key(worker);
@@ -128,11 +131,42 @@ impl Relay {
             return sign;
         }
         let asked = headers::retry_after(&answer.head.headers);
-        // A trial that is refused says nothing of the worker. The next one must not be the next request.
-        let is_trial = worker.breaker.state() == State::HalfOpen;
-        if let Some(pause) = asked.or_else(|| is_trial.then_some(NEXT_TRIAL_PAUSE)) {
-            worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
+        // Once another request has closed the breaker, none is kept back.
+        let is_trial = is_trial && worker.breaker.state() == State::HalfOpen;
+        let is_late = worker.has_taken_since(sent);
+        if let Some(pause) = pause(asked, is_trial, is_late) {
+            worker.breaker.pause(observe::now() + pause);
         }
         sign
+    }
+}
+
+/// For how long a worker gets no requests that has refused one. `asked`: its Retry-After. `is_late`: it has taken a
+/// request that was sent after this one.
+fn pause(asked: Option<Duration>, is_trial: bool, is_late: bool) -> Option<Duration> {
+    // A trial that is refused says nothing of the worker. The next one must not be the next request.
+    let pause = asked.or_else(|| is_trial.then_some(NEXT_TRIAL_PAUSE));
+    pause.filter(|_| !is_late).map(|pause| pause.min(PAUSE_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_gets_the_pause_that_it_asks_for_unless_it_has_taken_later_requests() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (asked, is_trial, is_late, expected) in [
+            (None, false, false, None),
+            (None, true, false, Some(NEXT_TRIAL_PAUSE)),
+            (None, true, true, None),
+            (seconds(5), false, false, seconds(5)),
+            (seconds(5), true, false, seconds(5)),
+            (seconds(5), false, true, None),
+            (seconds(3_600), false, false, Some(PAUSE_MAX)),
+        ] {
+            let case = (asked, is_trial, is_late);
+            assert_eq!(pause(asked, is_trial, is_late), expected, "{case:?}");
+        }
     }
 }

@@ -181,10 +181,13 @@ impl Relay {
         let sign = match verdict {
             Verdict::Error => Sign::ErrorEvent,
             Verdict::GivenUp | Verdict::Undecided => Sign::GivenUp,
-            Verdict::Token | Verdict::Refusal => match self.on_status(job, worker, &answer) {
-                Sign::Nothing if is_too_long(plan, worker, status) => Sign::TooLong,
-                of_status => of_status,
-            },
+            Verdict::Token | Verdict::Refusal => {
+                let is_trial = choice.is_trial_of(worker);
+                match self.on_status(job, worker, &answer, now, is_trial) {
+                    Sign::Nothing if is_too_long(plan, worker, status) => Sign::TooLong,
+                    of_status => of_status,
+                }
+            }
         };
         if status.is_success() && !matches!(sign, Sign::ErrorEvent | Sign::GivenUp) {
             insert.confirm();

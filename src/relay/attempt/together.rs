@@ -42,6 +42,7 @@ impl LegContext<'_> {
             metrics,
             job,
             plan,
+            choice,
             prefill,
             ..
         } = *self;
@@ -86,7 +87,7 @@ impl LegContext<'_> {
         };
         let has_prompt = decoded.as_ref().is_ok_and(|decoded| decoded.has_prompt);
         // What the prefill worker had cached is in the decode worker's own usage.
-        let mut answer = self.decode_ended(decoded, running, span, transfer, None)?;
+        let mut answer = self.decode_ended(decoded, running, span, transfer, None, started)?;
         if !has_prompt {
             return Ok(answer);
         }
@@ -97,8 +98,9 @@ impl LegContext<'_> {
         }
         insert.confirm();
         end_prefill(&mut computing, now);
-        plan.model
-            .report_success(&prefill.worker, job.context.client);
+        let (client, is_trial) = (job.context.client, choice.is_trial_of(&prefill.worker));
+        plan.model.report_success(&prefill.worker, client, is_trial);
+        prefill.worker.on_taken(started);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
         answer.running.prefill_leg = Some(Box::new(prefill_leg));

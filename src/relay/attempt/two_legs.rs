@@ -102,7 +102,7 @@ impl LegContext<'_> {
         let span = self.begin_try(sent, Leg::Decode, self.decode_rank());
         let decoded = self.run_decode_leg(body, sent, span.as_deref()).await;
         let has_prompt = decoded.as_ref().is_ok_and(|decoded| decoded.has_prompt);
-        let answer = self.decode_ended(decoded, running, span, transfer, Some(tokens))?;
+        let answer = self.decode_ended(decoded, running, span, transfer, Some(tokens), sent)?;
         if has_prompt {
             self.on_transferred(observe::now(), started, sent);
             let prefill = computed.saturating_duration_since(started);

@@ -222,7 +222,10 @@ impl<'c> Chooser<'c> {
         Some(is_trial.then(|| {
             let families = &plan.model.families;
             families.on_breaker_transition(worker, State::HalfOpen);
-            Trial(worker.clone())
+            Trial {
+                worker: worker.clone(),
+                admitted_at: now,
+            }
         }))
     }
 
@@ -311,7 +314,10 @@ fn admit_transfer(prefill: &Arc<Worker>, now: Instant) -> Option<Option<Transfer
         return None;
     }
     let is_trial = breaker.state() == State::HalfOpen;
-    Some(is_trial.then(|| TransferTrial(prefill.clone())))
+    Some(is_trial.then(|| TransferTrial {
+        prefill: prefill.clone(),
+        admitted_at: now,
+    }))
 }
 
 /// A worker for the whole request where decode workers take none.

@@ -159,7 +159,7 @@ impl Choice {
         let prefill = self.split.prefill();
         let of_prefill = prefill.and_then(|prefill| prefill.trial.as_ref());
         let mut trials = self.trial.iter().chain(of_prefill);
-        trials.any(|trial| trial.0.id == worker.id)
+        trials.any(|trial| trial.worker.id == worker.id)
     }
 }
 
@@ -193,21 +193,29 @@ impl Prefill {
 /// The trial request of a worker's half-open circuit breaker. If it ends and says nothing about the worker (its client left, or
 /// the request is to blame), the next request is the trial.
 #[derive(Debug)]
-pub(in crate::relay) struct Trial(pub(super) Arc<Worker>);
+pub(in crate::relay) struct Trial {
+    pub(super) worker: Arc<Worker>,
+    pub(super) admitted_at: Instant,
+}
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        self.0.breaker.release_trial(observe::now());
+        let breaker = &self.worker.breaker;
+        breaker.release_trial(self.admitted_at, observe::now());
     }
 }
 
 /// As [`Trial`], of the circuit breaker of a prefill worker's KV transfers.
 #[derive(Debug)]
-pub(in crate::relay) struct TransferTrial(pub(super) Arc<Worker>);
+pub(in crate::relay) struct TransferTrial {
+    pub(super) prefill: Arc<Worker>,
+    pub(super) admitted_at: Instant,
+}
 
 impl Drop for TransferTrial {
     fn drop(&mut self) {
-        self.0.kv_transfer_breaker.release_trial(observe::now());
+        let breaker = &self.prefill.kv_transfer_breaker;
+        breaker.release_trial(self.admitted_at, observe::now());
     }
 }
 
@@ -225,9 +233,31 @@ mod tests {
         while !breaker.on_failure(now) {}
         let later = now + Duration::from_secs(3_600);
         assert!(breaker.admit(later));
-        let trial = TransferTrial(prefill.clone());
+        let trial = TransferTrial {
+            prefill: prefill.clone(),
+            admitted_at: later,
+        };
         assert!(!breaker.may_admit(later));
         drop(trial);
         assert!(breaker.may_admit(later));
+    }
+
+    fn fail(_trial: Trial) {
+        panic!("a defect");
+    }
+
+    #[test]
+    fn a_trial_whose_task_panics_leaves_it_to_the_next_request() {
+        let (worker, now) = (worker("w"), observe::now());
+        while !worker.breaker.on_failure(now) {}
+        let later = now + Duration::from_secs(3_600);
+        assert!(worker.breaker.admit(later));
+        let trial = Trial {
+            worker: worker.clone(),
+            admitted_at: later,
+        };
+        let task = std::thread::spawn(move || fail(trial));
+        assert!(task.join().is_err());
+        assert!(worker.breaker.may_admit(later));
     }
 }

@@ -5,7 +5,8 @@
 //! Such a failure counts against the worker
 //! - if requests of several clients failed at it without a success in between,
 //! - if its health check fails, too, or
-//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, or
+//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, and no other
+//!   client's has succeeded there since they began to, or
 //! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
 //!
 //! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
@@ -56,9 +57,18 @@ struct Row {
 #[derive(Debug)]
 struct Suspect {
     since: Instant,
-    by_worker: SmallVec<[(WorkerId, Tally); 4]>,
+    by_worker: SmallVec<[AtWorker; 4]>,
     /// Its requests that were computed as a whole after they had failed.
     whole: Tally,
+}
+
+/// One client's requests at one worker.
+#[derive(Debug)]
+struct AtWorker {
+    worker: WorkerId,
+    tally: Tally,
+    /// When the first of them failed.
+    failing_since: Option<Instant>,
 }
 
 /// The last successes of one worker.
@@ -108,20 +118,24 @@ impl Evidence {
     ) -> u32 {
         self.forget_old(now);
         let successes = self.successes.get(&worker);
-        let serves_others = successes.is_some_and(|successes| successes.are_of_others(client));
+        let served_others_at = successes.and_then(|successes| successes.of_others(client));
         let has_failed_before = self.suspects.contains_key(&client);
         let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
             since: now,
             by_worker: SmallVec::new(),
             whole: Tally::default(),
         });
-        suspect.tally(worker).failed += 1;
-        let whole = if serves_others {
+        let here = suspect.at(worker);
+        here.tally.failed += 1;
+        let failing_since = *here.failing_since.get_or_insert(now);
+        let whole = if served_others_at.is_some() {
             Tally::default()
         } else {
             suspect.whole
         };
-        let stands_out = suspect.stands_out(worker, whole);
+        // What is wrong with a worker fails all clients' requests.
+        let is_well = served_others_at.is_some_and(|at| at > failing_since);
+        let stands_out = !is_well && suspect.stands_out(worker, whole);
         let was_sent_before = match breaker {
             State::Closed => false,
             State::HalfOpen => !is_trial,
@@ -161,7 +175,7 @@ impl Evidence {
         });
         successes.on_success(now, client);
         if let Some(suspect) = self.suspects.get_mut(&client) {
-            suspect.tally(worker).succeeded += 1;
+            suspect.at(worker).tally.succeeded += 1;
         }
     }
 
@@ -203,33 +217,41 @@ impl Successes {
         self.last = now;
     }
 
-    /// True if some other client than this one had a success.
-    fn are_of_others(&self, client: ClientKey) -> bool {
-        self.client != client || self.other.is_some()
+    /// The last one of any other client than this one.
+    fn of_others(&self, client: ClientKey) -> Option<Instant> {
+        if self.client == client {
+            self.other
+        } else {
+            Some(self.last)
+        }
     }
 }
 
 impl Suspect {
-    fn tally(&mut self, worker: WorkerId) -> &mut Tally {
-        let found = self.by_worker.iter().position(|(id, _)| *id == worker);
+    fn at(&mut self, worker: WorkerId) -> &mut AtWorker {
+        let found = self.by_worker.iter().position(|at| at.worker == worker);
         let index = found.unwrap_or_else(|| {
-            self.by_worker.push((worker, Tally::default()));
+            self.by_worker.push(AtWorker {
+                worker,
+                tally: Tally::default(),
+                failing_since: None,
+            });
             self.by_worker.len() - 1
         });
-        &mut self.by_worker[index].1
+        &mut self.by_worker[index]
     }
 
     /// True if the client's requests fail at this worker much more often than at the others, or than as a `whole`.
     fn stands_out(&self, worker: WorkerId, whole: Tally) -> bool {
         let (mut here, mut elsewhere) = (Tally::default(), Tally::default());
-        for (id, tally) in &self.by_worker {
-            let sum = if *id == worker {
+        for at in &self.by_worker {
+            let sum = if at.worker == worker {
                 &mut here
             } else {
                 &mut elsewhere
             };
-            sum.failed += tally.failed;
-            sum.succeeded += tally.succeeded;
+            sum.failed += at.tally.failed;
+            sum.succeeded += at.tally.succeeded;
         }
         let others = elsewhere.share().min(whole.share());
         here.share() >= SHARE_FACTOR * others
@@ -264,7 +286,7 @@ impl SharedEvidence {
         let suspects = evidence.suspects.values();
         let compared = suspects.filter(|suspect| suspect.whole.succeeded > 0);
         let compared = compared.flat_map(|suspect| &suspect.by_worker);
-        let compared = compared.map(|(worker, _)| bit(u64::from(worker.0)));
+        let compared = compared.map(|at| bit(u64::from(at.worker.0)));
         let bits = workers.chain(clients).chain(compared);
         let filter = bits.fold(0, |bits, bit| bits | bit);
         self.filter.store(filter, Relaxed);
@@ -361,6 +383,28 @@ mod tests {
         // B fails as often as A does: the request is to blame.
         (0..9).for_each(|_| assert_eq!(evidence.fails(now, B, GUILTY), 0));
         assert_eq!(evidence.fails(now, A, GUILTY), 0);
+    }
+
+    /// Its other requests, with other prefixes, succeed elsewhere.
+    #[test]
+    fn one_clients_failures_count_against_no_worker_that_answers_others_meanwhile() {
+        for (other_at, is_counted) in [(0, true), (2, false)] {
+            let (mut evidence, now) = (Evidence::default(), observe::now());
+            let at = |ms| now + Duration::from_millis(ms);
+            if other_at == 0 {
+                // The worker may have broken since.
+                evidence.on_success(at(0), A, OTHER);
+            }
+            assert_eq!(evidence.fails(at(1), A, GUILTY), 0);
+            if other_at == 2 {
+                evidence.on_success(at(2), A, OTHER);
+            }
+            (0..9).for_each(|_| evidence.on_success(at(3), B, GUILTY));
+            let counted: u32 = (0..9).map(|_| evidence.fails(at(4), A, GUILTY)).sum();
+            assert_eq!(counted > 0, is_counted, "{other_at}");
+            // The other one's request fails there, too.
+            assert!(evidence.fails(at(5), A, OTHER) > 0);
+        }
     }
 
     #[test]

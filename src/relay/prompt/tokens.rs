@@ -23,7 +23,7 @@ use self::fallback::FallbackReason;
 use self::metrics::{Metrics, TokenSource};
 use crate::fleet::Group;
 use crate::fleet::circuit_breaker;
-use crate::http::circuit_breaker::SharedBreaker;
+use crate::http::circuit_breaker::{SharedBreaker, State};
 use crate::observe;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
@@ -376,6 +376,14 @@ impl Tokens {
         if !breaker.admit(now) {
             return Err(FallbackReason::EngineCircuitOpen);
         }
+        let trial = if breaker.state() == State::HalfOpen {
+            Some(Trial {
+                breaker,
+                admitted_at: now,
+            })
+        } else {
+            None
+        };
         let target = engine::Target {
             pool: &worker.pool,
             // The same key as the request itself uses.
@@ -388,11 +396,24 @@ impl Tokens {
             .as_ref()
             .map_or_else(|error| error.engine_succeeded(), |_| Some(true))
         {
-            Some(true) => breaker.on_success(observe::now()),
+            Some(true) => breaker.on_success(observe::now(), trial.is_some()),
             Some(false) => breaker.on_failure(observe::now()),
             None => false,
         };
         let ids = result.map_err(FallbackReason::Engine)?;
         Ok((complete(ids), TokenSource::Engine))
+    }
+}
+
+/// The trial of a half-open circuit breaker. If it shows nothing of the engines, as when its client leaves, the next
+/// call is the trial.
+struct Trial<'a> {
+    breaker: &'a SharedBreaker,
+    admitted_at: Instant,
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        self.breaker.release_trial(self.admitted_at, observe::now());
     }
 }

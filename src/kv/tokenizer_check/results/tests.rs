@@ -193,7 +193,7 @@ fn workers_that_left_are_forgotten() {
     let mut book = book();
     take_all(&mut book, 1, Outcome::Missing, 20);
     take_all(&mut book, 2, Outcome::Missing, 1);
-    assert_eq!(book.retain(|worker| worker == WorkerId(2)), []);
+    assert_eq!(book.retain(|worker| worker == WorkerId(2), |_| true), []);
     assert_eq!(book.of(&subject()).unwrap().workers.len(), 1);
 }
 
@@ -203,9 +203,20 @@ fn an_alarm_goes_with_the_last_worker() {
     take_all(&mut book, 1, Outcome::Missing, 20);
     take_all(&mut book, 2, Outcome::Missing, 1);
     assert!(!trusts(&book, 3));
-    assert_eq!(book.retain(|_| false), [subject()]);
+    assert_eq!(book.retain(|_| false, |_| true), [subject()]);
     assert_eq!(book.iter().count(), 0);
     assert!(trusts(&book, 3));
+}
+
+/// An adapter that was unloaded.
+#[test]
+fn an_alarm_goes_with_its_model_though_the_worker_stays() {
+    let mut book = book();
+    take_all(&mut book, 1, Outcome::Missing, 20);
+    assert_eq!(book.retain(|_| true, |model| model == MODEL), []);
+    assert!(!trusts(&book, 1));
+    assert_eq!(book.retain(|_| true, |model| model != MODEL), [subject()]);
+    assert!(trusts(&book, 1));
 }
 
 #[test]
