@@ -11,6 +11,7 @@ mod protocol;
 mod settings;
 mod upgrade;
 mod watched;
+mod window;
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -28,6 +29,7 @@ pub use self::malformed::OnMalformed;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 pub use self::upgrade::{Upgrade, Upgraded};
+pub use self::window::Unread;
 use super::BodyError;
 use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;

@@ -36,6 +36,7 @@ use super::protocol::protocol_of;
 use super::settings::Settings;
 use super::upgrade::{Upgrade, Upgraded};
 use super::watched::Watched;
+use super::window::{STREAM_WINDOW_BYTES, Window};
 use crate::http::drain::Tasks;
 use crate::http::tls::{self, ClientNames, Protocol, Socket};
 use crate::http::{BodyError, proxy_protocol};
@@ -52,10 +53,6 @@ const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
 const MAX_REQUEST_HEAD: u32 = 64 << 10;
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
 const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
-/// What one HTTP/2 stream may have sent that nobody has read: a small part of the connection's window, so that a body
-/// that is not read yet does not stop all others of its connection. An upload gets one window in each round trip, which
-/// is still a megabyte a second over 250 ms.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -115,6 +112,7 @@ where
         };
         let handler = self.clone();
         let upgrade = Upgrade::default();
+        let window = Window::new(self.settings.http2_connection_window);
         let service = service_fn({
             let activity = activity.clone();
             let upgrade = upgrade.clone();
@@ -122,7 +120,7 @@ where
                 let busy = activity.begin(request.version());
                 let is_promised = request.headers().contains_key(EXPECT);
                 let mut request =
-                    request.map(|body| RequestBody::new(body, &activity, is_promised));
+                    request.map(|body| RequestBody::new(body, &activity, &window, is_promised));
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
                 }
