@@ -2,8 +2,8 @@
 //!
 //! While less than half of the budget is used, short bodies (up to 64 KiB) count without a lock and without their
 //! owner. All others count for their owner, whose share is bounded (`shares`). A body for which there is no room waits
-//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it. It is
-//! refused instead if bodies that wait hold too much of the window of its HTTP/2 connection.
+//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it. It
+//! is refused instead if bodies that wait hold too much of the window of its HTTP/2 connection.
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
 //! it never waits: there is room for it, or the request drops it, waits for its size, and reads it again. A request

@@ -30,6 +30,7 @@ use tracing::debug;
 
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
+use super::head::{MAX_HTTP2_HEAD, MAX_REQUEST_HEAD, OversizedHead, is_too_large};
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
 use super::protocol::protocol_of;
@@ -49,8 +50,6 @@ const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 /// A connection without a request for this long gives its buffers back. Clients that send one request after the other
 /// keep theirs.
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
-/// A larger head of a request is refused (431). Over HTTP/2 each of its fields counts 32 bytes more.
-const MAX_REQUEST_HEAD: u32 = 64 << 10;
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
 const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
 /// What is read of a connection before its protocol is known.
@@ -121,6 +120,9 @@ where
                 let is_promised = request.headers().contains_key(EXPECT);
                 let mut request =
                     request.map(|body| RequestBody::new(body, &activity, &window, is_promised));
+                if is_too_large(&request) {
+                    request.extensions_mut().insert(OversizedHead);
+                }
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
                 }
@@ -174,10 +176,14 @@ impl<H> Listener<H> {
             activity: activity.clone(),
             reset: self.metrics.reset.clone(),
         };
+        let max_head = match self.on_malformed {
+            Some(_) => MAX_HTTP2_HEAD,
+            None => MAX_REQUEST_HEAD,
+        };
         let mut builder = http2::Builder::new(executor);
         builder
             .max_concurrent_streams(self.settings.max_http2_streams)
-            .max_header_list_size(MAX_REQUEST_HEAD)
+            .max_header_list_size(max_head)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(self.settings.http2_connection_window);
         let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
