@@ -167,6 +167,7 @@ impl Responses {
             request: stored,
             headers: request.headers.clone(),
             id: request.context.id,
+            client: request.context.client,
             new_items,
             conversation: None,
             client_state: prepared.client_state.take(),
