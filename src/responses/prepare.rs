@@ -130,8 +130,8 @@ impl Responses {
         })
     }
 
-    /// Reads what a request continues and its new input, with nothing locked. Where there is no memory for both, they are
-    /// dropped, and read again once there is.
+    /// Reads what a request continues and its new input, with nothing locked. Where there is no memory for both, they
+    /// are dropped, and read again once there is.
     pub(super) async fn read_input(
         &self,
         create: &CreateRequest<'_>,

@@ -45,8 +45,8 @@ pub type Steps = SmallVec<[Step; 2]>;
 const MAX_QUEUED_BYTES: u64 = 12 << 20;
 
 /// Size of the turns of one connection that have started and whose bodies `api.max_total_body` does not count yet,
-/// together; beyond it the next ones stay in the queue. As much as one message may have by default, so that a turn of any
-/// size may start while no other one waits for memory. One that is larger starts alone.
+/// together; beyond it the next ones stay in the queue. As much as one message may have by default. A turn that is larger
+/// starts alone.
 const MAX_STARTING_BYTES: u64 = 16 << 20;
 
 /// Bounds of one connection.
