@@ -35,7 +35,8 @@ pub(super) async fn read<'a>(
     if announced > max {
         return Err(ApiError::too_large(max));
     }
-    let mut reserved = budget.start(claim, announced).await?;
+    let unread = body.leave_unread();
+    let mut reserved = budget.start_unread(claim, announced, unread).await?;
     // A client may announce a length and send nothing: no more than this is allocated before bytes come.
     const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
@@ -77,7 +78,8 @@ pub(super) async fn read<'a>(
         if bytes > max {
             return Err(ApiError::too_large(max));
         }
-        if reserved.grow(bytes).await? {
+        let unread = body.leave_unread();
+        if reserved.grow_unread(bytes, unread).await? {
             // The client had to wait, and not the router.
             pace = Pace::new(limit);
         }

@@ -1,13 +1,18 @@
-//! Refuses request heads that two servers could read differently, and bodies in an encoding that the router does not
-//! read. Pure.
+//! Refuses request heads that are too large or that two servers could read differently, and bodies in an encoding that
+//! the router does not read. Pure.
 
 use hyper::header::{CONTENT_ENCODING, HOST, SEC_WEBSOCKET_KEY, TRANSFER_ENCODING, UPGRADE};
-use hyper::{Method, Request, Version};
+use hyper::{Method, Request, StatusCode, Version};
 
+use crate::http::server::OversizedHead;
 use crate::openai::error::ApiError;
 
 /// RFC 9112, sections 3.2 and 6.1; RFC 9110, section 8.4.
 pub(super) fn check<B>(request: &Request<B>) -> Result<(), ApiError> {
+    if request.extensions().get::<OversizedHead>().is_some() {
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        return Err(ApiError::malformed(status));
+    }
     let headers = request.headers();
     let hosts = headers.get_all(HOST).iter().count();
     let needs_host = request.version() == Version::HTTP_11;
@@ -65,6 +70,17 @@ mod tests {
             expected,
             "{headers:?}"
         );
+    }
+
+    #[test]
+    fn a_head_that_is_too_large_is_refused_whatever_it_has() {
+        let mut request = Request::builder()
+            .version(Version::HTTP_2)
+            .body(())
+            .unwrap();
+        assert!(check(&request).is_ok());
+        request.extensions_mut().insert(OversizedHead);
+        assert_eq!(check(&request).unwrap_err().code, "headers_too_large");
     }
 
     #[test]

@@ -18,10 +18,10 @@ pub struct Settings {
     pub max_body: u64,
     /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
     /// answer, with the histories that they continue; those of background responses until they have ended. Beyond it
-    /// requests wait, and those of lower priority that wait for workers give theirs up; for the histories of background
-    /// responses, compactions, token counts and lines of batches they do not wait, but are refused. One tenant (without
-    /// tenants: one client address) gets no more than it leaves to all others: alone, half of it, and half as much on
-    /// top for its background responses. 1 GiB is 16 bodies of the largest size.
+    /// requests wait, and those of lower priority that wait for workers give theirs up; for the histories of lines
+    /// of batches they do not wait, but are refused. One tenant (without tenants: one client address) gets no more than
+    /// it leaves to all others: alone, half of it, and half as much on top for its background responses. 1 GiB is 16
+    /// bodies of the largest size.
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
     /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory

@@ -5,12 +5,14 @@
 mod activity;
 mod body;
 mod connection;
+mod head;
 mod malformed;
 mod metrics;
 mod protocol;
 mod settings;
 mod upgrade;
 mod watched;
+mod window;
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -24,10 +26,12 @@ use tracing::debug;
 
 pub use self::body::RequestBody;
 use self::connection::Listener;
+pub use self::head::OversizedHead;
 pub use self::malformed::OnMalformed;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 pub use self::upgrade::{Upgrade, Upgraded};
+pub use self::window::Unread;
 use super::BodyError;
 use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;
@@ -40,7 +44,9 @@ use crate::observe::metrics::Counted;
 pub struct Handlers<H> {
     /// Gets each request with the address of its connection's other end.
     pub handler: H,
-    /// Answers request heads that cannot be parsed; without it such a response has no body.
+    /// Answers request heads that cannot be parsed; without it such a response has no body. With it, the handler gets
+    /// HTTP/2 requests whose heads are too large, up to twice the bound, to refuse them: they have an [`OversizedHead`]
+    /// among their extensions.
     pub on_malformed: Option<OnMalformed>,
     /// Connections begin with a TLS handshake. Requests of a client with a certificate have its
     /// [`tls::ClientNames`] among their extensions.

@@ -2,7 +2,8 @@
 //!
 //! While less than half of the budget is used, short bodies (up to 64 KiB) count without a lock and without their
 //! owner. All others count for their owner, whose share is bounded (`shares`). A body for which there is no room waits
-//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it.
+//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it. It
+//! is refused instead if bodies that wait hold too much of the window of its HTTP/2 connection.
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
 //! it never waits: there is room for it, or the request drops it, waits for its size, and reads it again. A request
@@ -27,6 +28,7 @@ pub use self::memory::BodyMemory;
 pub(crate) use self::memory::KeptBody;
 use self::memory::{LAST, SMALL_BYTES, rounded, wake};
 use self::shares::{Ask, Place, Stage};
+use crate::http::server::Unread;
 use crate::ids::{ClientKey, Tenant};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
@@ -102,7 +104,8 @@ impl BodyBudget {
             refused: registry.counter(
                 "warmroute_request_bodies_refused_total",
                 "Requests refused because the bodies of all clients together had used up their memory budget, or those of \
-                 its own client their share of it.",
+                 its own client their share of it: after a wait, or at once where bodies that wait hold much of the \
+                 window of their HTTP/2 connection.",
             ),
         }
     }
@@ -119,11 +122,23 @@ impl BodyBudget {
         }
     }
 
-    /// Waits until a body that announces this size may be read. Nothing is reserved for bytes that may never come.
+    /// Waits until a body that announces this size may be read, and holds up no other one while it waits.
     pub(crate) async fn start<'a>(
         &'a self,
         claim: Claim<'a>,
         announced: u64,
+    ) -> Result<Reservation<'a>, ApiError> {
+        self.start_unread(claim, announced, Some(Unread::default()))
+            .await
+    }
+
+    /// Waits until a body that announces this size may be read. Nothing is reserved for bytes that may never come.
+    /// `unread`: what it holds of its connection's window while it waits. `None`: it may not wait.
+    pub(crate) async fn start_unread<'a>(
+        &'a self,
+        claim: Claim<'a>,
+        announced: u64,
+        unread: Option<Unread>,
     ) -> Result<Reservation<'a>, ApiError> {
         let mut reservation = Reservation {
             budget: self,
@@ -138,7 +153,8 @@ impl BodyBudget {
         };
         if announced > SMALL_BYTES {
             let ask = reservation.ask(Stage::New, announced, announced);
-            reservation.has_waited = self.wait(&claim, ask, announced, false).await?;
+            let waits = self.wait(&claim, ask, announced, false, unread);
+            reservation.has_waited = waits.await?;
         }
         Ok(reservation)
     }
@@ -156,6 +172,7 @@ impl BodyBudget {
         ask: Ask,
         total: u64,
         has_waited: bool,
+        unread: Option<Unread>,
     ) -> Result<bool, ApiError> {
         if total > self.max {
             // There will never be room.
@@ -166,6 +183,9 @@ impl BodyBudget {
         if memory.shares.lock().try_now(&ask) {
             return Ok(false);
         }
+        let Some(_unread) = unread else {
+            return Err(self.refuse());
+        };
         let (body, ended) = oneshot::channel();
         let mut waiting = Waiting { memory, ask, ended };
         memory.asking.fetch_add(1, SeqCst);
@@ -236,18 +256,30 @@ pub(crate) struct Reservation<'a> {
 const WAITS_MAX: u32 = 2;
 
 impl Reservation<'_> {
-    /// Makes it large enough for a body of this size. True if that had to be waited for.
+    /// Makes it large enough for a body of this size, which holds up no other one. True if that had to be waited for.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
-        self.body_bytes = bytes;
-        self.wait_for(bytes).await
+        self.grow_unread(bytes, Some(Unread::default())).await
     }
 
-    async fn wait_for(&mut self, bytes: u64) -> Result<bool, ApiError> {
+    /// Makes it large enough for a body of this size. True if that had to be waited for. `unread`: what the rest of the
+    /// body holds of its connection's window meanwhile. `None`: it may not wait.
+    pub(crate) async fn grow_unread(
+        &mut self,
+        bytes: u64,
+        unread: Option<Unread>,
+    ) -> Result<bool, ApiError> {
+        self.body_bytes = bytes;
+        self.wait_for(bytes, unread).await
+    }
+
+    async fn wait_for(&mut self, bytes: u64, unread: Option<Unread>) -> Result<bool, ApiError> {
         let Some(ask) = self.needs(bytes) else {
             return Ok(false);
         };
         let total = self.bytes + ask.more;
-        let waits = self.budget.wait(&self.claim, ask, total, self.has_waited);
+        let waits = self
+            .budget
+            .wait(&self.claim, ask, total, self.has_waited, unread);
         // Boxed, so that bodies that find room do not carry the state of a wait.
         let waited = Box::pin(waits).await?;
         self.has_waited |= waited;
@@ -292,7 +324,7 @@ impl Reservation<'_> {
         let Some(bytes) = self.lacking.take() else {
             return Ok(false);
         };
-        self.wait_for(bytes).await?;
+        self.wait_for(bytes, Some(Unread::default())).await?;
         Ok(true)
     }
 
@@ -498,6 +530,24 @@ mod tests {
         assert_eq!(rig.counts(), (1, 1));
         drop(large);
         assert!(rig.read(2, MIB).await.is_ok());
+        assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_may_not_be_left_unread_does_not_wait() {
+        let rig = Rig::new(MIB, Duration::from_secs(60));
+        let mut large = rig.read(1, 200 << 10).await.unwrap();
+        let claim = large.claim;
+        // There is room.
+        let announced = rig.budget.start_unread(claim, 100 << 10, None).await;
+        assert!(announced.is_ok());
+        assert!(!large.grow_unread(500 << 10, None).await.unwrap());
+        let refused = rig.budget.start_unread(claim, 100 << 10, None).await;
+        assert_eq!(refused.unwrap_err().code, ApiError::bodies_full().code);
+        let mut other = rig.read(2, 100).await.unwrap();
+        assert!(other.grow_unread(600 << 10, None).await.is_err());
+        assert_eq!(rig.counts(), (0, 2));
+        drop((large, other));
         assert_eq!(rig.used(), 0);
     }
 

@@ -68,14 +68,11 @@ impl Responses {
             .will_store(&create, create.parent.is_in_store())
             .await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
-        let history = self
-            .history(&create.parent, &reader, Access::Compaction)
-            .await?;
         // A chain of its own: what it replaces is not read again.
         let id = ResponseId::new(Root(fastrand::u64(..)), openai::random()?);
         let ids = Ids::of(id);
         let expanded = self
-            .expand(&create, history, &ids, &reader, Some(reserved))
+            .read_input(&create, reader.tenant, Access::Compaction, &ids, reserved)
             .await?;
         let (text, usage) = self
             .summarise(request, &create, id, &expanded.input)

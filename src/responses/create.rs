@@ -58,10 +58,11 @@ impl Responses {
         let remembered = request.turn.and_then(|turn| turn.continued.as_deref());
         let needs_store = remembered.is_none() && create.parent.is_in_store();
         let is_stored = self.will_store(&create, needs_store).await?;
-        let reader = self.state_reader(request.admitted.tenant, &create.model);
         let mut old_histories = 0;
         reserved.let_wait();
         loop {
+            // One for each reading: a reader counts what it has unpacked.
+            let reader = self.state_reader(request.admitted.tenant, &create.model);
             let mut history = match remembered {
                 Some(response) => self.remembered(response, reader.tenant, is_stored).await?,
                 None => {

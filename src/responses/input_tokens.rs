@@ -27,13 +27,10 @@ impl Responses {
         reserved: &mut Reservation<'_>,
     ) -> Answer {
         let create = CreateRequest::read_without_required(&request.body)?;
-        let reader = self.state_reader(request.admitted.tenant, &create.model);
-        let history = self
-            .history(&create.parent, &reader, Access::ReadOnly)
-            .await?;
         let ids = Ids::random(openai::random()?);
+        let tenant = request.admitted.tenant;
         let expanded = self
-            .expand(&create, history, &ids, &reader, Some(reserved))
+            .read_input(&create, tenant, Access::ReadOnly, &ids, reserved)
             .await?;
         let tokens = self
             .prompt_tokens(request, &create, &expanded.input)

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::client_state::{ClientState, StateReader, StateSigner};
 use super::engine_input::EngineInput;
-use super::history::{History, MAX_HISTORY_BYTES};
+use super::history::{Access, History, MAX_HISTORY_BYTES};
 use super::input::{self, InputContext, NewInput};
 use super::item::Ids;
 use super::request::{CreateRequest, Parent};
@@ -128,6 +128,30 @@ impl Responses {
             created_at: reader.now_s,
             store,
         })
+    }
+
+    /// Reads what a request continues and its new input, with nothing locked. Where there is no memory for both, they
+    /// are dropped, and read again once there is.
+    pub(super) async fn read_input(
+        &self,
+        create: &CreateRequest<'_>,
+        tenant: Tenant,
+        access: Access,
+        ids: &Ids,
+        reserved: &mut Reservation<'_>,
+    ) -> Result<ExpandedInput, ApiError> {
+        reserved.let_wait();
+        loop {
+            // One for each reading: a reader counts what it has unpacked.
+            let reader = self.state_reader(tenant, &create.model);
+            let history = self.history(&create.parent, &reader, access).await?;
+            let expanded = self
+                .expand(create, history, ids, &reader, Some(&mut *reserved))
+                .await;
+            if !reserved.wait_for_lacking().await? {
+                return expanded;
+            }
+        }
     }
 
     /// Reads the new input with everything it refers to, and appends it to the history. `reserved`: the memory of the

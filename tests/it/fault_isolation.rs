@@ -707,6 +707,47 @@ async fn a_body_that_waits_for_memory_holds_up_no_other_of_its_http2_connection(
 }
 
 #[tokio::test]
+async fn many_bodies_that_wait_for_memory_leave_their_http2_connection_to_others() {
+    let fleet = Fleet::start(&["sim"], |config| {
+        config.api.requests.max_total_body = 8 << 20;
+        config.api.requests.max_body_wait = too_long();
+    })
+    .await;
+    let body = chat(&"x".repeat(900 << 10), 1, false);
+    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
+    let held = 4 << 20;
+    eventually("four bodies are held", async || {
+        fleet
+            .has_metric(&format!("warmroute_request_body_bytes {held}"))
+            .await
+    })
+    .await;
+    // From the address of the uploads, which has its share. Together they would fill the window of the connection.
+    let connection = client::Http2::connect(fleet.router.api).await;
+    let mut large = tokio::task::JoinSet::new();
+    for _ in 0..32 {
+        large.spawn(connection.post(CHAT, &[], body.clone()));
+    }
+    let waits = "warmroute_request_bodies_waiting 8";
+    for _ in 0..24 {
+        let ended = tokio::time::timeout(too_long(), large.join_next()).await;
+        let (status, text) = ended.unwrap().unwrap().unwrap();
+        assert_eq!(status, 503, "{text}");
+        assert!(text.contains("router_overloaded"), "{text}");
+    }
+    assert!(fleet.has_metric(waits).await, "half of the window waits");
+    let innocent = [("x-forwarded-for", INNOCENT)];
+    for _ in 0..3 {
+        let other = connection.post(CHAT, &innocent, body.clone());
+        let (status, text) = tokio::time::timeout(too_long(), other).await.unwrap();
+        assert_eq!(status, 200, "{text}");
+    }
+    assert!(fleet.has_metric(waits).await, "they still wait");
+    drop(large);
+    finish(uploads, rest).await;
+}
+
+#[tokio::test]
 async fn a_key_salts_every_tenants_prompts() {
     let fleet = Fleet::start(&["sim"], |config| {
         config.tenant_salt_key = Secret::new("0123456789abcdef");

@@ -28,7 +28,7 @@ use crate::http::server::Upgraded;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::responses::websocket::lifetime::Lifetime;
-use crate::responses::websocket::memory::{TurnContext, TurnRecord};
+use crate::responses::websocket::memory::{BodyCounted, TurnContext, TurnRecord};
 use crate::responses::websocket::session::Session;
 use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
@@ -370,18 +370,19 @@ impl Live<'_> {
     }
 
     fn start(&mut self, turn: Turn) {
-        let record = TurnRecord::default();
+        let (record, counted) = (TurnRecord::default(), BodyCounted::default());
         let context = TurnContext {
             generates: turn.work.generates,
             continued: turn.continued,
             record: record.clone(),
+            counted: counted.clone(),
         };
         self.server = self.server.latest();
         let answer =
             self.server
                 .clone()
                 .turn(self.opener.clone(), self.tenant, turn.work.body, context);
-        let turn = RunningTurn::new(turn.number, turn.lane, record, Box::pin(answer));
+        let turn = RunningTurn::new(turn.number, turn.lane, record, counted, Box::pin(answer));
         self.turns.push(turn);
     }
 
@@ -395,12 +396,19 @@ impl Live<'_> {
             }
             let socket = &mut self.socket;
             let turn = &mut self.turns[index];
-            match turn.poll(cx, |event| {
+            let polled = turn.poll(cx, |event| {
                 let _ = Pin::new(&mut *socket).start_send(Message::text(event));
-            }) {
+            });
+            if let Some(number) = turn.take_counted() {
+                // Turns that start now are polled below.
+                let steps = self.session.on_counted(number);
+                self.take(steps);
+            }
+            match polled {
                 Poll::Pending => index += 1,
                 Poll::Ready(is_over) => {
                     has_progress = true;
+                    let turn = &mut self.turns[index];
                     let has_ended = is_over || turn.record.is_set();
                     let ended = turn.number.take_if(|_| has_ended);
                     let record = turn.record.clone();

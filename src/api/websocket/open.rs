@@ -23,7 +23,8 @@ metric_table! {
              long), `drain`, `unresponsive` (no answer to pings), `send_timeout` (the client reads nothing), `memory` (none for \
              a large message of it), `protocol` (bytes that are no WebSocket's, or a message that is too large).",
         pub(super) memory: gauge "warmroute_websocket_memory_bytes"
-            "What all WebSockets together remember of responses, and turns that wait on them.",
+            "What all WebSockets together remember of responses, and turns that wait on them or for memory of \
+             `api.max_total_body`.",
         pub(super) limited: counters "warmroute_websocket_limits_reached_total" ["bound"]
             "What bounds of a WebSocket refused or forgot, by bound: `queue` (a turn was refused), `lanes` (a turn named one \
              lane too many), `memory` (the latest response of a lane was forgotten), `messages` (a large message was not read \

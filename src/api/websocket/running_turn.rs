@@ -11,7 +11,7 @@ use super::outgoing::Events;
 use crate::api::access_log::LoggedBody;
 use crate::responses::websocket::client_frame::Lane;
 use crate::responses::websocket::error_frame;
-use crate::responses::websocket::memory::TurnRecord;
+use crate::responses::websocket::memory::{BodyCounted, TurnRecord};
 use crate::responses::websocket::step::TurnNumber;
 
 /// An error body is the router's own; more is not read of it.
@@ -25,6 +25,8 @@ pub(super) struct RunningTurn {
     pub(super) number: Option<TurnNumber>,
     lane: Lane,
     pub(super) record: TurnRecord,
+    /// None once the session knows that the memory of bodies counts this turn's.
+    uncounted: Option<BodyCounted>,
     state: TurnState,
 }
 
@@ -42,13 +44,27 @@ enum TurnState {
 }
 
 impl RunningTurn {
-    pub(super) fn new(number: TurnNumber, lane: Lane, record: TurnRecord, answer: Answer) -> Self {
+    pub(super) fn new(
+        number: TurnNumber,
+        lane: Lane,
+        record: TurnRecord,
+        counted: BodyCounted,
+        answer: Answer,
+    ) -> Self {
         Self {
             number: Some(number),
             lane,
             record,
+            uncounted: Some(counted),
             state: TurnState::Asking(answer),
         }
+    }
+
+    /// The number of the turn, once, as soon as the memory of bodies counts its body.
+    pub(super) fn take_counted(&mut self) -> Option<TurnNumber> {
+        let number = self.number?;
+        let counted = self.uncounted.take_if(|counted| counted.is_set());
+        counted.map(|_| number)
     }
 
     /// Ready with each piece of the answer that was sent, and with true at its end. The answer's head alone is no piece:

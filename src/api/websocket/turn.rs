@@ -94,6 +94,7 @@ impl ApiServer {
         let claim = self.claim(&context, &opener.headers);
         let mut reserved = self.bodies.start(claim, bytes).await?;
         reserved.grow(bytes).await?;
+        turn.counted.set();
         debug!(%id, tenant = %admitted.tenant, bytes, "turn");
         let call = ClientRequest {
             headers: headers.as_ref().unwrap_or(&opener.headers),

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
 use super::activity::{Activity, Busy};
+use super::window::{Unread, Window};
 
 /// A request's body. The connection is between two requests only once this has come to its end.
 #[derive(Debug)]
@@ -19,6 +20,10 @@ pub struct RequestBody {
     unread: Option<Arc<Activity>>,
     /// What nobody wants of it may be read all the same, so that the connection can be used again.
     is_discardable: bool,
+    /// A part of it was read.
+    is_begun: bool,
+    /// That of its connection over HTTP/2.
+    window: Option<Arc<Window>>,
 }
 
 #[derive(Debug)]
@@ -36,14 +41,22 @@ impl From<mpsc::Receiver<Bytes>> for RequestBody {
             source: Source::Piped(pieces),
             unread: None,
             is_discardable: false,
+            is_begun: false,
+            window: None,
         }
     }
 }
 
 impl RequestBody {
     /// `is_promised`: the client sends it only once somebody reads (`Expect: 100-continue`).
-    pub(super) fn new(incoming: Incoming, activity: &Arc<Activity>, is_promised: bool) -> Self {
-        let has_more = !incoming.is_end_stream() && !activity.is_http2();
+    pub(super) fn new(
+        incoming: Incoming,
+        activity: &Arc<Activity>,
+        window: &Arc<Window>,
+        is_promised: bool,
+    ) -> Self {
+        let is_http2 = activity.is_http2();
+        let has_more = !incoming.is_end_stream() && !is_http2;
         if has_more {
             activity.begin_body();
         }
@@ -51,6 +64,17 @@ impl RequestBody {
             source: Source::Connection(incoming),
             unread: has_more.then(|| activity.clone()),
             is_discardable: !is_promised,
+            is_begun: false,
+            window: is_http2.then(|| window.clone()),
+        }
+    }
+
+    /// Whoever does not read on for a while keeps this meanwhile. `None`: bodies that are not read hold so much of the
+    /// connection's window that uploads of others would stand still.
+    pub fn leave_unread(&self) -> Option<Unread> {
+        match &self.window {
+            Some(window) => window.hold(self.size_hint().upper(), self.is_begun),
+            None => Some(Unread::default()),
         }
     }
 }
@@ -86,7 +110,11 @@ impl Body for RequestBody {
         };
         let polled = Pin::new(&mut *incoming).poll_frame(cx);
         let is_end = match &polled {
-            Poll::Ready(Some(Ok(_))) => incoming.is_end_stream(),
+            Poll::Ready(Some(Ok(_))) => {
+                let is_end = incoming.is_end_stream();
+                self.is_begun = true;
+                is_end
+            }
             Poll::Ready(None) => true,
             Poll::Ready(Some(Err(_))) => {
                 // hyper closes the connection.

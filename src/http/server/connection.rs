@@ -30,12 +30,14 @@ use tracing::debug;
 
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
+use super::head::{MAX_HTTP2_HEAD, MAX_REQUEST_HEAD, OversizedHead, is_too_large};
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
 use super::protocol::protocol_of;
 use super::settings::Settings;
 use super::upgrade::{Upgrade, Upgraded};
 use super::watched::Watched;
+use super::window::{STREAM_WINDOW_BYTES, Window};
 use crate::http::drain::Tasks;
 use crate::http::tls::{self, ClientNames, Protocol, Socket};
 use crate::http::{BodyError, proxy_protocol};
@@ -48,14 +50,8 @@ const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 /// A connection without a request for this long gives its buffers back. Clients that send one request after the other
 /// keep theirs.
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
-/// A larger head of a request is refused (431). Over HTTP/2 each of its fields counts 32 bytes more.
-const MAX_REQUEST_HEAD: u32 = 64 << 10;
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
 const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
-/// What one HTTP/2 stream may have sent that nobody has read: a small part of the connection's window, so that a body
-/// that is not read yet does not stop all others of its connection. An upload gets one window in each round trip, which
-/// is still a megabyte a second over 250 ms.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -115,6 +111,7 @@ where
         };
         let handler = self.clone();
         let upgrade = Upgrade::default();
+        let window = Window::new(self.settings.http2_connection_window);
         let service = service_fn({
             let activity = activity.clone();
             let upgrade = upgrade.clone();
@@ -122,7 +119,10 @@ where
                 let busy = activity.begin(request.version());
                 let is_promised = request.headers().contains_key(EXPECT);
                 let mut request =
-                    request.map(|body| RequestBody::new(body, &activity, is_promised));
+                    request.map(|body| RequestBody::new(body, &activity, &window, is_promised));
+                if is_too_large(&request) {
+                    request.extensions_mut().insert(OversizedHead);
+                }
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
                 }
@@ -176,10 +176,14 @@ impl<H> Listener<H> {
             activity: activity.clone(),
             reset: self.metrics.reset.clone(),
         };
+        let max_head = match self.on_malformed {
+            Some(_) => MAX_HTTP2_HEAD,
+            None => MAX_REQUEST_HEAD,
+        };
         let mut builder = http2::Builder::new(executor);
         builder
             .max_concurrent_streams(self.settings.max_http2_streams)
-            .max_header_list_size(MAX_REQUEST_HEAD)
+            .max_header_list_size(max_head)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(self.settings.http2_connection_window);
         let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);

@@ -46,31 +46,40 @@ impl Responses {
         // A background response exists only in the store, so it cannot be served without one.
         self.store.admit().await?;
         self.background.wait_for_lease().await?;
-        let reader = self.state_reader(tenant, &create.model);
-        let mut history = self
-            .history(&create.parent, &reader, Access::Exclusive)
-            .await?;
-        let mut lock = history.take_lock();
-        let is_in_conversation = history.conversation.is_some();
-        let prepared = self
-            .prepare(create, history, &reader, true, create.store, reserved)
-            .await;
-        let ready = prepared.and_then(|prepared| {
-            let has_state = prepared.client_state.is_some();
-            let is_portable = !has_state && !is_in_conversation;
-            let token = lock.as_ref().filter(|_| !has_state).map(|lock| lock.token);
-            self.admit_background(request, create, prepared, is_portable, token, reserved)
-        });
-        let (record, mut job, guard) = match ready {
-            Ok(ready) => ready,
-            Err(error) => {
-                if let Some(lock) = lock {
-                    lock.release().await;
+        reserved.let_wait();
+        let (record, job, guard) = loop {
+            // One for each reading: a reader counts what it has unpacked.
+            let reader = self.state_reader(tenant, &create.model);
+            let mut history = self
+                .history(&create.parent, &reader, Access::Exclusive)
+                .await?;
+            let lock = history.take_lock();
+            let is_in_conversation = history.conversation.is_some();
+            let prepared = self
+                .prepare(create, history, &reader, true, create.store, reserved)
+                .await;
+            let ready = prepared.and_then(|prepared| {
+                let has_state = prepared.client_state.is_some();
+                let is_portable = !has_state && !is_in_conversation;
+                let token = lock.as_ref().filter(|_| !has_state).map(|lock| lock.token);
+                self.admit_background(request, create, prepared, is_portable, token, reserved)
+            });
+            match ready {
+                Ok((record, mut job, guard)) => {
+                    job.conversation = lock;
+                    break (record, job, guard);
                 }
-                return Err(error);
+                Err(error) => {
+                    if let Some(lock) = lock {
+                        lock.release().await;
+                    }
+                    // The history is dropped meanwhile, and other responses of its conversation go on.
+                    if !reserved.wait_for_lacking().await? {
+                        return Err(error);
+                    }
+                }
             }
         };
-        job.conversation = lock.take();
         let key = guard.key;
         let response = record.content.response.clone();
         let run = guard.run.clone();
@@ -158,6 +167,7 @@ impl Responses {
             request: stored,
             headers: request.headers.clone(),
             id: request.context.id,
+            client: request.context.client,
             new_items,
             conversation: None,
             client_state: prepared.client_state.take(),

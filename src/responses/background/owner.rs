@@ -281,6 +281,8 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         let (may_look, is_lost) = (waiting.may_look(now, key), waiting.is_lost(now, key));
         (waiting.bytes(key), may_look, is_lost)
     };
+    // Without tenants all orphans are of this client, and keep no more together than one client may. With an owner
+    // each, those of one client could take the memory of all others; so one waits until others have ended.
     let client = ClientKey::of_tenant(key.tenant);
     let mut memory = known_bytes.and_then(|bytes| background.bodies.try_keep(client, bytes));
     // Its owner may still run it, and the take-over would end that run. So there must be memory first, even for one
@@ -390,7 +392,7 @@ fn run_orphan(
     }
     match stored_request {
         Some(request) => {
-            let job = Job::taken_over(request, kept);
+            let job = Job::taken_over(request, client, kept);
             run::spawn_taken_over(responses.clone(), job, guard);
         }
         None if adopted.status.is_terminal() => {}

@@ -57,6 +57,9 @@ pub(super) struct Job {
     /// The client's headers; empty after a take-over.
     pub(super) headers: HeaderMap,
     pub(super) id: RequestId,
+    /// With whose requests it takes turns. Nobody knows the address of the client of a run that was taken over: without
+    /// tenants, those of all clients are one client's.
+    pub(super) client: ClientKey,
     /// The new input items, if a conversation gets them.
     pub(super) new_items: Vec<Item>,
     pub(super) conversation: Option<ConversationLock>,
@@ -66,11 +69,12 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn taken_over(request: StoredRequest, memory: KeptBody) -> Self {
+    pub(super) fn taken_over(request: StoredRequest, client: ClientKey, memory: KeptBody) -> Self {
         Self {
             request,
             headers: HeaderMap::new(),
             id: RequestId::new(fastrand::u128(..)),
+            client,
             new_items: Vec::new(),
             conversation: None,
             client_state: None,
@@ -168,14 +172,13 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
                 if let Some(anew) = runner.set_up_conversation(&current).await {
                     current = Cow::Owned(anew);
                 }
-                let client = ClientKey::of_tenant(key.tenant);
                 let context = RequestContext {
                     charge: ChargeId::Response(key.id),
                     response: Some(key.id),
                     kind: RequestKind::Background,
                     deadline: Some(until.into_std()),
                     summary: summary.clone(),
-                    ..RequestContext::new(job.id, client, key.tenant, observe::now())
+                    ..RequestContext::new(job.id, job.client, key.tenant, observe::now())
                 };
                 let call = EngineCall {
                     progress: progress.as_ref(),

@@ -1,6 +1,8 @@
 //! What a connection remembers of a response, and what a turn leaves for it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -43,6 +45,21 @@ pub(crate) struct TurnContext {
     /// The response it continues, if its connection remembers that.
     pub(crate) continued: Option<Arc<Remembered>>,
     pub(crate) record: TurnRecord,
+    pub(crate) counted: BodyCounted,
+}
+
+/// Whether the memory of bodies (`api.max_total_body`) counts the body of a turn; before, its connection does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BodyCounted(Arc<AtomicBool>);
+
+impl BodyCounted {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Relaxed)
+    }
 }
 
 impl TurnContext {

@@ -2,6 +2,8 @@
 //!
 //! - Within a lane turns run one after the other, in the order of their frames. Turns of different lanes run side by
 //!   side, at most [`TURNS_MAX`] at a time; those that wait start in the order of their frames.
+//! - A turn that has started waits for the memory of its body. Until it has that, its body counts here; while such
+//!   turns have too many bytes together, no other one starts.
 //! - A lane remembers its latest response. A turn finds the response that it continues when it starts, in any lane, and
 //!   keeps it: another turn may move its lane on meanwhile.
 //! - A continuation that fails makes its own lane forget the response it named. A fork from another lane does not.
@@ -44,6 +46,8 @@ struct Running {
     lane: usize,
     /// The response that the client named.
     previous: Option<ResponseId>,
+    /// The size of its body, until the memory of bodies counts that.
+    starting_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -73,6 +77,8 @@ pub struct Session {
     queue: VecDeque<Waiting>,
     queued_bytes: u64,
     running: Vec<Running>,
+    /// Those of all running turns.
+    starting_bytes: u64,
     turns: u64,
     order: u64,
     memory_bytes: u64,
@@ -90,6 +96,7 @@ impl Session {
             queue: VecDeque::new(),
             queued_bytes: 0,
             running: Vec::new(),
+            starting_bytes: 0,
             turns: 0,
             order: 0,
             memory_bytes: 0,
@@ -98,9 +105,9 @@ impl Session {
         }
     }
 
-    /// Bytes of what is remembered and of what waits.
+    /// Bytes of what is remembered, and of what waits in the queue or for memory.
     pub fn bytes(&self) -> u64 {
-        self.memory_bytes + self.queued_bytes
+        self.memory_bytes + self.queued_bytes + self.starting_bytes
     }
 
     pub fn is_busy(&self) -> bool {
@@ -151,9 +158,8 @@ impl Session {
             return refuse(ApiError::too_many_streams(LANES_MAX), &lane, steps);
         };
         let bytes = work.as_ref().map_or(0, |work| work.body.len() as u64);
-        let starts_now = !self.lanes[index].is_running
-            && self.running.len() < TURNS_MAX
-            && self.queue.iter().all(|waiting| waiting.lane != index);
+        let starts_now =
+            !self.lanes[index].is_running && self.may_start(bytes) && self.next_ready().is_none();
         let is_full = self.queue.len() >= self.bounds.queued_turns
             || self.queued_bytes + bytes > self.bounds.queued_bytes
             || bytes > room;
@@ -192,14 +198,26 @@ impl Session {
         Some(self.lanes.len() - 1)
     }
 
+    /// Where the first turn of the queue is whose lane is free.
+    fn next_ready(&self) -> Option<usize> {
+        let mut queue = self.queue.iter();
+        queue.position(|waiting| !self.lanes[waiting.lane].is_running)
+    }
+
+    /// Whether a turn with a body of this size may start beside those that run.
+    fn may_start(&self, bytes: u64) -> bool {
+        let fits = self.starting_bytes == 0
+            || self.starting_bytes.saturating_add(bytes) <= self.bounds.starting_bytes;
+        fits && self.running.len() < TURNS_MAX
+    }
+
     /// Starts the turns that may run, oldest frame first.
     fn start_ready(&mut self, steps: &mut Steps) {
-        while self.running.len() < TURNS_MAX {
-            let lanes = &self.lanes;
-            let mut queue = self.queue.iter();
-            let Some(next) = queue.position(|waiting| !lanes[waiting.lane].is_running) else {
+        while let Some(next) = self.next_ready() {
+            // A smaller one does not pass it: it could be passed for ever.
+            if !self.may_start(self.queue[next].bytes) {
                 return;
-            };
+            }
             let Some(waiting) = self.queue.remove(next) else {
                 return;
             };
@@ -212,6 +230,7 @@ impl Session {
                     continue;
                 }
             };
+            self.starting_bytes += waiting.bytes;
             self.turns += 1;
             let number = TurnNumber(self.turns);
             let continued = waiting.previous.and_then(|id| self.find(id));
@@ -226,8 +245,20 @@ impl Session {
                 number,
                 lane: waiting.lane,
                 previous: waiting.previous,
+                starting_bytes: waiting.bytes,
             });
         }
+    }
+
+    /// The memory of bodies counts the body of a turn from now on.
+    pub fn on_counted(&mut self, number: TurnNumber) -> Steps {
+        let mut steps = Steps::new();
+        let mut running = self.running.iter_mut();
+        if let Some(turn) = running.find(|turn| turn.number == number) {
+            self.starting_bytes -= std::mem::take(&mut turn.starting_bytes);
+            self.start_ready(&mut steps);
+        }
+        steps
     }
 
     fn find(&self, id: ResponseId) -> Option<Arc<Remembered>> {
@@ -260,6 +291,7 @@ impl Session {
             return steps;
         };
         let running = self.running.remove(index);
+        self.starting_bytes -= running.starting_bytes;
         self.lanes[running.lane].is_running = false;
         match end {
             TurnEnd::Failed => self.forget(running.lane, running.previous),

@@ -38,7 +38,8 @@ pub struct Settings {
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_message_size: u64,
-    /// Turns of one connection that wait, because their lane is busy or 16 turns run; beyond it they get the error 429.
+    /// Turns of one connection that wait, because their lane is busy, 16 turns run, or 16 MiB of turns before them wait
+    /// for memory; beyond it they get the error 429.
     #[serde(skip)]
     pub max_queued_turns: u32,
     /// What one connection remembers and has waiting; the lanes used least recently are forgotten beyond it, and
@@ -46,8 +47,9 @@ pub struct Settings {
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_memory: u64,
-    /// The same of all connections together, and messages above 64 KiB of which a part has come. Beyond it nothing more is
-    /// remembered, no turn waits, and a connection with such a message is closed (1013).
+    /// The same of all connections together, messages above 64 KiB of which a part has come, and turns that wait for
+    /// memory of `api.max_total_body`. Beyond it nothing more is remembered, no turn waits in a queue, and a connection
+    /// with such a message is closed (1013).
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_total_memory: u64,

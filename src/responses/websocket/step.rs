@@ -44,11 +44,17 @@ pub type Steps = SmallVec<[Step; 2]>;
 /// Size of the turns of one connection that wait, together; beyond it they get the error 429.
 const MAX_QUEUED_BYTES: u64 = 12 << 20;
 
+/// Size of the turns of one connection that have started and whose bodies `api.max_total_body` does not count yet,
+/// together; beyond it the next ones stay in the queue. As much as one message may have by default. A turn that is larger
+/// starts alone.
+const MAX_STARTING_BYTES: u64 = 16 << 20;
+
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub queued_turns: usize,
     pub queued_bytes: u64,
+    pub starting_bytes: u64,
     pub memory_bytes: u64,
     /// For the error of a connection that is too old.
     pub age_minutes: u64,
@@ -59,6 +65,7 @@ impl Bounds {
         Self {
             queued_turns: settings.max_queued_turns as usize,
             queued_bytes: MAX_QUEUED_BYTES,
+            starting_bytes: MAX_STARTING_BYTES,
             memory_bytes: settings.max_memory,
             age_minutes: settings.max_age.as_secs().div_ceil(60),
         }

@@ -28,6 +28,8 @@ const STOP: &str =
     "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 
+const WAITING: &str = "warmroute_request_bodies_waiting";
+
 /// Takes one step of the budget.
 const LONG: usize = 200 << 10;
 const STEP: f64 = (256 << 10) as f64;
@@ -159,6 +161,44 @@ async fn a_history_without_memory_is_refused_until_there_is_some() {
     // The refusal has left the conversation unlocked.
     let mut live = client::open(router.api, "POST", PATH, &[], short.to_string()).await;
     live.until("output_text.delta").await;
+}
+
+#[tokio::test]
+async fn a_history_waits_for_memory_whatever_it_is_read_for() {
+    let stub = endless().await;
+    let router = router(&stub, 600 << 10, |config| {
+        config.api.requests.max_body_wait = too_long();
+    })
+    .await;
+    let items = json!({"items": [{"role": "user", "content": "x".repeat(LONG)}]});
+    let conversation = client::post(router.api, "/v1/conversations", items.to_string()).await;
+    let id = conversation.json()["id"].clone();
+    let running = create(&router, &asking(LONG, json!({"background": true}))).await;
+    let send = |path: &'static str, more: Value| {
+        let (api, body) = (router.api, asking(1, more).to_string());
+        tokio::spawn(async move { client::post(api, path, body).await })
+    };
+    let waiting = async |count: f64| metric(&router, WAITING).await == count;
+    let created = send(PATH, json!({"conversation": id, "background": true}));
+    eventually("the create waits", async || waiting(1.0).await).await;
+    let counting = send("/v1/responses/input_tokens", json!({"conversation": id}));
+    eventually("the count waits", async || waiting(2.0).await).await;
+    let compacting = send("/v1/responses/compact", json!({"conversation": id}));
+    eventually("the compaction waits", async || waiting(3.0).await).await;
+    for waits in [counting, compacting] {
+        waits.abort();
+    }
+    eventually("their clients have left", async || waiting(1.0).await).await;
+    // A wait leaves the conversation unlocked.
+    let item = json!({"items": [{"role": "user", "content": "y"}]}).to_string();
+    let path = format!("/v1/conversations/{}/items", id.as_str().unwrap());
+    let added = client::post(router.api, &path, item).await;
+    assert_eq!(added.status, 200, "{}", added.text());
+    assert_eq!(cancel(&router, &running).await.status, 200);
+    let created = tokio::time::timeout(too_long(), created).await.unwrap();
+    let created = created.unwrap();
+    assert_eq!(created.status, 200, "{}", created.text());
+    assert_eq!(created.json()["status"], "queued");
 }
 
 /// Stores a response whose input is one message with so many bytes of text. Returns the id of the message.

@@ -92,6 +92,27 @@ async fn a_head_may_be_as_large_as_over_http1() {
 }
 
 #[tokio::test]
+async fn a_head_that_is_too_large_gets_the_same_error_as_over_http1() {
+    let cluster = Cluster::fast(1).await;
+    let connection = client::Http2::connect(cluster.router.api).await;
+    let errors = "warmroute_request_errors_total";
+    let counted = ["status=\"431\"", "code=\"headers_too_large\""];
+    for (length, total) in [(66 << 10, 1.0), (120 << 10, 2.0)] {
+        let value = "x".repeat(length);
+        let headers = [("x-mine", &*value)];
+        let answer = connection.post(CHAT, &headers, chat("x", 1, false));
+        let (status, text) = tokio::time::timeout(too_long(), answer).await.unwrap();
+        assert_eq!(status, 431, "{length}: {text}");
+        assert!(text.contains("headers_too_large"), "{length}: {text}");
+        assert_eq!(cluster.metric(errors, &counted).await, total);
+    }
+    // The connection goes on.
+    let answer = connection.post(CHAT, &[], chat("x", 1, false));
+    let (status, text) = tokio::time::timeout(too_long(), answer).await.unwrap();
+    assert_eq!(status, 200, "{text}");
+}
+
+#[tokio::test]
 async fn an_idle_http2_connection_is_closed_with_a_goaway() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.api.advanced.idle_timeout = Duration::from_millis(300);

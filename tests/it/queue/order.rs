@@ -1,9 +1,12 @@
 //! Who is next.
 
+use serde_json::json;
 use warmroute::openai::tenant::TenantSpec;
 
-use super::{Blocker, Waiter, block, cluster, wait, with_queue};
+use super::{Blocker, Waiter, block, cluster, wait, waiting, with_queue};
+use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::failures::several_clients;
 
 /// The first words of what the first engine got after its first request, in their order.
 pub(super) async fn arrivals(cluster: &Cluster) -> Vec<String> {
@@ -112,6 +115,37 @@ async fn tenants_take_turns_however_many_requests_one_has() {
     }
     let order = arrivals(&cluster).await.concat();
     assert_eq!(order, "fqfqffff");
+}
+
+#[tokio::test]
+async fn background_responses_of_several_addresses_take_turns_without_tenants() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        with_queue(config, |_| {});
+        several_clients(config);
+    })
+    .await;
+    let blocker = block(&cluster, "busy ").await;
+    let clients = [("192.0.2.1", "flood"); 4].into_iter();
+    for (number, (address, label)) in (1..).zip(clients.chain([("192.0.2.2", "quiet"); 2])) {
+        let body =
+            json!({"model": "sim", "input": label, "max_output_tokens": 1, "background": true});
+        let headers = [("x-forwarded-for", address)];
+        let (api, path) = (cluster.router.api, "/v1/responses");
+        let created = client::send(api, "POST", path, &headers, body.to_string()).await;
+        assert_eq!(created.status, 200, "{}", created.text());
+        eventually("it waits", async || waiting(&cluster).await == number).await;
+    }
+    drop(blocker);
+    let order = async || {
+        let stats = cluster.engines[0].stats().await;
+        let posts = stats.last.iter().filter(|request| request.method == "POST");
+        let is_quiet = |body: &[u8]| String::from_utf8_lossy(body).contains("quiet");
+        let labels = posts.map(|post| if is_quiet(&post.body) { "q" } else { "f" });
+        labels.skip(1).collect::<String>()
+    };
+    eventually("all were sent", async || order().await.len() == 6).await;
+    let order = order().await;
+    assert!(order.ends_with("ff"), "{order}");
 }
 
 #[tokio::test]

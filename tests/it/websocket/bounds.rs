@@ -9,7 +9,8 @@ use warmroute::openai::tenant::TenantSpec;
 
 use super::socket::{PATH, Socket, id, kinds};
 use crate::client;
-use crate::cluster::{Cluster, Router, eventually, fast, unhurried};
+use crate::cluster::{Cluster, Router, chat, eventually, fast, unhurried};
+use crate::patience::too_long;
 use crate::reload::{Folder, applied, engines, text, workers};
 use crate::stub::Stub;
 
@@ -189,6 +190,39 @@ async fn a_message_for_which_no_memory_is_left_closes_its_connection() {
     other.respond(json!({})).await;
     let bytes = "warmroute_websocket_memory_bytes";
     assert!(cluster.metric(bytes, &[]).await < 4096.0);
+}
+
+#[tokio::test]
+async fn a_turn_that_waits_for_memory_counts_meanwhile() {
+    let cluster = with(|config| {
+        config.api.requests.max_total_body = 2 << 20;
+        config.api.requests.max_body_wait = too_long();
+    })
+    .await;
+    let api = cluster.router.api;
+    let upload = chat(&"x".repeat(900 << 10), 1, false);
+    let (uploads, _) = client::unfinished_uploads(api, "/v1/chat/completions", &upload, 1).await;
+    let share = f64::from(1 << 20);
+    eventually("the upload has its client's share", async || {
+        cluster.metric("warmroute_request_body_bytes", &[]).await == share
+    })
+    .await;
+    let mut socket = Socket::open(api).await;
+    socket.create(json!({"input": "x".repeat(300 << 10)})).await;
+    eventually("the turn waits", async || {
+        let waiting = cluster.metric("warmroute_request_bodies_waiting", &[]);
+        waiting.await == 1.0
+    })
+    .await;
+    let bytes = "warmroute_websocket_memory_bytes";
+    assert!(cluster.metric(bytes, &[]).await > 300_000.0);
+    drop(uploads);
+    socket.turn().await;
+    drop(socket);
+    eventually("it is given back", async || {
+        cluster.metric(bytes, &[]).await == 0.0
+    })
+    .await;
 }
 
 #[tokio::test]

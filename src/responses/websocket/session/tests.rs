@@ -24,12 +24,15 @@ fn id(number: u64) -> ResponseId {
 struct Rig {
     session: Session,
     running: Vec<(String, TurnNumber)>,
+    /// Turns find memory for their bodies as soon as they start.
+    has_memory: bool,
 }
 
 fn bounds() -> Bounds {
     Bounds {
         queued_turns: 64,
         queued_bytes: 1 << 20,
+        starting_bytes: 1 << 20,
         memory_bytes: 1 << 20,
         age_minutes: 60,
     }
@@ -40,11 +43,13 @@ impl Rig {
         Self {
             session: Session::new(bounds),
             running: Vec::new(),
+            has_memory: true,
         }
     }
 
     fn take(&mut self, steps: Steps) -> Vec<String> {
         let mut found = Vec::new();
+        let mut started = Vec::new();
         for step in steps {
             found.push(match step {
                 Step::Send(frame) => {
@@ -61,12 +66,27 @@ impl Rig {
                         .continued
                         .map(|response| format!(" after {}", response.id.own()));
                     self.running.push((lane.clone(), turn.number));
+                    started.push(turn.number);
                     format!("start {lane}{}", after.unwrap_or_default())
                 }
                 Step::Close(reason) => format!("close {reason:?}"),
             });
         }
+        if self.has_memory {
+            for number in started {
+                let steps = self.session.on_counted(number);
+                assert!(steps.is_empty(), "nothing waited for memory");
+            }
+        }
         found
+    }
+
+    /// The body of the lane's turn has found memory.
+    fn counts(&mut self, lane: &str) -> Vec<String> {
+        let mut running = self.running.iter();
+        let (_, number) = running.find(|(of, _)| of == lane).unwrap();
+        let steps = self.session.on_counted(*number);
+        self.take(steps)
     }
 
     fn frame(&mut self, text: &str) -> Vec<String> {
@@ -258,6 +278,50 @@ fn a_full_queue_refuses_and_forgets_nothing() {
     let large = format!(r#","input":"{}""#, "x".repeat(60));
     assert_eq!(rig.create_with("a", 0, &large), ["websocket_queue_full a"]);
     assert_eq!(rig.create_with("b", 0, &large), ["start b"]);
+}
+
+#[test]
+fn turns_that_wait_for_memory_count_and_let_only_so_many_others_start() {
+    let mut rig = Rig::new(Bounds {
+        starting_bytes: 250,
+        ..bounds()
+    });
+    rig.has_memory = false;
+    let large = format!(r#","input":"{}""#, "x".repeat(150));
+    assert_eq!(rig.create_with("a", 0, &large), ["start a"]);
+    let bytes = rig.session.bytes();
+    assert!((150..200).contains(&bytes), "{bytes}");
+    assert_eq!(rig.create_with("b", 0, &large), [""; 0]);
+    // One that would fit does not pass the one that does not.
+    assert_eq!(rig.create("c", 0), [""; 0]);
+    assert!(rig.session.bytes() > 2 * bytes);
+    assert_eq!(rig.counts("a"), ["start b", "start c"]);
+    assert_eq!(rig.counts("a"), [""; 0], "it counts once");
+    // One that ends before waits no longer.
+    assert_eq!(rig.create_with("d", 0, &large), [""; 0]);
+    assert_eq!(rig.end("b", TurnEnd::Failed), ["start d"]);
+    for lane in ["a", "c", "d"] {
+        assert_eq!(rig.end(lane, TurnEnd::Failed), [""; 0]);
+    }
+    assert_eq!(rig.session.bytes(), 0);
+    assert_eq!(rig.session.take_bitten(), Bitten::default());
+}
+
+#[test]
+fn turns_behind_one_that_waits_for_memory_fill_the_queue_and_a_larger_one_starts_alone() {
+    let mut rig = Rig::new(Bounds {
+        queued_turns: 1,
+        starting_bytes: 100,
+        ..bounds()
+    });
+    rig.has_memory = false;
+    let large = format!(r#","input":"{}""#, "x".repeat(150));
+    assert_eq!(rig.create_with("a", 0, &large), ["start a"]);
+    assert_eq!(rig.create("b", 0), [""; 0]);
+    assert_eq!(rig.create("c", 0), ["websocket_queue_full c"]);
+    assert_eq!(rig.session.take_bitten().queue, 1);
+    assert_eq!(rig.counts("a"), ["start b"]);
+    assert_eq!(rig.create("c", 0), ["start c"]);
 }
 
 #[test]
