@@ -69,8 +69,9 @@ struct Giving {
     wanted: Option<Instant>,
     /// Since when the last shard ends to give its place away.
     ending_since: Option<Instant>,
-    /// The batch that has given a place away last, and when.
-    given: Option<(DocumentKey, Instant)>,
+    /// The batches that have given a place away within [`WANTED_FOR`], and when. They are few: for each, a shard has
+    /// ended, and a batch without any has found no place after the one before.
+    given: BTreeMap<DocumentKey, Instant>,
 }
 
 /// A shard that ends to give its place away. There is no other one until this is dropped or has lasted for
@@ -160,7 +161,9 @@ impl Works {
 
     /// A shard of this batch has given its place away.
     pub(super) fn on_place_given(&self, now: Instant, key: &DocumentKey) {
-        self.giving.lock().given = Some((key.clone(), now));
+        let given = &mut self.giving.lock().given;
+        given.retain(|_, at| is_recent(now, *at));
+        given.insert(key.clone(), now);
     }
 
     /// Whether others come before a batch: a work of it has stalled, or a shard has given its place away just now.
@@ -169,8 +172,8 @@ impl Works {
             return true;
         }
         let giving = self.giving.lock();
-        let given = giving.given.as_ref();
-        given.is_some_and(|(giver, at)| giver == key && is_recent(now, *at))
+        let given = giving.given.get(key);
+        given.is_some_and(|at| is_recent(now, *at))
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -420,6 +423,29 @@ mod tests {
         works.on_stall(later, &first);
         let after = later + Duration::from_secs(60);
         assert_eq!(turn(after, &other), turn(after, &first));
+    }
+
+    #[test]
+    fn of_two_batches_that_have_given_places_away_neither_takes_its_own_back() {
+        let (works, _) = works();
+        let [first, second, other] = ["1", "2", "3"].map(batch_key);
+        let now = observe::now();
+        let turn = |now, key: &DocumentKey| works.turn(now, key, Some(Work::Shard(9)));
+        works.on_place_given(now, &first);
+        let soon = now + WANTED_FOR / 2;
+        works.on_place_given(soon, &second);
+        for giver in [&first, &second] {
+            assert!(turn(soon, &other) < turn(soon, giver));
+            // It asks nobody for a place meanwhile.
+            works.on_no_room(soon, giver, Work::Shard(0));
+            assert!(works.end_for_another(soon).is_none());
+        }
+        let later = now + WANTED_FOR;
+        assert_eq!(turn(later, &other), turn(later, &first));
+        assert!(turn(later, &other) < turn(later, &second));
+        // What is over is forgotten.
+        works.on_place_given(later, &other);
+        assert_eq!(works.giving.lock().given.len(), 2);
     }
 
     #[test]
