@@ -57,6 +57,9 @@ pub struct Works {
     running: Mutex<Running>,
     stalls: Mutex<Stalls>,
     giving: Mutex<Giving>,
+    /// Batches of which this replica's configuration refuses a model, and until when their validation is left to
+    /// others, in Unix milliseconds. They are bounded: of each, the input was read here within the last minute.
+    refused: Mutex<BTreeMap<DocumentKey, u64>>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
     shards: IntGauge,
@@ -111,6 +114,7 @@ impl Works {
             running: Mutex::default(),
             stalls: Mutex::default(),
             giving: Mutex::default(),
+            refused: Mutex::default(),
             wake: Notify::new(),
             shards,
         })
@@ -221,6 +225,19 @@ impl Works {
     /// while.
     pub(super) fn on_stall(&self, now: Instant, key: &DocumentKey) {
         self.stalls.lock().on_stall(now, key);
+    }
+
+    /// A model of a batch is refused here, and its validation is left to others until then.
+    pub(super) fn on_refusal(&self, now_ms: u64, key: &DocumentKey, until_ms: u64) {
+        let mut refused = self.refused.lock();
+        refused.retain(|_, until_ms| now_ms < *until_ms);
+        refused.insert(key.clone(), until_ms);
+    }
+
+    /// Whether a batch's validation is left to others.
+    pub(super) fn leaves_validation(&self, now_ms: u64, key: &DocumentKey) -> bool {
+        let refused = self.refused.lock();
+        refused.get(key).is_some_and(|until_ms| now_ms < *until_ms)
     }
 
     /// A work is done.
@@ -423,6 +440,17 @@ mod tests {
         works.on_stall(later, &first);
         let after = later + Duration::from_secs(60);
         assert_eq!(turn(after, &other), turn(after, &first));
+    }
+
+    #[test]
+    fn a_validation_is_left_to_others_for_a_time() {
+        let (works, _) = works();
+        let [refused, other] = ["1", "2"].map(batch_key);
+        works.on_refusal(5, &refused, 10);
+        assert!(works.leaves_validation(9, &refused) && !works.leaves_validation(9, &other));
+        assert!(!works.leaves_validation(10, &refused));
+        works.on_refusal(10, &other, 20);
+        assert_eq!(works.refused.lock().len(), 1);
     }
 
     #[test]
