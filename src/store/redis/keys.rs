@@ -12,7 +12,7 @@
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
 //! | `probe:` with `{0}` to `{3}` | nothing: asked whether a node of a cluster replies |
-//! | `hd:`, `ha:`, `he:`, `ho:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none |
+//! | `hd:`, `ha:`, `he:`, `ho:`, `hu:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none, its addresses |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 //! | `bd:{batches}:collection` | the documents of a collection, of all tenants, and sums of each tenant's |
 //! | `bu:{batches}:collection` | those of them that are to become due, by when |
@@ -82,10 +82,10 @@ impl Keys {
         ["l", "lr", "lc"].map(|kind| format!("{}{kind}:{{{tenant}}}", self.prefix))
     }
 
-    /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, and
-    /// whether it takes none.
-    pub(super) fn outbox(&self, endpoint: &str) -> [String; 4] {
-        ["hd", "ha", "he", "ho"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
+    /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, whether it
+    /// takes none, and its addresses by when events were first claimed for them.
+    pub(super) fn outbox(&self, endpoint: &str) -> [String; 5] {
+        ["hd", "ha", "he", "ho", "hu"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }
 
     /// The documents of a collection, their order in the list of a tenant, and which are due.
