@@ -12,8 +12,8 @@ use super::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
 /// Events that one claim drops because of their age, so that no claim takes long.
 pub(in crate::store) const MAX_EXPIRED: usize = 100;
 
-/// An address of an endpoint for which no replica has claimed in so long is configured no more. Replicas claim every ten
-/// seconds, and every half minute where the endpoint fails.
+/// An address of an endpoint for which no replica has claimed in so long is configured no more. Replicas claim every
+/// ten seconds, and every half minute where the endpoint fails.
 pub(in crate::store) const IN_USE: Duration = Duration::from_secs(600);
 
 /// Addresses of an endpoint that are remembered. There are two while replicas read a new configuration.

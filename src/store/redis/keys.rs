@@ -11,7 +11,7 @@
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
-//! | `probe:` with `{0}` to `{3}` | nothing: asked whether a node of a cluster replies |
+//! | `probe:` with `{0}`, `{1}` and so on | nothing: asked whether a node of a cluster replies |
 //! | `hd:`, `ha:`, `he:`, `ho:`, `hu:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none, its addresses |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 //! | `bd:{batches}:collection` | the documents of a collection, of all tenants, and sums of each tenant's |
@@ -109,7 +109,12 @@ impl Keys {
 
     /// Keys that never exist. Each lies in another quarter of the slots, so that one node of a cluster rarely has all.
     pub(super) fn probes(&self) -> [String; 4] {
-        ["0", "1", "2", "3"].map(|tag| format!("{}probe:{{{tag}}}", self.prefix))
+        [0, 1, 2, 3].map(|number| self.probe(number))
+    }
+
+    /// One of the keys that never exist.
+    pub(super) fn probe(&self, number: usize) -> String {
+        format!("{}probe:{{{number}}}", self.prefix)
     }
 
     /// Exists while the lease of the owner is valid.
