@@ -272,8 +272,8 @@ impl Redis {
         found.unwrap_or_else(|| Err(closing()))
     }
 
-    /// Asks a node of a cluster whether it replies, at each heartbeat that of the next range of slots: the circuit breaker
-    /// of a range learns it though no request comes.
+    /// Asks a node of a cluster whether it replies, at each heartbeat that of the next range of slots: the circuit
+    /// breaker of a range learns it though no request comes.
     pub(super) fn probe_next_range(&self) {
         if let Some(key) = self.range_probes.get(self.executor.next_range()) {
             let read = Request::command("HMGET", (key.as_str(), "v"));
