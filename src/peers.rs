@@ -7,6 +7,7 @@
 mod addresses;
 mod client;
 mod discovery;
+mod frame;
 pub mod gauges;
 pub mod give_trees;
 mod handle;
@@ -31,8 +32,8 @@ pub mod warm_start;
 pub mod wire;
 mod workers;
 
+pub use self::frame::framed;
 pub use self::handle::Peers;
-pub use self::link::framed;
 pub use self::metrics::TreeMetrics;
 pub use self::settings::Settings;
 pub use self::state::{Serving, TreeHandler};

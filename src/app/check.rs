@@ -361,7 +361,8 @@ fn print_pairs(
     } else {
         writeln!(
             out,
-            "  {} unverified: no reason against a KV transfer is known; --transfer tries them",
+            "  {} unverified: no reason against a KV transfer is known, but whether engines have the KV connector \
+             shows only when they are asked for one; --transfer tries them",
             pairs.unverified()
         )
     }

@@ -22,6 +22,10 @@ const END_LIMIT: Duration = Duration::from_secs(24 * 3_600);
 /// How long the replica that ended a batch has to report the end itself, before others look after it.
 pub const WEBHOOK_GRACE_MS: u64 = 10_000;
 
+/// How long another replica than the one that accepted a batch leaves it to that one, or to others, to say that a model
+/// of it cannot be used: so long a fleet may take to read a new configuration.
+const REFUSAL_GRACE_MS: u64 = 60_000;
+
 /// How long the parts of the results stay after the end of the batch. A Redis that starts again from a snapshot forgets
 /// the end, and the results are put together once more. Redis' default (`save 3600 1`) makes a snapshot each hour.
 pub const PARTS_KEPT_MS: u64 = 2 * 3_600_000;
@@ -208,6 +212,8 @@ pub struct BatchRecord {
     pub parts_deleted: bool,
     /// Their deletion has failed, and is not tried again before.
     pub parts_retry_ms: Option<u64>,
+    /// The replica that accepted it, as [`Claim::owner`] has it; `None` of an older release.
+    pub accepted_by: Option<u64>,
     /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
     /// `delete_ms`.
     pub is_unconfirmed: bool,
@@ -256,6 +262,15 @@ impl BatchRecord {
             (BatchStatus::Finalizing, Ending::Cancelled) => BatchStatus::Cancelling,
             (status, _) => status,
         }
+    }
+
+    /// Until when a replica that refuses a model of the batch leaves the batch to others: the one that accepted it may
+    /// have read a newer configuration, and fails the batch at once if it has not. `None`: the refusal counts.
+    pub fn refusal_waits_until(&self, owner: u64, now_ms: u64) -> Option<u64> {
+        let is_of_other = self.accepted_by.is_some_and(|acceptor| acceptor != owner);
+        let until_ms = self.created_ms.saturating_add(REFUSAL_GRACE_MS);
+        let until_ms = until_ms.min(self.expires_ms);
+        (is_of_other && now_ms < until_ms).then_some(until_ms)
     }
 
     /// When it got its last status.

@@ -45,6 +45,7 @@ impl Batches {
             completion_window: create.completion_window,
             metadata: create.metadata,
             output_expires_after_s: create.output_expires_after.map(|time| time.as_secs()),
+            accepted_by: Some(self.owner),
             ..BatchRecord::new(now_ms, create.window, retention)
         };
         if file.due_ms().is_some_and(|at| at < record.expires_ms) {

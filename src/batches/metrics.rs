@@ -38,7 +38,8 @@ metric_table! {
              Nothing is tried after what has failed.",
         pub(super) works: counters "warmroute_batch_works_total" ["work", "outcome"]
             "Works of batches on this replica, by work (validate, shard, finalize, delete) and outcome: done, stopped (cancelled \
-             or expired), returned (the replica drains, or storage failed) or lost (to another replica).",
+             or expired), returned (the replica drains, storage failed, or others are to have it) or lost \
+             (to another replica).",
     }
 }
 

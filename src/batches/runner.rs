@@ -215,9 +215,9 @@ impl Runner {
         let record = record_of(document).ok();
         let next_work = |record: &BatchRecord| record.next_work(now_ms, Some(self.batches.owner));
         let work = record.as_ref().and_then(next_work);
-        let is_left = record
-            .zip(work)
-            .is_some_and(|(record, work)| self.is_left_to_others(&record, work, now_ms));
+        let is_left = record.zip(work).is_some_and(|(record, work)| {
+            self.is_left_to_others(&document.key, &record, work, now_ms)
+        });
         let works = &self.batches.works;
         Turn {
             is_left,
@@ -260,8 +260,8 @@ impl Runner {
                 self.batches.delete_parts(key);
                 return Ok(Taken::Nothing);
             }
-            let may_begin =
-                |work: Work| works.has_room(work) && !self.is_left_to_others(&record, work, now_ms);
+            let is_left = |work: Work| self.is_left_to_others(&key, &record, work, now_ms);
+            let may_begin = |work: Work| works.has_room(work) && !is_left(work);
             // A claim whose write was not confirmed.
             if let Some(work) = self.unknown_claim(&key, &record) {
                 let is_started = may_begin(work) && self.begin(&key, work);
@@ -271,7 +271,7 @@ impl Runner {
             let work = claimed.claim(now_ms, owner, self.lease_ms());
             match work {
                 Some(work) if !may_begin(work) => {
-                    if !self.is_left_to_others(&record, work, now_ms) {
+                    if !is_left(work) {
                         works.on_no_room(observe::now(), &key, work);
                     }
                     return Ok(Taken::Nothing);
@@ -300,9 +300,19 @@ impl Runner {
         Ok(Taken::Nothing)
     }
 
-    /// Whether a work needs the tenant of its batch, and this replica does not know it: others may have read a newer
-    /// configuration already. A batch whose time is over needs it no more, and ends here as well.
-    fn is_left_to_others(&self, record: &BatchRecord, work: Work, now_ms: u64) -> bool {
+    /// Whether a work needs the tenant of its batch, and this replica does not know it, or has refused a model of it:
+    /// others may have read a newer configuration already. A batch whose time is over needs neither, and ends here as
+    /// well.
+    fn is_left_to_others(
+        &self,
+        key: &DocumentKey,
+        record: &BatchRecord,
+        work: Work,
+        now_ms: u64,
+    ) -> bool {
+        if work == Work::Validate && self.batches.works.leaves_validation(now_ms, key) {
+            return true;
+        }
         let needs_tenant = match work {
             Work::Validate | Work::Shard(_) => now_ms < record.expires_ms,
             Work::Finalize | Work::Delete => false,

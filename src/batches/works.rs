@@ -57,6 +57,9 @@ pub struct Works {
     running: Mutex<Running>,
     stalls: Mutex<Stalls>,
     giving: Mutex<Giving>,
+    /// Batches of which this replica's configuration refuses a model, and until when their validation is left to
+    /// others, in Unix milliseconds. They are bounded: of each, the input was read here within the last minute.
+    refused: Mutex<BTreeMap<DocumentKey, u64>>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
     shards: IntGauge,
@@ -69,8 +72,9 @@ struct Giving {
     wanted: Option<Instant>,
     /// Since when the last shard ends to give its place away.
     ending_since: Option<Instant>,
-    /// The batch that has given a place away last, and when.
-    given: Option<(DocumentKey, Instant)>,
+    /// The batches that have given a place away within [`WANTED_FOR`], and when. They are few: for each, a shard has
+    /// ended, and a batch without any has found no place after the one before.
+    given: BTreeMap<DocumentKey, Instant>,
 }
 
 /// A shard that ends to give its place away. There is no other one until this is dropped or has lasted for
@@ -110,6 +114,7 @@ impl Works {
             running: Mutex::default(),
             stalls: Mutex::default(),
             giving: Mutex::default(),
+            refused: Mutex::default(),
             wake: Notify::new(),
             shards,
         })
@@ -160,7 +165,9 @@ impl Works {
 
     /// A shard of this batch has given its place away.
     pub(super) fn on_place_given(&self, now: Instant, key: &DocumentKey) {
-        self.giving.lock().given = Some((key.clone(), now));
+        let given = &mut self.giving.lock().given;
+        given.retain(|_, at| is_recent(now, *at));
+        given.insert(key.clone(), now);
     }
 
     /// Whether others come before a batch: a work of it has stalled, or a shard has given its place away just now.
@@ -169,8 +176,8 @@ impl Works {
             return true;
         }
         let giving = self.giving.lock();
-        let given = giving.given.as_ref();
-        given.is_some_and(|(giver, at)| giver == key && is_recent(now, *at))
+        let given = giving.given.get(key);
+        given.is_some_and(|at| is_recent(now, *at))
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -218,6 +225,19 @@ impl Works {
     /// while.
     pub(super) fn on_stall(&self, now: Instant, key: &DocumentKey) {
         self.stalls.lock().on_stall(now, key);
+    }
+
+    /// A model of a batch is refused here, and its validation is left to others until then.
+    pub(super) fn on_refusal(&self, now_ms: u64, key: &DocumentKey, until_ms: u64) {
+        let mut refused = self.refused.lock();
+        refused.retain(|_, until_ms| now_ms < *until_ms);
+        refused.insert(key.clone(), until_ms);
+    }
+
+    /// Whether a batch's validation is left to others.
+    pub(super) fn leaves_validation(&self, now_ms: u64, key: &DocumentKey) -> bool {
+        let refused = self.refused.lock();
+        refused.get(key).is_some_and(|until_ms| now_ms < *until_ms)
     }
 
     /// A work is done.
@@ -420,6 +440,40 @@ mod tests {
         works.on_stall(later, &first);
         let after = later + Duration::from_secs(60);
         assert_eq!(turn(after, &other), turn(after, &first));
+    }
+
+    #[test]
+    fn a_validation_is_left_to_others_for_a_time() {
+        let (works, _) = works();
+        let [refused, other] = ["1", "2"].map(batch_key);
+        works.on_refusal(5, &refused, 10);
+        assert!(works.leaves_validation(9, &refused) && !works.leaves_validation(9, &other));
+        assert!(!works.leaves_validation(10, &refused));
+        works.on_refusal(10, &other, 20);
+        assert_eq!(works.refused.lock().len(), 1);
+    }
+
+    #[test]
+    fn of_two_batches_that_have_given_places_away_neither_takes_its_own_back() {
+        let (works, _) = works();
+        let [first, second, other] = ["1", "2", "3"].map(batch_key);
+        let now = observe::now();
+        let turn = |now, key: &DocumentKey| works.turn(now, key, Some(Work::Shard(9)));
+        works.on_place_given(now, &first);
+        let soon = now + WANTED_FOR / 2;
+        works.on_place_given(soon, &second);
+        for giver in [&first, &second] {
+            assert!(turn(soon, &other) < turn(soon, giver));
+            // It asks nobody for a place meanwhile.
+            works.on_no_room(soon, giver, Work::Shard(0));
+            assert!(works.end_for_another(soon).is_none());
+        }
+        let later = now + WANTED_FOR;
+        assert_eq!(turn(later, &other), turn(later, &first));
+        assert!(turn(later, &other) < turn(later, &second));
+        // What is over is forgotten.
+        works.on_place_given(later, &other);
+        assert_eq!(works.giving.lock().given.len(), 2);
     }
 
     #[test]

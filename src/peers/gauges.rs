@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::link::framed;
+use super::frame::framed;
 use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;

@@ -7,7 +7,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::link::{Failure, Link, framed};
+use super::frame::framed;
+use super::link::{Failure, Link};
 use super::metrics::TreeMetrics;
 use super::numbers::WorkerKey;
 use super::state::TreeHandler;

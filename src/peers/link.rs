@@ -11,20 +11,14 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
+use super::frame::framed;
 use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
 use super::wire::PeerMessage;
 use super::wire::peer_message::Kind;
 use crate::http::connection_tasks::ConnectionTasks;
-use crate::http::grpc;
 
 /// Messages that wait for the connection. A replica that takes none gets the newest state later, not each state.
 const QUEUED_MESSAGES: usize = 4;
-
-/// A message in its frame, to be sent on any number of streams.
-pub fn framed(kind: Kind) -> Bytes {
-    let message = PeerMessage { kind: Some(kind) };
-    grpc::frame(&message.encode_to_vec())
-}
 
 /// Why there is no stream, or no longer one.
 #[derive(Debug, thiserror::Error)]

@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+use super::frame::framed;
 use super::handle::Peers;
-use super::link::{Failure, Link, framed};
+use super::link::{Failure, Link};
 use super::metrics::TreeMetrics;
 use super::numbers::WorkerKey;
 use super::tree_wire::{self, ArrivingTree, Expected, Unusable};

@@ -7,9 +7,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
+use super::frame::framed;
 use super::gauges::WorkerLoad;
 use super::handshake::InstanceId;
-use super::link::framed;
 use super::load_table::LoadTable;
 use super::numbers::{Numbers, WorkerKey};
 use super::routed::{RoutedPrompts, RoutedWorker};

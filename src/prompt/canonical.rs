@@ -77,6 +77,7 @@ impl<'c> Canonical<'c> {
         let role = match section {
             Section::Conversation => StringRole::Whole,
             Section::Template
+            | Section::TemplateKwargs
             | Section::Instructions
             | Section::Tools
             | Section::Functions

@@ -69,6 +69,8 @@ pub struct LocalBlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Template,
+    /// The arguments of the template, which a body has beside it.
+    TemplateKwargs,
     Instructions,
     Tools,
     Functions,
@@ -82,9 +84,10 @@ impl Section {
     pub(super) fn place(self) -> u8 {
         match self {
             Section::Template => 0,
-            Section::Instructions => 1,
-            Section::Tools | Section::Functions | Section::Documents => 2,
-            Section::Conversation => 3,
+            Section::TemplateKwargs => 1,
+            Section::Instructions => 2,
+            Section::Tools | Section::Functions | Section::Documents => 3,
+            Section::Conversation => 4,
         }
     }
 }

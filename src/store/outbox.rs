@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 pub use self::event_key::{BatchKey, EventKey};
 pub use self::event_type::EventType;
-pub(super) use self::queue::{Add, EventQueue, MAX_EXPIRED};
+pub(super) use self::queue::{Add, EventQueue, IN_USE, MAX_ADDRESSES, MAX_EXPIRED};
 pub use self::subscriptions::{AddCounters, Bounds, Endpoint, Subscriber, Subscriptions};
 pub use self::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
 use super::error::StoreFuture;
@@ -40,6 +40,8 @@ pub trait Outbox: Send + Sync + Debug {
     fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool>;
 
     /// Takes no more events for the endpoint while it has this fingerprint, and drops those that wait; returns how many.
+    /// Other replicas may claim with a fingerprint that is newer, because they have read a newer configuration: then
+    /// nothing is dropped, events are taken on, and only claims with this fingerprint get none.
     fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64>;
 
     /// Takes events for the endpoint again. False if it took them all along.

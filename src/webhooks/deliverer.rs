@@ -78,7 +78,15 @@ impl Webhooks {
                 self.metrics.forget(name);
             }
         }
-        self.table.send_replace(table);
+        self.table.send_replace(table.clone());
+        // The task of an endpoint that has moved waits for an event of the former address. It claims for the new one at
+        // once, so that the store knows which is newer.
+        for (name, former) in &before.endpoints {
+            let current = table.endpoints.get(name);
+            if current.is_some_and(|current| !Arc::ptr_eq(&current.state, &former.state)) {
+                former.state.wake.notify_one();
+            }
+        }
     }
 
     pub fn report(&self) -> Vec<EndpointReport> {
@@ -384,6 +392,8 @@ impl Webhooks {
                     "webhook endpoint answered 410 and is disabled; it takes events again with another `url`, or after \
                      POST /webhooks/enable?endpoint={name}"
                 );
+                // Where it was dropped, this changes nothing. Else other replicas have another `url` for it.
+                self.settle(name, claimed, Some(Duration::ZERO)).await;
             }
             Err(error) => {
                 debug!(endpoint = name, %error, "webhook endpoint not disabled");

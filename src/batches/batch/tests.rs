@@ -32,6 +32,30 @@ fn a_new_batch_has_its_times() {
 }
 
 #[test]
+fn a_refusal_counts_at_once_where_the_batch_was_accepted_and_elsewhere_after_a_minute() {
+    let of = |accepted_by: Option<u64>| BatchRecord {
+        accepted_by,
+        ..record()
+    };
+    for (accepted_by, now_ms, expected) in [
+        (Some(1), 1_000, None),
+        (Some(2), 1_000, Some(61_000)),
+        (Some(2), 60_999, Some(61_000)),
+        (Some(2), 61_000, None),
+        // An older release has accepted it.
+        (None, 1_000, None),
+    ] {
+        let found = of(accepted_by).refusal_waits_until(1, now_ms);
+        assert_eq!(found, expected, "{accepted_by:?} {now_ms}");
+    }
+    let short = BatchRecord {
+        accepted_by: Some(2),
+        ..BatchRecord::new(0, Duration::from_secs(5), Duration::from_secs(60))
+    };
+    assert_eq!(short.refusal_waits_until(1, 0), Some(5_000));
+}
+
+#[test]
 fn a_record_is_read_back() {
     let mut record = record();
     record.status = BatchStatus::InProgress;
@@ -48,6 +72,7 @@ fn a_record_is_read_back() {
         },
     ];
     record.returned = vec![1];
+    record.accepted_by = Some(u64::MAX);
     record.errors = vec![LineError::new("c", "m", Some("p")).at_line(4)];
     assert_eq!(BatchRecord::from_json(&record.to_json()).unwrap(), record);
 }

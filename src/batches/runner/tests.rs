@@ -281,6 +281,30 @@ async fn batches_that_are_left_to_others_are_counted() {
 }
 
 #[tokio::test]
+async fn a_replica_that_refuses_a_model_leaves_the_batch_to_the_one_that_accepted_it() {
+    let mut shared = Shared::new();
+    shared.is_idle = true;
+    let acceptor = shared.replica();
+    shared.is_idle = false;
+    let lagging = shared.replica_with(Engines {
+        lacks_models: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&acceptor, &lines("m")).await;
+    let created = acceptor.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let works = &lagging.batches.metrics.works;
+    let returned = works.with_label_values(&["validate", "returned"]);
+    let waiting = lagging.until(id, |_| returned.get() > 0).await;
+    assert_eq!(waiting["status"], "validating");
+    acceptor.batches.start(acceptor.engines.clone());
+    let batch = acceptor.until(id, has_ended).await;
+    acceptor.assert_whole(&batch).await;
+    // It has read the input once.
+    assert_eq!(*lagging.engines.looked_up.lock(), ["m"]);
+}
+
+#[tokio::test]
 async fn a_batch_whose_tenant_nobody_knows_expires() {
     let shared = Shared::new();
     let replica = shared.replica_with(Engines {

@@ -66,13 +66,19 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
 
 async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> {
     let _room = work.batches.memory.whole_file().await;
+    let mut refused = BTreeSet::new();
     let validated = match paths::input(work.key().tenant, record) {
-        Some(path) => validate(work, record, &path).await,
+        Some(path) => validate(work, record, &path, &mut refused).await,
         None => Err(StorageError::NotFound),
     };
     let plan = match validated {
         Ok(Ok(plan)) => plan,
-        Ok(Err(errors)) => return Ok(Err(errors)),
+        Ok(Err(errors)) => {
+            if !refused.is_empty() {
+                leave_refusal(work, record)?;
+            }
+            return Ok(Err(errors));
+        }
         Err(StorageError::NotFound) => {
             work.check_storage().await?;
             let message = "The input file of this batch does not exist any more.";
@@ -94,26 +100,43 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     Ok(Ok(plan))
 }
 
+/// Leaves a batch to others of which a model was refused here, unless the refusal counts.
+fn leave_refusal(work: &WorkContext, record: &BatchRecord) -> Result<(), Halt> {
+    let (batches, now_ms) = (&work.batches, work.batches.now_ms());
+    let Some(until_ms) = record.refusal_waits_until(batches.owner, now_ms) else {
+        return Ok(());
+    };
+    batches.works.on_refusal(now_ms, work.key(), until_ms);
+    info!(
+        batch = record.id,
+        tenant = record.tenant_name,
+        "this replica refuses a model of a batch that another one has accepted; its validation is left to others"
+    );
+    Err(Halt::LeftToOthers)
+}
+
 /// Checks the input, and once more if the engines turn out to serve a model by now that they were not known to serve.
+/// `refused` is as in [`validate_once`], of the last check.
 async fn validate(
     work: &WorkContext,
     record: &BatchRecord,
     path: &str,
+    refused: &mut BTreeSet<String>,
 ) -> Result<Found, StorageError> {
-    let mut refused = BTreeSet::new();
-    let found = validate_once(work, record, path, &mut refused).await?;
+    let found = validate_once(work, record, path, refused).await?;
     if !look_up(work, &record.tenant_name, refused).await {
         return Ok(found);
     }
-    validate_once(work, record, path, &mut BTreeSet::new()).await
+    refused.clear();
+    validate_once(work, record, path, refused).await
 }
 
 /// Has the engines asked for models, all in the same round. True if one of them was found.
-async fn look_up(work: &WorkContext, tenant: &str, models: BTreeSet<String>) -> bool {
+async fn look_up(work: &WorkContext, tenant: &str, models: &BTreeSet<String>) -> bool {
     // Dropped, it gives the look-ups up.
     let mut asked = JoinSet::new();
-    for model in models {
-        let (sender, tenant) = (work.sender.clone(), tenant.to_owned());
+    for name in models {
+        let (sender, tenant, model) = (work.sender.clone(), tenant.to_owned(), name.clone());
         asked.spawn(async move { sender.look_up(&tenant, &model).await });
     }
     let mut is_any_found = false;

@@ -39,6 +39,8 @@ pub(super) struct WorkContext {
 pub(super) enum Halt {
     Stopped(StopWork),
     Storage(StorageError),
+    /// Another replica may have read a newer configuration.
+    LeftToOthers,
 }
 
 impl From<StorageError> for Halt {
@@ -139,6 +141,7 @@ impl WorkContext {
             Halt::Stopped(StopWork::Draining | StopWork::Stalled | StopWork::GivesPlace) => {
                 self.give_back().await
             }
+            Halt::LeftToOthers => self.give_back().await,
             Halt::Storage(error) => {
                 self.batches.failed("work of a batch failed", &error);
                 let works = &self.batches.works;

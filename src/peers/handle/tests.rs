@@ -15,7 +15,7 @@ use crate::http::grpc::frame;
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
-use crate::peers::link::framed;
+use crate::peers::framed;
 use crate::peers::wire::peer_message::Kind;
 use crate::secret::Secret;
 

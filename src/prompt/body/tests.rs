@@ -99,6 +99,24 @@ fn of_a_repeated_key_the_last_value_alone_is_hashed_and_kept() {
 }
 
 #[test]
+fn prompts_with_other_templates_or_other_arguments_of_them_differ() {
+    let hashed = |members: [&str; 2]| {
+        let body = format!(r#"{{"messages":[],{}}}"#, members.join(","));
+        peek(Api::Chat, body.as_bytes(), 16).unwrap().prompt
+    };
+    let [template, other_template] = [r#""chat_template":"a""#, r#""chat_template":"b""#];
+    let kwargs = r#""chat_template_kwargs":{"k":1}"#;
+    let other_kwargs = r#""chat_template_kwargs":{"k":2}"#;
+    let prompt = hashed([template, kwargs]);
+    assert_eq!(hashed([kwargs, template]), prompt);
+    for other in [[other_template, kwargs], [template, other_kwargs]] {
+        let [first, second] = other;
+        assert_ne!(hashed(other), prompt, "{other:?}");
+        assert_ne!(hashed([second, first]), prompt, "{other:?}");
+    }
+}
+
+#[test]
 fn tools_functions_and_documents_are_hashed_in_the_order_of_the_body() {
     let hashed = |members: [&str; 3]| {
         let body = format!(r#"{{"input":"i",{}}}"#, members.join(","));

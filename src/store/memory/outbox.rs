@@ -45,8 +45,9 @@ impl Outbox for Memory {
 
     fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64> {
         let (endpoint, fingerprint) = (endpoint.to_owned(), fingerprint.to_owned());
-        self.operation(Op::DisableEndpoint, move |_| {
-            let disable = |queue: &mut EventQueue| queue.disable(&fingerprint);
+        self.operation(Op::DisableEndpoint, move |now| {
+            let now = self.outbox.ms(now);
+            let disable = |queue: &mut EventQueue| queue.disable(now, &fingerprint);
             Ok(self.outbox.with(&endpoint, disable))
         })
     }

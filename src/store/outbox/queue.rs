@@ -12,6 +12,13 @@ use super::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
 /// Events that one claim drops because of their age, so that no claim takes long.
 pub(in crate::store) const MAX_EXPIRED: usize = 100;
 
+/// An address of an endpoint for which no replica has claimed in so long is configured no more. Replicas claim every
+/// ten seconds, and every half minute where the endpoint fails.
+pub(in crate::store) const IN_USE: Duration = Duration::from_secs(600);
+
+/// Addresses of an endpoint that are remembered. There are two while replicas read a new configuration.
+pub(in crate::store) const MAX_ADDRESSES: usize = 8;
+
 /// What became of an event that is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Add {
@@ -34,6 +41,47 @@ pub(in crate::store) struct EventQueue {
     added: BTreeSet<(u64, EventKey)>,
     /// The fingerprint of the endpoint that takes no events.
     disabled: Option<Arc<str>>,
+    addresses: Addresses,
+}
+
+/// The fingerprints that an endpoint's events were claimed with. A replica whose configuration is older than that of
+/// others claims with one that is not the newest.
+#[derive(Debug, Default)]
+struct Addresses {
+    /// In the order of their first claims.
+    known: Vec<String>,
+    /// The last claim with the newest one. Without claims for [`IN_USE`] all are forgotten.
+    newest_at_ms: u64,
+}
+
+impl Addresses {
+    fn on_claim(&mut self, now_ms: u64, fingerprint: &str) {
+        if !self.are_in_use(now_ms) {
+            self.known.clear();
+        }
+        if !self.known.iter().any(|known| known == fingerprint) {
+            self.known.push(fingerprint.to_owned());
+            let surplus = self.known.len().saturating_sub(MAX_ADDRESSES);
+            self.known.drain(..surplus);
+        }
+        if self.newest() == Some(fingerprint) {
+            self.newest_at_ms = now_ms;
+        }
+    }
+
+    /// Whether other replicas have a newer address than this one.
+    fn has_newer(&self, now_ms: u64, fingerprint: &str) -> bool {
+        let newest = self.newest().filter(|_| self.are_in_use(now_ms));
+        newest.is_some_and(|newest| newest != fingerprint)
+    }
+
+    fn newest(&self) -> Option<&str> {
+        self.known.last().map(String::as_str)
+    }
+
+    fn are_in_use(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.newest_at_ms) < millis(IN_USE)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +100,7 @@ impl EventQueue {
         fingerprint: &str,
         bounds: &Bounds,
     ) -> Add {
-        if self.is_disabled(fingerprint) {
+        if self.is_disabled(fingerprint) && !self.addresses.has_newer(now_ms, fingerprint) {
             return Add::Disabled;
         }
         if self.entries.contains_key(&event.key) {
@@ -83,6 +131,7 @@ impl EventQueue {
         claim: &Claim,
         bounds: &Bounds,
     ) -> Claimed {
+        self.addresses.on_claim(now_ms, &claim.fingerprint);
         if self.is_disabled(&claim.fingerprint) {
             return Claimed {
                 is_disabled: true,
@@ -140,13 +189,16 @@ impl EventQueue {
         true
     }
 
-    /// Returns how many events were dropped.
-    pub(in crate::store) fn disable(&mut self, fingerprint: &str) -> u64 {
+    /// Returns how many events were dropped: none if another replica has a newer address of the endpoint.
+    pub(in crate::store) fn disable(&mut self, now_ms: u64, fingerprint: &str) -> u64 {
+        self.disabled = Some(fingerprint.into());
+        if self.addresses.has_newer(now_ms, fingerprint) {
+            return 0;
+        }
         let dropped = self.entries.len() as u64;
-        *self = Self {
-            disabled: Some(fingerprint.into()),
-            ..Self::default()
-        };
+        self.entries.clear();
+        self.due.clear();
+        self.added.clear();
         dropped
     }
 
@@ -297,7 +349,7 @@ mod tests {
     fn a_disabled_endpoint_takes_no_events_until_its_address_changes() {
         let mut queue = EventQueue::default();
         let _ = queue.add(0, event(1), "f", &BOUNDS);
-        assert_eq!(queue.disable("f"), 1);
+        assert_eq!(queue.disable(0, "f"), 1);
         assert_eq!(queue.add(0, event(2), "f", &BOUNDS), Add::Disabled);
         assert!(queue.claim(0, &claim(9, 30), &BOUNDS).is_disabled);
         assert_eq!(
@@ -306,6 +358,51 @@ mod tests {
         );
         assert!(queue.enable() && !queue.enable());
         assert_eq!(queue.claim(0, &claim(9, 30), &BOUNDS).waiting, 1);
+    }
+
+    #[test]
+    fn a_disabled_address_drops_nothing_while_a_newer_one_is_in_use() {
+        let of = |fingerprint: &str| Claim {
+            fingerprint: fingerprint.to_owned(),
+            ..claim(0, 30)
+        };
+        let lapse = millis(IN_USE);
+        for (claims, at_ms, dropped) in [
+            (vec![(0, "f")], 5, 1),
+            (vec![(0, "f"), (1, "g")], 5, 0),
+            // A replica that is late claims again.
+            (vec![(0, "f"), (1, "g"), (2, "f")], 5, 0),
+            (vec![(0, "g"), (1, "f")], 5, 1),
+            (vec![(0, "f"), (1, "g")], lapse, 0),
+            // Nobody has the newer one any more.
+            (vec![(0, "f"), (1, "g")], lapse + 1, 1),
+            (vec![(0, "f"), (1, "g"), (lapse + 1, "f")], lapse + 2, 1),
+            (vec![(0, "f"), (1, "g"), (lapse, "g")], lapse + 6, 0),
+        ] {
+            let mut queue = EventQueue::default();
+            for &(now_ms, fingerprint) in &claims {
+                let _ = queue.claim(now_ms, &of(fingerprint), &BOUNDS);
+            }
+            let _ = queue.add(at_ms, event(1), "f", &BOUNDS);
+            assert_eq!(queue.disable(at_ms, "f"), dropped, "{claims:?} {at_ms}");
+            let expected = if dropped == 0 {
+                Add::Done { dropped: 0 }
+            } else {
+                Add::Disabled
+            };
+            let added = queue.add(at_ms, event(2), "f", &BOUNDS);
+            assert_eq!(added, expected, "{claims:?} {at_ms}");
+        }
+    }
+
+    #[test]
+    fn few_addresses_of_an_endpoint_are_remembered() {
+        let mut addresses = Addresses::default();
+        for number in 0..100 {
+            addresses.on_claim(number, &number.to_string());
+        }
+        assert_eq!(addresses.known.len(), MAX_ADDRESSES);
+        assert!(addresses.has_newer(100, "98") && !addresses.has_newer(100, "99"));
     }
 
     #[derive(Clone, Debug)]

@@ -1,8 +1,9 @@
 //! The circuit breakers of Redis: one for a server, and for a cluster one for each range of slots, so that a node that is
 //! down refuses only what lies on it.
 
-use std::sync::atomic::AtomicBool;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use prometheus::IntGauge;
@@ -24,6 +25,8 @@ pub(super) struct Breakers {
     /// True from when no probe is answered until any node of the cluster replies. The other ranges say little: nothing
     /// is admitted meanwhile that could open their breakers.
     is_down: AtomicBool,
+    /// Where the search for the next range to ask begins.
+    turn: AtomicUsize,
     /// The worst state.
     state_gauge: IntGauge,
 }
@@ -40,6 +43,7 @@ impl Breakers {
             breakers: (0..count).map(|_| RedisBreaker::new(settings)).collect(),
             probes: probes.iter().map(|key| range(key.as_bytes())).collect(),
             is_down: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
             state_gauge,
         }
     }
@@ -64,6 +68,18 @@ impl Breakers {
         states
             .min_by_key(|state| state.number())
             .unwrap_or(State::Closed)
+    }
+
+    /// The range whose node is asked next whether it replies: by turns those in which something has failed since the
+    /// last reply, or all if there is none.
+    pub(super) fn next_range(&self) -> usize {
+        let count = self.breakers.len();
+        let turn = self.turn.load(Relaxed);
+        let mut ranges = (turn..turn + count).map(|range| range % count);
+        let failed = ranges.find(|range| !self.breakers[*range].is_healthy());
+        let next = failed.unwrap_or(turn % count);
+        self.turn.store(next + 1, Relaxed);
+        next
     }
 
     /// Whether an operation may be sent; if not, when to retry.
@@ -106,6 +122,19 @@ impl Breakers {
         let states = self.breakers.iter().map(|breaker| breaker.state().number());
         self.state_gauge.set(states.max().unwrap_or(0).into());
     }
+}
+
+/// A key of each range, in their order, of those that `numbered` makes of numbers. The first 344 are enough.
+pub(super) fn key_of_each_range(numbered: impl Fn(usize) -> String) -> Vec<String> {
+    let mut keys = BTreeMap::new();
+    let mut numbers = 0..SLOTS;
+    while keys.len() < RANGES
+        && let Some(number) = numbers.next()
+    {
+        let key = numbered(number);
+        keys.entry(range(key.as_bytes())).or_insert(key);
+    }
+    keys.into_values().collect()
 }
 
 /// The range of a key of a cluster.
@@ -158,6 +187,41 @@ mod tests {
         let probes = Keys::new("wr:").probes();
         let quarters = probes.map(|key| slot(key.as_bytes()) * 4 / SLOTS);
         assert_eq!(quarters, [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn each_range_of_a_cluster_has_a_key_of_its_own() {
+        for prefix in ["wr:", ""] {
+            let keys = Keys::new(prefix);
+            let of_ranges = key_of_each_range(|number| keys.probe(number));
+            let ranges = of_ranges.iter().map(|key| range(key.as_bytes()));
+            assert!(ranges.eq(0..RANGES), "{prefix}: {of_ranges:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_asked_by_turns_and_those_that_failed_before_all_others() {
+        let now = observe::now();
+        let settings = settings::CircuitBreaker {
+            failure_threshold: 1,
+            open_duration: Duration::from_secs(1),
+        };
+        let gauge = IntGauge::new("state", "of the test").unwrap();
+        let keys = Keys::new("wr:");
+        let breakers = Breakers::new(&settings, &keys.probes(), gauge);
+        let next = |count: usize| Vec::from_iter((0..count).map(|_| breakers.next_range()));
+        assert_eq!(next(RANGES), Vec::from_iter(0..RANGES));
+        assert_eq!(next(2), [0, 1]);
+        let of_ranges = key_of_each_range(|number| keys.probe(number));
+        let of = |range: usize| Request::command("GET", &*of_ranges[range]);
+        for failed in [1, 9] {
+            breakers.on_failure(&of(failed), 1, now);
+        }
+        assert_eq!(next(3), [9, 1, 9]);
+        breakers.on_success(&of(9));
+        assert_eq!(next(2), [1, 1]);
+        breakers.on_success(&of(1));
+        assert_eq!(next(2), [2, 3]);
     }
 
     #[test]

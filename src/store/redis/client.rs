@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::breakers::key_of_each_range;
 use super::executor::Executor;
 use super::failure::{BUSY_RETRY, refused_command, unavailable};
 use super::keys::Keys;
@@ -49,6 +50,8 @@ pub struct Redis {
     pub(super) subscriptions: ArcSwap<Subscriptions>,
     /// The latest check whether Redis is out of memory.
     memory: Arc<MemoryCheck>,
+    /// A key that never exists, of each range of slots that has a circuit breaker; none for a server.
+    range_probes: Vec<String>,
     /// The latest check of a cluster's nodes.
     node_check: Mutex<Option<watch::Receiver<NodeCheck>>>,
     lacking: LackingCommands,
@@ -171,7 +174,12 @@ impl Redis {
             Mode::Standalone | Mode::Sentinel => io_threads.min(MAX_THREAD_CONNECTIONS),
         };
         let keys = Keys::new(&settings.prefix);
-        let link = Arc::new(Link::new(target, own, keys.probes(), &meters));
+        let range_probes = match settings.mode {
+            Mode::Cluster => key_of_each_range(|number| keys.probe(number)),
+            Mode::Standalone | Mode::Sentinel => Vec::new(),
+        };
+        let link = Link::new(target, own, range_probes.clone(), &meters);
+        let link = Arc::new(link);
         Ok(Self {
             executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
             link,
@@ -181,6 +189,7 @@ impl Redis {
             lease_ms: AtomicU64::new(0),
             subscriptions: ArcSwap::default(),
             memory: Arc::default(),
+            range_probes,
             node_check: Mutex::default(),
             lacking: LackingCommands::default(),
             meters,
@@ -261,6 +270,15 @@ impl Redis {
         // Without a result the store's thread has ended.
         let found = ended.ok().and_then(|check| check.found.clone());
         found.unwrap_or_else(|| Err(closing()))
+    }
+
+    /// Asks a node of a cluster whether it replies, at each heartbeat that of the next range of slots: the circuit
+    /// breaker of a range learns it though no request comes.
+    pub(super) fn probe_next_range(&self) {
+        if let Some(key) = self.range_probes.get(self.executor.next_range()) {
+            let read = Request::command("HMGET", (key.as_str(), "v"));
+            drop(self.spawn(SHARED, Kind::Read, read));
+        }
     }
 
     /// The check of a cluster's nodes that runs, or a new one: in an outage all requests wait for one. Once no node

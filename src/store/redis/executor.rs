@@ -102,6 +102,11 @@ impl Executor {
         self.breakers.state()
     }
 
+    /// As [`Breakers::next_range`].
+    pub(super) fn next_range(&self) -> usize {
+        self.breakers.next_range()
+    }
+
     pub(super) fn last_failure(&self) -> Arc<str> {
         self.last_failure.lock().clone()
     }

@@ -11,8 +11,8 @@
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
-//! | `probe:` with `{0}` to `{3}` | nothing: asked whether a node of a cluster replies |
-//! | `hd:`, `ha:`, `he:`, `ho:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none |
+//! | `probe:` with `{0}`, `{1}` and so on | nothing: asked whether a node of a cluster replies |
+//! | `hd:`, `ha:`, `he:`, `ho:`, `hu:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none, its addresses |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 //! | `bd:{batches}:collection` | the documents of a collection, of all tenants, and sums of each tenant's |
 //! | `bu:{batches}:collection` | those of them that are to become due, by when |
@@ -82,10 +82,10 @@ impl Keys {
         ["l", "lr", "lc"].map(|kind| format!("{}{kind}:{{{tenant}}}", self.prefix))
     }
 
-    /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, and
-    /// whether it takes none.
-    pub(super) fn outbox(&self, endpoint: &str) -> [String; 4] {
-        ["hd", "ha", "he", "ho"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
+    /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, whether it
+    /// takes none, and its addresses by when events were first claimed for them.
+    pub(super) fn outbox(&self, endpoint: &str) -> [String; 5] {
+        ["hd", "ha", "he", "ho", "hu"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }
 
     /// The documents of a collection, their order in the list of a tenant, and which are due.
@@ -109,7 +109,12 @@ impl Keys {
 
     /// Keys that never exist. Each lies in another quarter of the slots, so that one node of a cluster rarely has all.
     pub(super) fn probes(&self) -> [String; 4] {
-        ["0", "1", "2", "3"].map(|tag| format!("{}probe:{{{tag}}}", self.prefix))
+        [0, 1, 2, 3].map(|number| self.probe(number))
+    }
+
+    /// One of the keys that never exist.
+    pub(super) fn probe(&self, number: usize) -> String {
+        format!("{}probe:{{{number}}}", self.prefix)
     }
 
     /// Exists while the lease of the owner is valid.

@@ -68,8 +68,8 @@ pub(super) struct Link {
     generation: AtomicU64,
     logged_generation: AtomicU64,
     connects: IntCounter,
-    /// Keys of which a cluster's connections are asked whether their nodes reply.
-    probes: [String; 4],
+    /// Keys of which a cluster's connections are asked whether their nodes reply: one of each range of slots.
+    probes: Vec<String>,
     /// What is wrong with the server's settings, for operators; empty for nothing.
     warning: Mutex<String>,
     may_evict: IntGauge,
@@ -112,7 +112,7 @@ pub(super) struct Connection {
 
 impl Link {
     /// With own connections for the first `own` I/O threads.
-    pub(super) fn new(target: Target, own: usize, probes: [String; 4], meters: &Meters) -> Self {
+    pub(super) fn new(target: Target, own: usize, probes: Vec<String>, meters: &Meters) -> Self {
         let slot = |_| Slot {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
@@ -248,7 +248,6 @@ impl Link {
     /// password that the first ones had. If its file has another one, a connection with that takes the place of this
     /// one, once it reaches each node of the probes that this one reaches: servers that do not know the new password
     /// yet keep whom they let in with the old one, and the library connects where one node of the settings lets it in.
-    /// Some of more than four masters have no probe.
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
@@ -288,7 +287,7 @@ impl Link {
 
     /// Whether one connection to a cluster reaches each node of the probes that another one reaches.
     async fn reaches_as_many(&self, wire: Wire, other: Wire) -> bool {
-        let missing = self.without_reply(wire, self.probes.to_vec()).await;
+        let missing = self.without_reply(wire, self.probes.clone()).await;
         let count = missing.len();
         self.without_reply(other, missing).await.len() == count
     }

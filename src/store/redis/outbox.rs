@@ -18,8 +18,8 @@ use super::scripts::{Call, Name};
 use crate::observe;
 use crate::store::meters::Op;
 use crate::store::outbox::{
-    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, EventKey, MAX_EXPIRED, Outbox, Settlement,
-    Subscriptions,
+    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, EventKey, IN_USE, MAX_ADDRESSES, MAX_EXPIRED,
+    Outbox, Settlement, Subscriptions,
 };
 use crate::store::{Error, ResponseKey, Status, StoreFuture};
 
@@ -163,7 +163,9 @@ impl Outbox for Redis {
                 .number(bounds.max_age.as_millis() as u64)
                 .number(MAX_EXPIRED as u64)
                 .arg(claim.fingerprint)
-                .number(DISABLED_TTL.as_millis() as u64);
+                .number(DISABLED_TTL.as_millis() as u64)
+                .number(IN_USE.as_millis() as u64)
+                .number(MAX_ADDRESSES as u64);
             // A claim whose reply is lost ends with its lease.
             let mut reply = self.call(Kind::WriteOnce, call).await?;
             let is_disabled = reply.word()? == "off";
@@ -194,7 +196,7 @@ impl Outbox for Redis {
     fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool> {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::SettleEvent, move || async move {
-            let [due, added, entries, _] = self.keys.outbox(&endpoint);
+            let [due, added, entries, ..] = self.keys.outbox(&endpoint);
             let retry_in = settlement.retry_in;
             let call = Call::new(Name::OUTBOX_SETTLE)
                 .keys([due, added, entries])
@@ -220,7 +222,7 @@ impl Outbox for Redis {
     fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool> {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::EnableEndpoint, move || async move {
-            let [.., disabled] = self.keys.outbox(&endpoint);
+            let [.., disabled, _] = self.keys.outbox(&endpoint);
             let delete = Request::command("DEL", disabled);
             let deleted = self.execute(Kind::Write, delete).await?;
             Ok(deleted == redis::Value::Int(1))

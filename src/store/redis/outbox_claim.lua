@@ -1,16 +1,26 @@
 -- Claims the events of an endpoint that are due, and drops those that are too old.
 -- KEYS as in outbox_add.lua; ARGV maximum, lease in ms, maximum age in ms, how many old ones to drop at most,
--- fingerprint, TTL of ho in ms
+-- fingerprint, TTL of ho in ms, TTL of hu in ms, maximum of fingerprints in it
 -- Returns ok or off, events in the queue, ms until the next is due (-1: none), age of the oldest in ms (-1: none), how
 -- many were dropped; then of each event the response, its entry with this attempt, and its age in ms
-if redis.call('GET', KEYS[4]) == ARGV[5] then
-  redis.call('PEXPIRE', KEYS[4], ARGV[6])
-  return {'off', '0', '-1', '-1', '0'}
-end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local function text(number)
   return string.format('%.0f', number)
+end
+if not redis.call('ZSCORE', KEYS[5], ARGV[5]) then
+  redis.call('ZADD', KEYS[5], text(now), ARGV[5])
+  for _, oldest in ipairs(redis.call('ZRANGE', KEYS[5], 0, text(-1 - tonumber(ARGV[8])))) do
+    redis.call('ZREM', KEYS[5], oldest)
+  end
+end
+-- Without claims with the newest one all are forgotten.
+if redis.call('ZREVRANGE', KEYS[5], 0, 0)[1] == ARGV[5] then
+  redis.call('PEXPIRE', KEYS[5], ARGV[7])
+end
+if redis.call('GET', KEYS[4]) == ARGV[5] then
+  redis.call('PEXPIRE', KEYS[4], ARGV[6])
+  return {'off', '0', '-1', '-1', '0'}
 end
 local function drop(response)
   redis.call('ZREM', KEYS[1], response)

@@ -332,6 +332,37 @@ async fn a_disabled_endpoint_drops_events_until_it_is_enabled_or_moves() {
     .await;
 }
 
+/// One replica has not read the configuration with another address yet.
+#[tokio::test]
+async fn a_disabled_address_drops_no_events_of_a_newer_one() {
+    on_each(Bounds::default(), async |a, b| {
+        let moved = async |max: usize| {
+            let claim = Claim {
+                max,
+                lease: CLAIM_LEASE,
+                fingerprint: "g".to_owned(),
+            };
+            b.outbox.claim(HOOK, claim).await.unwrap()
+        };
+        let (first, _) = a.end(Status::Completed).await;
+        assert_eq!(a.due(HOOK).await, [(first, Status::Completed, 1)]);
+        // Times are whole milliseconds.
+        tokio::time::sleep(Duration::from_millis(3)).await;
+        assert_eq!(moved(5).await.waiting, 1);
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(0));
+        assert!(a.settle(first, 1, Some(Duration::ZERO)).await);
+        // What ends at the late replica is for the newer address, and that replica delivers nothing.
+        a.end(Status::Completed).await;
+        assert!(a.claim(HOOK, 5, CLAIM_LEASE).await.is_disabled);
+        let claimed = moved(5).await;
+        assert_eq!((claimed.events.len(), claimed.is_disabled), (2, false));
+        let dropped = [a, b].map(|replica| replica.counters.dropped_disabled.get());
+        assert_eq!(dropped, [0, 0]);
+        assert_eq!(b.outbox.disable(HOOK, "g").await, Ok(2));
+    })
+    .await;
+}
+
 /// A replica that is lost between the end of a response and its queue leaves the event to a scan.
 #[tokio::test]
 async fn an_end_whose_event_could_not_be_queued_is_found_by_a_scan() {

@@ -58,6 +58,8 @@ pub(super) struct Engines {
     pub(super) tokens_max: Option<u64>,
     /// The replica's configuration does not have the tenant.
     pub(super) lacks_tenant: bool,
+    /// The replica's configuration lets the tenant use no model.
+    pub(super) lacks_models: bool,
     /// [`NEW_MODEL`] is found when it is looked up.
     pub(super) has_new_model: bool,
     /// Models that were looked up.
@@ -111,7 +113,7 @@ impl SendLine for Engines {
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
         let is_new = self.has_new_model && model == NEW_MODEL && !self.looked_up.lock().is_empty();
-        let exists = is_new || ["m", FULL_MODEL].contains(&model);
+        let exists = !self.lacks_models && (is_new || ["m", FULL_MODEL].contains(&model));
         (!exists).then(|| ("model_not_found".to_owned(), "no".to_owned()))
     }
 
