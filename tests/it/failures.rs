@@ -1378,8 +1378,8 @@ async fn a_model_whose_last_worker_left_is_unavailable_and_not_unknown() {
     assert_eq!(asked(&cluster, "none").await, unknown());
     let listed = cluster.get("/v1/models").await.json();
     assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
-    let two = cluster.get("/v1/models/two").await;
-    assert_eq!((two.status, two.code()), unavailable());
+    let of_two = cluster.get("/v1/models/two").await;
+    assert_eq!((of_two.status, of_two.code()), unavailable());
     let none = cluster.get("/v1/models/none").await;
     assert_eq!((none.status, none.code()), unknown());
     assert_eq!(
