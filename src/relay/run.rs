@@ -300,7 +300,9 @@ impl Relay {
             let cuts = &course.cuts;
             self.quarantine.on_cuts(now, job.original, cuts);
         }
-        if fault.failure == Failure::KeyRefused && !worker.refuses_key.swap(true, Relaxed) {
+        let is_key_refused =
+            fault.failure == Failure::KeyRefused && fault.owner != FailureOwner::Unattributed;
+        if is_key_refused && !worker.refuses_key.swap(true, Relaxed) {
             warn!(
                 worker = %worker.name,
                 error,
