@@ -61,6 +61,10 @@ impl Relay {
             step = match step {
                 Step::FindRoom => {
                     let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
+                    // One that each worker refuses would wait in vain.
+                    let workers = plan.group.workers.iter();
+                    let is_in_vain = course.is_refused_by_each(Stage::Worker, workers);
+                    let waits = waits.filter(|_| !is_in_vain);
                     match self.find_room(job, plan, &course.failed, waits).await {
                         Ok(found) => {
                             chosen = found;

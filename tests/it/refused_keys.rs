@@ -88,6 +88,23 @@ async fn a_client_hears_of_a_refused_key_only_if_each_worker_refuses_it() {
     }
 }
 
+#[tokio::test]
+async fn a_client_may_try_again_while_a_worker_that_may_take_its_key_is_down() {
+    let mut cluster = Cluster::start(vec![fast(); 2], |config| {
+        sparing(config);
+        with_keys(config);
+        config.fleet.circuit_breaker.failure_threshold = 1_000;
+    })
+    .await;
+    cluster.engines[0].fault(refuse(401)).await;
+    cluster.engines[1].kill().await;
+    cluster.is_worker("w1", "health", "down").await;
+    let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    assert_eq!(answer.code(), "no_healthy_worker");
+    assert_eq!(answer.header("x-should-retry"), "");
+}
+
 /// A filter before an engine may refuse what a request asks for, and the client's own key is the client's to correct.
 #[tokio::test]
 async fn what_does_not_concern_the_routers_key_is_the_clients_to_know() {
