@@ -248,7 +248,8 @@ impl Relay {
     ) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
-        if status.is_success() {
+        // That it counts tokens says nothing of how busy its engine is.
+        if status.is_success() && job.api.computes_prompt() {
             worker.on_taken(sent);
         }
         let owner = FailureOwner::of_status(status);
