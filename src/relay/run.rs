@@ -258,7 +258,7 @@ impl Relay {
         if owner != FailureOwner::Unattributed {
             model.report_failure(worker, client, is_trial, owner, status.as_str());
         } else if is_trial && worker.breaker.state() != State::Closed {
-            model.report_success(worker, client, is_trial);
+            model.report_success(worker, client, is_trial, sent);
         }
         // Whether the request was to blame for its failed KV transfer.
         if course.is_after_failed_transfer() && answer.split.prefill().is_none() {

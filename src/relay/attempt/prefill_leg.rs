@@ -131,7 +131,7 @@ impl LegContext<'_> {
         }
         // The meter sees only the answer of the decode leg.
         let (client, is_trial) = (job.context.client, choice.is_trial_of(worker));
-        plan.model.report_success(worker, client, is_trial);
+        plan.model.report_success(worker, client, is_trial, now);
         worker.on_taken(now);
         insert.confirm();
         running.on_first_token(observe::now());
