@@ -260,6 +260,18 @@ impl Relay {
         } else if is_trial && worker.breaker.state() != State::Closed {
             model.report_success(worker, client, is_trial, sent);
         }
+        // Its legs were not seen. A worker that the gateway has turned to may have got the prompt otherwise.
+        if job.gateway.is_some()
+            && status.is_success()
+            && worker.id == choice.worker.id
+            && let Some(prefill) = choice.split.prefill()
+        {
+            let is_trial = choice.is_trial_of(&prefill.worker);
+            model.report_success(&prefill.worker, client, is_trial, sent);
+            prefill.worker.on_taken(sent);
+            let is_trial = prefill.is_transfer_trial();
+            model.report_transferred(&prefill.worker, client, is_trial, sent);
+        }
         // Whether the request was to blame for its failed KV transfer.
         if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
             model.report_whole(client, status.is_success());
