@@ -46,6 +46,8 @@ pub struct CircuitBreaker {
     unconnected_at: Option<Instant>,
     /// When the health check began that last closed the breaker.
     closed_by_check_at: Option<Instant>,
+    /// When it last opened.
+    opened_at: Option<Instant>,
     /// When an open breaker admits a trial request, and when a trial request without a result counts as failed.
     retry_at: Option<Instant>,
     /// When the last trial request was admitted.
@@ -65,6 +67,7 @@ impl CircuitBreaker {
             unconnected: 0,
             unconnected_at: None,
             closed_by_check_at: None,
+            opened_at: None,
             retry_at: None,
             trial_at: None,
             paused_until: None,
@@ -106,8 +109,15 @@ impl CircuitBreaker {
         admits
     }
 
-    /// Takes a request that succeeded. `is_trial`: it was admitted as a trial request. Returns true if this closed the
-    /// breaker.
+    /// True if the end of the trial request that was admitted at `admitted_at` says something about the server: it has
+    /// not opened since. A trial of an earlier half-open period is as any request from before it opened.
+    pub fn counts_trial(&self, admitted_at: Instant) -> bool {
+        self.opened_at
+            .is_none_or(|opened_at| admitted_at > opened_at)
+    }
+
+    /// Takes a request that succeeded. `is_trial`: it was admitted as a trial request that counts
+    /// ([`CircuitBreaker::counts_trial`]). Returns true if this closed the breaker.
     pub fn on_success(&mut self, is_trial: bool) -> bool {
         let counts = match self.state {
             State::Closed => true,
@@ -152,6 +162,7 @@ impl CircuitBreaker {
         let opens = self.state == State::HalfOpen || failures >= self.failure_threshold;
         if opens {
             self.state = State::Open;
+            self.opened_at = Some(now);
             self.retry_at = Some(now + self.open_duration);
         }
         opens
@@ -238,6 +249,11 @@ impl SharedBreaker {
 
     pub fn admit(&self, now: Instant) -> bool {
         self.is_quiet() || self.machine.lock().admit(now)
+    }
+
+    /// As [`CircuitBreaker::counts_trial`].
+    pub fn counts_trial(&self, admitted_at: Instant) -> bool {
+        self.machine.lock().counts_trial(admitted_at)
     }
 
     /// As [`CircuitBreaker::on_success`].
@@ -362,6 +378,26 @@ mod tests {
         assert!(breaker.admit(now + Duration::from_secs(2)));
         // It may still end well.
         assert!(breaker.on_success(true));
+    }
+
+    #[test]
+    fn a_trial_of_an_earlier_half_open_period_counts_no_more() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| _ = breaker.on_failure(now));
+        assert!(!breaker.counts_trial(now), "sent before");
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let (first, second, third) = (at(1), at(2), at(4));
+        assert!(breaker.admit(first) && breaker.admit(second));
+        // Each of the two may be the one that shows how the server is.
+        assert!(breaker.counts_trial(first) && breaker.counts_trial(second));
+        assert!(breaker.on_failure(at(3)));
+        assert!(breaker.admit(third));
+        let counted = [first, second, third].map(|trial| breaker.counts_trial(trial));
+        assert_eq!(counted, [false, false, true]);
+        assert!(!breaker.on_success(breaker.counts_trial(first)));
+        assert!(breaker.on_success(breaker.counts_trial(third)));
+        // A breaker that has never opened has no trials.
+        assert!(self::breaker().0.counts_trial(now));
     }
 
     #[test]
@@ -586,6 +622,12 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(machine.state(), shared.state());
+                if let Some(admitted_at) = trial_at {
+                    let counts = machine.counts_trial(admitted_at);
+                    prop_assert_eq!(counts, shared.counts_trial(admitted_at));
+                    // The last trial counts for as long as it may end the half-open period.
+                    prop_assert!(counts || machine.state() != State::HalfOpen);
+                }
             }
         }
     }

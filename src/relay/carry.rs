@@ -178,14 +178,15 @@ impl Relay {
                 .saturating_duration_since(job.context.started);
             return Error::Deadline { attempts, limit };
         }
-        if course.has_only_refused_keys() {
+        if self.is_refused_by_each(plan, course) {
             return Error::KeyRefused;
         }
         if no_worker_may_get(plan, &course.failed, &course.cuts) {
             return Error::CutsConnections;
         }
         let shown = last_worker.filter(|_| self.settings.decision_header);
-        match course.last() {
+        // Where a worker that may take the key cannot be used now, it can be soon.
+        match course.last().filter(|_| !course.has_only_refused_keys()) {
             Some(Failure::TimedOut) => Error::TimedOut { attempts },
             Some(Failure::Local) => Error::OutOfResources { retry_after },
             Some(last) => Error::Unreachable {
@@ -204,6 +205,20 @@ impl Relay {
                 retry_after,
             },
         }
+    }
+
+    /// True if each worker that could do what was refused last has refused the router's key for it, also those that are
+    /// down now.
+    fn is_refused_by_each(&self, plan: &Plan, course: &Course) -> bool {
+        let Some(stage) = course.last_stage() else {
+            return false;
+        };
+        let snapshot = self.fleet().snapshot();
+        let are_down = snapshot.workers.iter().filter(|status| {
+            status.worker.is_down() && status.facts.models.contains_key(&plan.group.model)
+        });
+        let are_down = are_down.map(|status| &status.worker);
+        course.is_refused_by_each(stage, plan.group.workers.iter().chain(are_down))
     }
 
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.

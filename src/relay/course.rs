@@ -17,6 +17,7 @@ use super::failure::fault::Fault;
 use super::failure::types::{Failure, Stage};
 use super::job::{Error, NotConvertible};
 use super::settings::Settings;
+use crate::fleet::{Role, Worker};
 use crate::ids::WorkerId;
 
 /// So many ends of processes use up none of a request's attempts. A request that ends engines which have others, too, gets no
@@ -24,7 +25,7 @@ use crate::ids::WorkerId;
 const ACQUITTED_MAX: u32 = 2;
 
 /// So many refusals of the router's own key use up none of a request's attempts. Where more workers in a row refuse it, it is
-/// wrong for the whole fleet, and the client should know soon.
+/// most likely wrong for the whole fleet, and the client should have an answer soon.
 const KEYS_REFUSED_MAX: u32 = 16;
 
 /// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
@@ -76,7 +77,7 @@ pub(super) struct Retry {
     pub(super) worker: Arc<str>,
     pub(super) failure: Failure,
     /// It takes nothing from the retry budget, though it is counted as a retry: what ended with all that its worker had is no
-    /// further load, and what was refused at once hardly any.
+    /// further load, nor is what was refused before any worker computed anything for it.
     pub(super) is_off_budget: bool,
 }
 
@@ -93,6 +94,16 @@ pub(super) struct Ended {
     pub(super) prefill: Option<WorkerId>,
 }
 
+impl Ended {
+    /// True if it was refused before any worker computed anything for it. A decode worker's refusal costs the prompt
+    /// that was computed for it.
+    fn is_refused_at_once(&self) -> bool {
+        let has_cost_none = self.prefill.is_none() || self.fault.stage == Stage::Prefill;
+        let failure = self.fault.failure;
+        failure == Failure::TooLong || failure == Failure::KeyRefused && has_cost_none
+    }
+}
+
 /// What follows from a failed attempt.
 #[must_use]
 #[derive(Debug)]
@@ -106,7 +117,8 @@ pub(super) struct Judgement {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) deadline: Instant,
-    /// Before its first attempt it looks for room; where there is a queue, it waits for that.
+    /// Before its first attempt it looks for room, and again after a refused key: the worker that refuses has nothing
+    /// to do, and draws requests while all others are full. Where there is a queue, it waits for room.
     pub(super) looks_for_room: bool,
     /// It has one attempt and no more.
     pub(super) is_only_one: bool,
@@ -133,8 +145,10 @@ pub(super) struct Course {
     has_cut_new: bool,
     /// Attempts that ended with the worker's process, and not because of the request.
     acquitted: u32,
-    /// Attempts whose worker refused the key that the router has for it.
+    /// Attempts whose worker refused the key that the router has for it, and those of them that cost no worker
+    /// anything.
     keys_refused: u32,
+    keys_refused_at_once: u32,
     /// What the next attempt is a retry of.
     owed: Option<Retry>,
 }
@@ -160,13 +174,15 @@ impl Course {
             has_cut_new: false,
             acquitted: 0,
             keys_refused: 0,
+            keys_refused_at_once: 0,
             owed: None,
         }
     }
 
     /// What comes next for a request that was not sent, as the chosen worker cannot have it, or whose next attempt is due.
     pub(super) fn next(&mut self, now: Instant) -> Step {
-        if self.count == 0 && self.rules.looks_for_room {
+        let is_due = self.count == 0 || self.last() == Some(Failure::KeyRefused);
+        if is_due && self.rules.looks_for_room {
             return Step::FindRoom;
         }
         self.on_room(now)
@@ -217,6 +233,7 @@ impl Course {
         let is_counted = self.failed.on_fault(&fault, ended.worker, ended.prefill);
         if fault.failure == Failure::KeyRefused {
             self.keys_refused += 1;
+            self.keys_refused_at_once += u32::from(ended.is_refused_at_once());
             // It would refuse the request each time.
             let at_prefill = ended.prefill.filter(|_| fault.stage == Stage::Prefill);
             let refusing = at_prefill.unwrap_or(ended.worker);
@@ -264,8 +281,7 @@ impl Course {
         {
             // What was sent over a connection that was closed already costs the fleet nothing.
             let is_counted = !fault.failure.is_free() && !fault.is_stale();
-            let is_refused_at_once =
-                matches!(fault.failure, Failure::TooLong | Failure::KeyRefused);
+            let is_refused_at_once = last.is_refused_at_once();
             self.owed = is_counted.then(|| Retry {
                 worker: last.name.clone(),
                 failure: fault.failure,
@@ -318,9 +334,10 @@ impl Course {
         self.is_last_with(self.acquitted)
     }
 
-    /// The first ends of processes under a request use up none of its attempts, nor do the first refusals of a key.
+    /// The first ends of processes under a request use up none of its attempts, nor do the first refusals of a key that
+    /// cost no worker anything.
     fn is_last_with(&self, acquitted: u32) -> bool {
-        let uncounted = acquitted + self.keys_refused.min(KEYS_REFUSED_MAX);
+        let uncounted = acquitted + self.keys_refused_at_once.min(KEYS_REFUSED_MAX);
         self.rules.is_only_one || self.count >= self.count_max + uncounted
     }
 
@@ -335,6 +352,31 @@ impl Course {
     /// True if each worker that was sent the request has refused the router's key for it, and nothing else has failed.
     pub(super) fn has_only_refused_keys(&self) -> bool {
         self.count > 0 && self.keys_refused == self.count
+    }
+
+    /// True if nothing else has failed, and each of these workers that does what failed at this `stage` has refused the
+    /// key, or cannot have the request: it can be sent to none of them, however soon it comes again.
+    pub(super) fn is_refused_by_each<'a>(
+        &self,
+        stage: Stage,
+        workers: impl Iterator<Item = &'a Arc<Worker>>,
+    ) -> bool {
+        let other_role = if stage == Stage::Prefill {
+            Role::Decode
+        } else {
+            Role::Prefill
+        };
+        let mut workers = workers
+            .filter(|worker| worker.role != other_role)
+            .peekable();
+        self.has_only_refused_keys()
+            && workers.peek().is_some()
+            && workers.all(|worker| self.failed.unfit.contains(&worker.id))
+    }
+
+    /// Where the last attempt failed.
+    pub(super) fn last_stage(&self) -> Option<Stage> {
+        self.last.as_ref().map(|last| last.fault.stage)
     }
 
     /// How the last attempt failed.

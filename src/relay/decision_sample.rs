@@ -53,7 +53,7 @@ impl Relay {
             self.compare(plan, choice, &prefixes, now);
         }
         if is_recorded {
-            // A retry is chosen by the load alone.
+            // A retry is shown as chosen by the load alone, also one that has looked for room again.
             let waits = waits.filter(|_| attempt == 1);
             let before = waits.and_then(|waits| self.promised_before(waits));
             let decided = (choice, before.as_deref());

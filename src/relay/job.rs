@@ -241,7 +241,8 @@ pub enum Error {
         "engines closed the connection without an answer each time they got this request; it is not sent again"
     )]
     CutsConnections,
-    /// Each engine that was asked refused the router's own key. A 401 would say that the client's own key is wrong.
+    /// Each engine that could have the request refused the router's own key. A 401 would say that the client's own key
+    /// is wrong.
     #[error("an engine refused the key that the router is configured with for it (`api_key`)")]
     KeyRefused,
     /// The limits of its tenant have no room for the request.

@@ -254,7 +254,7 @@ impl Meter {
         // A trial has its result when its answer begins, and so has a failure by its status.
         match FailureOwner::of_outcome(outcome) {
             FailureOwner::Unattributed if !self.status.is_server_error() => {
-                model.report_success(worker, self.client, false);
+                model.report_success(worker, self.client, false, self.sent());
             }
             FailureOwner::Unattributed | FailureOwner::Client => {}
             _ if self.is_lost => {}
@@ -326,6 +326,12 @@ impl Meter {
         if tokens >= MIN_TOKENS {
             self.running.on_answered(end, tokens);
         }
+    }
+
+    /// When the request was sent to the worker, or before.
+    fn sent(&self) -> Instant {
+        let expected = self.running.expected.as_ref();
+        expected.map_or(self.count.started, |(chosen, _)| *chosen)
     }
 
     pub(super) fn worker(&self) -> &Arc<Worker> {

@@ -302,10 +302,17 @@ impl ModelState {
             .inc_by(u64::from(cached_tokens.min(prompt_tokens)));
     }
 
-    /// Reports a worker's answer to its circuit breaker. `is_trial`: the request is the breaker's trial.
-    pub(super) fn report_success(&self, worker: &Worker, client: ClientKey, is_trial: bool) {
+    /// Reports a worker's answer to its circuit breaker, to a request that was sent at `sent`. `is_trial`: the request
+    /// is the breaker's trial.
+    pub(super) fn report_success(
+        &self,
+        worker: &Worker,
+        client: ClientKey,
+        is_trial: bool,
+        sent: Instant,
+    ) {
         let now = observe::now();
-        self.evidence.on_success(now, worker.id, client);
+        self.evidence.on_success(now, worker.id, client, sent);
         if worker.breaker.on_success(now, is_trial) {
             worker.refuses_key.store(false, Relaxed);
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
@@ -371,11 +378,18 @@ impl ModelState {
         }
     }
 
-    /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has a client's prompt.
-    /// `is_trial`: the request is the breaker's trial.
-    pub(super) fn report_transferred(&self, prefill: &Worker, client: ClientKey, is_trial: bool) {
+    /// Reports to the circuit breaker of a prefill worker's KV transfers that a decode worker has the prompt of a
+    /// client's request that was sent at `sent`. `is_trial`: the request is the breaker's trial.
+    pub(super) fn report_transferred(
+        &self,
+        prefill: &Worker,
+        client: ClientKey,
+        is_trial: bool,
+        sent: Instant,
+    ) {
         let now = observe::now();
-        self.transfer_evidence.on_success(now, prefill.id, client);
+        let evidence = &self.transfer_evidence;
+        evidence.on_success(now, prefill.id, client, sent);
         if prefill.kv_transfer_breaker.on_success(now, is_trial) {
             info!(worker = %prefill.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
@@ -498,7 +512,7 @@ mod tests {
             model.report_failure(&worker, ClientKey(1), false, owner, "502");
             assert_eq!(worker.breaker.state(), State::HalfOpen, "{owner:?}");
         }
-        model.report_success(&worker, ClientKey(2), true);
+        model.report_success(&worker, ClientKey(2), true, now);
         assert_eq!(worker.breaker.state(), State::Closed);
     }
 
@@ -511,8 +525,8 @@ mod tests {
             while !breaker.on_failure(now) {}
         }
         let ends_well = |is_trial: bool| {
-            model.report_success(&worker, ClientKey(1), is_trial);
-            model.report_transferred(&worker, ClientKey(1), is_trial);
+            model.report_success(&worker, ClientKey(1), is_trial, now);
+            model.report_transferred(&worker, ClientKey(1), is_trial, now);
         };
         let are = |state: State| breakers.iter().all(|breaker| breaker.state() == state);
         ends_well(false);
@@ -560,7 +574,7 @@ mod tests {
         let model = model();
         let (prefill, now) = with_trial_transfer(&model);
         let breaker = &prefill.kv_transfer_breaker;
-        model.report_transferred(&prefill, ClientKey(3), true);
+        model.report_transferred(&prefill, ClientKey(3), true, now);
         model.report_transfer_failure(&prefill, ClientKey(1), true);
         assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.may_admit(now));

@@ -25,14 +25,14 @@ use crate::queue::{Refusal, Request, Settings};
 use crate::routing::{Expected, PREFIX_CANDIDATES};
 use crate::traces::Event;
 
-/// After so many waits in vain a request is answered as without a queue.
+/// After so many waits, for workers that were gone then or refused its key, a request goes on as without a queue.
 const MAX_WAITS: u32 = 3;
 
 /// Without a queue the prompt of a request that is not streamed counts as queued no longer than this. It is the queue's
 /// default.
 const STALE_AFTER: Duration = Duration::from_secs(30);
 
-/// One request's waits before its first attempt.
+/// One request's waits before its first attempt, and before those after a refused key.
 pub(super) struct Waits {
     settings: Arc<Settings>,
     standing: Standing,
@@ -203,7 +203,8 @@ impl Relay {
         Ok(true)
     }
 
-    /// Waits until there is room for the request, if there is none. Returns the choice for its first attempt, if one was made.
+    /// Waits until there is room for the request, if there is none. Returns the choice for its next attempt, if one was
+    /// made.
     pub(super) async fn find_room(
         self: &Arc<Self>,
         job: &Job<'_>,
@@ -215,7 +216,8 @@ impl Relay {
         let promised = promised.as_deref();
         let line = job.context.kind.batch_line();
         let for_line = line.and_then(|line| self.find_for_line(line, plan, failed, promised));
-        // One that was released, or has waited in vain too often, does not wait again.
+        // One that was released and not sent yet, or that has waited often enough, does not wait again. Its first
+        // attempt has used up its grant.
         let may_wait = |waits: &&mut Waits| waits.grant.is_none() && waits.count < MAX_WAITS;
         let Some(waits) = waits.filter(may_wait) else {
             return Ok(for_line);
@@ -285,8 +287,8 @@ impl Relay {
         !plan.api.computes_prompt() || queues.may_pass(settings, &plan.group.model, place, promised)
     }
 
-    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the
-    /// choice by which it was released.
+    /// Waits until there is room for the request's next attempt where it costs the least, which was `chosen` now.
+    /// Returns the choice by which it was released.
     async fn wait_for_room(
         self: &Arc<Self>,
         job: &Job<'_>,

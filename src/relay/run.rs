@@ -61,6 +61,10 @@ impl Relay {
             step = match step {
                 Step::FindRoom => {
                     let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
+                    // One that each worker refuses would wait in vain.
+                    let workers = plan.group.workers.iter();
+                    let is_in_vain = course.is_refused_by_each(Stage::Worker, workers);
+                    let waits = waits.filter(|_| !is_in_vain);
                     match self.find_room(job, plan, &course.failed, waits).await {
                         Ok(found) => {
                             chosen = found;
@@ -244,7 +248,8 @@ impl Relay {
     ) {
         let worker = answer.running.worker();
         let status = answer.answer.head.status;
-        if status.is_success() {
+        // That it counts tokens says nothing of how busy its engine is.
+        if status.is_success() && job.api.computes_prompt() {
             worker.on_taken(sent);
         }
         let owner = FailureOwner::of_status(status);
@@ -253,7 +258,19 @@ impl Relay {
         if owner != FailureOwner::Unattributed {
             model.report_failure(worker, client, is_trial, owner, status.as_str());
         } else if is_trial && worker.breaker.state() != State::Closed {
-            model.report_success(worker, client, is_trial);
+            model.report_success(worker, client, is_trial, sent);
+        }
+        // Its legs were not seen. A worker that the gateway has turned to may have got the prompt otherwise.
+        if job.gateway.is_some()
+            && status.is_success()
+            && worker.id == choice.worker.id
+            && let Some(prefill) = choice.split.prefill()
+        {
+            let is_trial = choice.is_trial_of(&prefill.worker);
+            model.report_success(&prefill.worker, client, is_trial, sent);
+            prefill.worker.on_taken(sent);
+            let is_trial = prefill.is_transfer_trial();
+            model.report_transferred(&prefill.worker, client, is_trial, sent);
         }
         // Whether the request was to blame for its failed KV transfer.
         if course.is_after_failed_transfer() && answer.split.prefill().is_none() {
@@ -300,7 +317,9 @@ impl Relay {
             let cuts = &course.cuts;
             self.quarantine.on_cuts(now, job.original, cuts);
         }
-        if fault.failure == Failure::KeyRefused && !worker.refuses_key.swap(true, Relaxed) {
+        let is_key_refused =
+            fault.failure == Failure::KeyRefused && fault.owner != FailureOwner::Unattributed;
+        if is_key_refused && !worker.refuses_key.swap(true, Relaxed) {
             warn!(
                 worker = %worker.name,
                 error,

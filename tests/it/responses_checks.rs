@@ -1,6 +1,7 @@
 //! What the Responses API refuses before it promises or computes anything, and what it fills in.
 
 use serde_json::{Value, json};
+use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
@@ -190,12 +191,20 @@ async fn compact_is_an_endpoint_and_no_id() {
 
 #[tokio::test]
 async fn an_engine_that_forbids_counting_is_no_error_of_the_client() {
-    for status in ["403 Forbidden", "404 Not Found", "405 Method Not Allowed"] {
+    for status in [
+        // Some engines say so of an endpoint that they do not have, to the router's own key, too.
+        "401 Unauthorized",
+        "403 Forbidden",
+        "404 Not Found",
+        "405 Method Not Allowed",
+    ] {
         let answer = format!(
             "HTTP/1.1 {status}\r\nconnection: close\r\n\r\n{{\"error\":{{\"message\":\"off\",\"code\":403}}}}"
         );
         let stub = Stub::start(answer).await;
-        let router = stub.router(|_| {}).await;
+        let router = stub
+            .router(|config| config.workers[0].api_key = Secret::new("engine-key"))
+            .await;
         let path = format!("{PATH}/input_tokens");
         let answer = client::post(router.api, &path, with(json!({})).to_string()).await;
         refused(&answer, 501, "cannot_count_tokens", "");

@@ -236,7 +236,7 @@ impl LegContext<'_> {
         metrics.completed.inc();
         let (client, is_trial) = (job.context.client, prefill.is_transfer_trial());
         plan.model
-            .report_transferred(&prefill.worker, client, is_trial);
+            .report_transferred(&prefill.worker, client, is_trial, started);
         let (worker, rank) = (&choice.worker, self.decode_rank());
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);

@@ -37,7 +37,6 @@ impl LegContext<'_> {
             ..
         } = *self;
         let worker = &prefill.worker;
-        let is_trial = choice.is_trial_of(worker);
         // Before the request counts at the worker.
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
@@ -100,6 +99,7 @@ impl LegContext<'_> {
         }
         if !answer.head.status.is_success() {
             let status = answer.head.status;
+            let is_trial = choice.is_trial_of(worker);
             let sign = relay.on_status(job, worker, &answer, now, is_trial);
             running.on_refusal();
             running.span = span;
@@ -130,8 +130,8 @@ impl LegContext<'_> {
             trace.event(computed, Event::PrefillLeg { worker, took });
         }
         // The meter sees only the answer of the decode leg.
-        let client = job.context.client;
-        plan.model.report_success(worker, client, is_trial);
+        let (client, is_trial) = (job.context.client, choice.is_trial_of(worker));
+        plan.model.report_success(worker, client, is_trial, now);
         worker.on_taken(now);
         insert.confirm();
         running.on_first_token(observe::now());

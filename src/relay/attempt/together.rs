@@ -99,7 +99,8 @@ impl LegContext<'_> {
         insert.confirm();
         end_prefill(&mut computing, now);
         let (client, is_trial) = (job.context.client, choice.is_trial_of(&prefill.worker));
-        plan.model.report_success(&prefill.worker, client, is_trial);
+        plan.model
+            .report_success(&prefill.worker, client, is_trial, started);
         prefill.worker.on_taken(started);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.

@@ -154,19 +154,21 @@ pub(in crate::relay) struct PrefillLeg {
 }
 
 impl Choice {
-    /// True if the request is the trial of this worker's circuit breaker.
+    /// True if the request is the trial of this worker's circuit breaker, which has not opened again since.
     pub(in crate::relay) fn is_trial_of(&self, worker: &Worker) -> bool {
         let prefill = self.split.prefill();
         let of_prefill = prefill.and_then(|prefill| prefill.trial.as_ref());
         let mut trials = self.trial.iter().chain(of_prefill);
-        trials.any(|trial| trial.worker.id == worker.id)
+        trials.any(|trial| trial.worker.id == worker.id && trial.counts())
     }
 }
 
 impl Prefill {
-    /// True if the request is the trial of the circuit breaker of this worker's KV transfers.
+    /// True if the request is the trial of the circuit breaker of this worker's KV transfers, which has not opened
+    /// again since.
     pub(in crate::relay) fn is_transfer_trial(&self) -> bool {
-        self.transfer_trial.is_some()
+        let trial = self.transfer_trial.as_ref();
+        trial.is_some_and(TransferTrial::counts)
     }
 
     /// The decode worker has the prompt's blocks by then.
@@ -198,6 +200,12 @@ pub(in crate::relay) struct Trial {
     pub(super) admitted_at: Instant,
 }
 
+impl Trial {
+    fn counts(&self) -> bool {
+        self.worker.breaker.counts_trial(self.admitted_at)
+    }
+}
+
 impl Drop for Trial {
     fn drop(&mut self) {
         let breaker = &self.worker.breaker;
@@ -210,6 +218,13 @@ impl Drop for Trial {
 pub(in crate::relay) struct TransferTrial {
     pub(super) prefill: Arc<Worker>,
     pub(super) admitted_at: Instant,
+}
+
+impl TransferTrial {
+    fn counts(&self) -> bool {
+        let breaker = &self.prefill.kv_transfer_breaker;
+        breaker.counts_trial(self.admitted_at)
+    }
 }
 
 impl Drop for TransferTrial {
@@ -240,6 +255,32 @@ mod tests {
         assert!(!breaker.may_admit(later));
         drop(trial);
         assert!(breaker.may_admit(later));
+    }
+
+    #[test]
+    fn a_trial_ends_no_later_half_open_period_than_its_own() {
+        let (prefill, now) = (worker("p"), observe::now());
+        let hours = |hours| now + Duration::from_secs(hours * 3_600);
+        for breaker in [&prefill.breaker, &prefill.kv_transfer_breaker] {
+            while !breaker.on_failure(now) {}
+            assert!(breaker.admit(hours(1)));
+        }
+        let trial = Trial {
+            worker: prefill.clone(),
+            admitted_at: hours(1),
+        };
+        let transfer_trial = TransferTrial {
+            prefill: prefill.clone(),
+            admitted_at: hours(1),
+        };
+        assert!(trial.counts() && transfer_trial.counts());
+        for breaker in [&prefill.breaker, &prefill.kv_transfer_breaker] {
+            assert!(breaker.on_failure(hours(2)));
+            assert!(breaker.admit(hours(3)));
+        }
+        assert!(!trial.counts() && !transfer_trial.counts());
+        drop((trial, transfer_trial));
+        assert!(!prefill.breaker.may_admit(hours(3)));
     }
 
     fn fail(_trial: Trial) {

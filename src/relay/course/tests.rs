@@ -1,6 +1,8 @@
 use super::super::failure::cuts::tests::cut;
 use super::super::failure::failure_owner::FailureOwner;
 use super::*;
+use crate::fleet::Member;
+use crate::fleet::registry::tests::{member, registry};
 use crate::relay::settings::Retries;
 
 const A: WorkerId = WorkerId(0);
@@ -245,6 +247,77 @@ fn a_worker_that_refuses_the_routers_key_gets_the_request_in_no_case_again() {
 }
 
 #[test]
+fn a_decode_workers_refusal_of_the_key_costs_as_much_as_its_prefill_leg() {
+    for (stage, prefill, is_free) in [
+        (Stage::Worker, None, true),
+        (Stage::Prefill, Some(B), true),
+        (Stage::Worker, Some(B), false),
+    ] {
+        let what = format!("{stage:?} {prefill:?}");
+        let refuse = |rig: &mut Rig| {
+            rig.course.on_sent();
+            let ended = ended(fault(stage, Failure::KeyRefused), prefill);
+            rig.course.on_failed(rig.now, ended, None, 0.5).step
+        };
+        let expected = if is_free { pause(0) } else { STOP };
+        assert_eq!(refuse(&mut attempts(1)), expected, "{what}");
+        let mut rig = attempts(2);
+        assert_eq!(refuse(&mut rig), pause(0), "{what}");
+        let is_off_budget = rig.retry().map(|retry| retry.is_off_budget);
+        assert_eq!(is_off_budget, Some(is_free), "{what}");
+    }
+}
+
+/// Workers with these roles.
+fn workers(roles: &[Role]) -> Vec<Arc<Worker>> {
+    let fleet = registry(&[]);
+    let members = roles
+        .iter()
+        .zip(["a", "b", "c"])
+        .map(|(role, name)| Member {
+            role: *role,
+            ..member(name)
+        });
+    fleet.set_members("static", members.collect());
+    let snapshot = fleet.snapshot();
+    let statuses = snapshot.workers.iter();
+    statuses.map(|status| status.worker.clone()).collect()
+}
+
+#[test]
+fn a_key_is_refused_for_good_only_if_each_worker_that_could_have_the_request_refuses_it() {
+    use Role::{Both, Decode, Prefill};
+    // So many of the workers with these roles refuse it at this stage.
+    for (roles, refusing, stage, expected) in [
+        (&[Both][..], 1, Stage::Worker, true),
+        (&[Both, Both][..], 1, Stage::Worker, false),
+        (&[Both, Both][..], 2, Stage::Worker, true),
+        (&[Decode, Prefill][..], 1, Stage::Worker, true),
+        (&[Decode, Both][..], 1, Stage::Worker, false),
+        (&[Prefill, Decode][..], 1, Stage::Prefill, true),
+        (&[Prefill, Both][..], 1, Stage::Prefill, false),
+        (&[Prefill, Prefill, Decode][..], 1, Stage::Prefill, false),
+        (&[][..], 0, Stage::Worker, false),
+    ] {
+        let (workers, mut rig) = (workers(roles), attempts(1));
+        for worker in &workers[..refusing] {
+            rig.course.on_sent();
+            let prefill = Some(worker.id).filter(|_| stage == Stage::Prefill);
+            let ended = Ended {
+                worker: prefill.map_or(worker.id, |_| WorkerId(99)),
+                ..ended(fault(stage, Failure::KeyRefused), prefill)
+            };
+            let _ = rig.course.on_failed(rig.now, ended, None, 0.5);
+        }
+        let is_for_good = |rig: &Rig| rig.course.is_refused_by_each(stage, workers.iter());
+        assert_eq!(is_for_good(&rig), expected, "{roles:?} {stage:?}");
+        // Whatever else has failed may be over soon.
+        let _ = rig.fail(Failure::Connect, 0.5);
+        assert!(!is_for_good(&rig), "{roles:?} {stage:?}");
+    }
+}
+
+#[test]
 fn a_worker_that_closed_an_idle_connection_may_get_the_request_over_a_new_one() {
     let mut rig = attempts(9);
     assert_eq!(rig.course.reuse(), Reuse::Replaced);
@@ -360,7 +433,7 @@ fn a_retry_is_owed_once_unless_it_costs_nothing() {
 }
 
 #[test]
-fn a_request_looks_for_room_before_its_first_attempt_only() {
+fn a_request_looks_for_room_before_its_first_attempt_and_after_a_refused_key() {
     let mut rig = rig(2, |rules| rules.looks_for_room = true);
     let now = rig.now;
     let send = Step::Send {
@@ -371,6 +444,13 @@ fn a_request_looks_for_room_before_its_first_attempt_only() {
     assert_eq!(rig.course.on_room(now), send);
     assert_eq!(rig.course.on_no_worker(true), Step::FindRoom);
     assert_eq!(rig.course.next(now), Step::FindRoom);
+    assert!(is_pause(&rig.fail(Failure::KeyRefused, 0.5)));
+    assert_eq!(rig.course.next(now), Step::FindRoom);
+    // What it is a retry of is kept meanwhile.
+    match rig.course.on_room(now) {
+        Step::Send { retry, .. } => assert!(retry.is_some()),
+        step => panic!("{step:?}"),
+    }
     assert!(is_pause(&rig.fail(Failure::TakenOut, 0.5)));
     assert_eq!(rig.course.next(now), send);
     assert_eq!(rig.course.on_no_worker(false), STOP);

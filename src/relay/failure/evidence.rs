@@ -5,8 +5,8 @@
 //! Such a failure counts against the worker
 //! - if requests of several clients failed at it without a success in between,
 //! - if its health check fails, too, or
-//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, and no other
-//!   client's has succeeded there since they began to, or
+//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, and no
+//!   request of another client has just succeeded there that was sent since they began to fail, or
 //! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
 //!
 //! KV transfers have evidence of their own, which speaks against the circuit breaker of the prefill worker's transfers.
@@ -38,6 +38,8 @@ pub(in crate::relay) const SHARE_FACTOR: f64 = 5.0;
 pub(in crate::relay) const NEXT_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 /// Evidence is forgotten after this time: the requests of a minute describe the state of now.
 const WINDOW: Duration = Duration::from_secs(60);
+/// For so long after another client's request has succeeded at a worker, the worker is taken to be well.
+const WELL_AFTER_SUCCESS: Duration = Duration::from_secs(10);
 /// Clients and workers that are remembered; with more, the evidence starts anew. A minute of failures of this many
 /// clients speaks against the workers long before.
 const ENTRIES_MAX: usize = 4_096;
@@ -71,13 +73,20 @@ struct AtWorker {
     failing_since: Option<Instant>,
 }
 
-/// The last successes of one worker.
+/// A request that has succeeded.
+#[derive(Clone, Copy, Debug)]
+struct Success {
+    at: Instant,
+    sent: Instant,
+}
+
+/// The last successes of one worker: those of the requests that were sent last.
 #[derive(Clone, Copy, Debug)]
 struct Successes {
-    last: Instant,
+    last: Success,
     client: ClientKey,
     /// The last one of any other client.
-    other: Option<Instant>,
+    other: Option<Success>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -118,7 +127,7 @@ impl Evidence {
     ) -> u32 {
         self.forget_old(now);
         let successes = self.successes.get(&worker);
-        let served_others_at = successes.and_then(|successes| successes.of_others(client));
+        let of_others = successes.and_then(|successes| successes.of_others(client));
         let has_failed_before = self.suspects.contains_key(&client);
         let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
             since: now,
@@ -128,13 +137,15 @@ impl Evidence {
         let here = suspect.at(worker);
         here.tally.failed += 1;
         let failing_since = *here.failing_since.get_or_insert(now);
-        let whole = if served_others_at.is_some() {
+        let whole = if of_others.is_some() {
             Tally::default()
         } else {
             suspect.whole
         };
-        // What is wrong with a worker fails all clients' requests.
-        let is_well = served_others_at.is_some_and(|at| at > failing_since);
+        // What is wrong with a worker fails all clients' requests. It may have broken since one that ended long ago, or
+        // was sent before.
+        let is_well = of_others
+            .is_some_and(|success| success.sent > failing_since && success.shows_well(now));
         let stands_out = !is_well && suspect.stands_out(worker, whole);
         let was_sent_before = match breaker {
             State::Closed => false,
@@ -160,20 +171,23 @@ impl Evidence {
         }
     }
 
-    /// Takes a success: the worker's failures in a row end, and the client's share of failures sinks.
+    /// Takes a success of a request that was sent at `sent`: the worker's failures in a row end, and the client's share
+    /// of failures sinks.
     pub(in crate::relay) fn on_success(
         &mut self,
         now: Instant,
         worker: WorkerId,
         client: ClientKey,
+        sent: Instant,
     ) {
         self.rows.remove(&worker);
+        let success = Success { at: now, sent };
         let successes = self.successes.entry(worker).or_insert(Successes {
-            last: now,
+            last: success,
             client,
             other: None,
         });
-        successes.on_success(now, client);
+        successes.on_success(success, client);
         if let Some(suspect) = self.suspects.get_mut(&client) {
             suspect.at(worker).tally.succeeded += 1;
         }
@@ -198,8 +212,8 @@ impl Evidence {
         self.rows.retain(|_, row| is_recent(row.since));
         self.suspects.retain(|_, suspect| is_recent(suspect.since));
         self.successes.retain(|_, successes| {
-            successes.other = successes.other.filter(|at| is_recent(*at));
-            is_recent(successes.last)
+            successes.other = successes.other.filter(|other| is_recent(other.at));
+            is_recent(successes.last.at)
         });
         let entries = [self.rows.len(), self.suspects.len(), self.successes.len()];
         if entries.into_iter().any(|count| count >= ENTRIES_MAX) {
@@ -208,17 +222,34 @@ impl Evidence {
     }
 }
 
+impl Success {
+    /// True if the worker is well now for all that it shows.
+    fn shows_well(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < WELL_AFTER_SUCCESS
+    }
+
+    /// True if this one, which has just come, says more than an `earlier` one: a stream that ends now may have been
+    /// sent long ago.
+    fn replaces(&self, earlier: &Self) -> bool {
+        self.sent >= earlier.sent || !earlier.shows_well(self.at)
+    }
+}
+
 impl Successes {
-    fn on_success(&mut self, now: Instant, client: ClientKey) {
-        if self.client != client {
-            self.other = Some(self.last);
-            self.client = client;
+    fn on_success(&mut self, success: Success, client: ClientKey) {
+        if success.replaces(&self.last) {
+            if self.client != client {
+                self.other = Some(self.last);
+                self.client = client;
+            }
+            self.last = success;
+        } else if self.client != client && self.other.is_none_or(|other| success.replaces(&other)) {
+            self.other = Some(success);
         }
-        self.last = now;
     }
 
     /// The last one of any other client than this one.
-    fn of_others(&self, client: ClientKey) -> Option<Instant> {
+    fn of_others(&self, client: ClientKey) -> Option<Success> {
         if self.client == client {
             self.other
         } else {
@@ -302,10 +333,17 @@ impl SharedEvidence {
         self.evidence.lock().on_whole(client, is_success);
     }
 
-    pub(in crate::relay) fn on_success(&self, now: Instant, worker: WorkerId, client: ClientKey) {
+    /// As [`Evidence::on_success`].
+    pub(in crate::relay) fn on_success(
+        &self,
+        now: Instant,
+        worker: WorkerId,
+        client: ClientKey,
+        sent: Instant,
+    ) {
         let filter = self.filter.load(Relaxed);
         if filter & (bit(u64::from(worker.0)) | bit(client.0)) != 0 {
-            self.evidence.lock().on_success(now, worker, client);
+            self.evidence.lock().on_success(now, worker, client, sent);
         }
     }
 }
@@ -330,6 +368,11 @@ mod tests {
         /// A failure of a healthy worker whose circuit breaker is closed.
         fn fails(&mut self, now: Instant, worker: WorkerId, client: ClientKey) -> u32 {
             self.on_failure(now, worker, client, State::Closed, false, false)
+        }
+
+        /// A success of a request that was sent and answered now.
+        fn succeeds(&mut self, now: Instant, worker: WorkerId, client: ClientKey) {
+            self.on_success(now, worker, client, now);
         }
     }
 
@@ -358,7 +401,7 @@ mod tests {
     fn a_success_between_two_clients_failures_ends_the_row() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         assert_eq!(evidence.fails(now, A, GUILTY), 0);
-        evidence.on_success(now, A, OTHER);
+        evidence.succeeds(now, A, OTHER);
         assert_eq!(evidence.fails(now, A, OTHER), 0);
     }
 
@@ -377,7 +420,7 @@ mod tests {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         for _ in 0..2 {
             assert_eq!(evidence.fails(now, A, GUILTY), 0);
-            (0..3).for_each(|_| evidence.on_success(now, B, GUILTY));
+            (0..3).for_each(|_| evidence.succeeds(now, B, GUILTY));
         }
         assert_eq!(evidence.fails(now, A, GUILTY), 3);
         // B fails as often as A does: the request is to blame.
@@ -388,23 +431,50 @@ mod tests {
     /// Its other requests, with other prefixes, succeed elsewhere.
     #[test]
     fn one_clients_failures_count_against_no_worker_that_answers_others_meanwhile() {
-        for (other_at, is_counted) in [(0, true), (2, false)] {
+        let well = WELL_AFTER_SUCCESS.as_millis() as u64;
+        // When another client's request was sent, when it ended, and when the one client's fail that failed first at 1.
+        for (sent, ended, fails, is_counted) in [
+            // The worker may have broken since.
+            (0, 0, 4, true),
+            (0, 2, 4, true),
+            (1, 2, 4, true),
+            (2, 2, 4, false),
+            (2, well, well + 4, false),
+            (2, 2, well + 1, false),
+            (2, 2, well + 2, true),
+        ] {
             let (mut evidence, now) = (Evidence::default(), observe::now());
             let at = |ms| now + Duration::from_millis(ms);
-            if other_at == 0 {
-                // The worker may have broken since.
-                evidence.on_success(at(0), A, OTHER);
+            let other = |evidence: &mut Evidence| {
+                evidence.on_success(at(ended), A, OTHER, at(sent));
+            };
+            if ended == 0 {
+                other(&mut evidence);
             }
             assert_eq!(evidence.fails(at(1), A, GUILTY), 0);
-            if other_at == 2 {
-                evidence.on_success(at(2), A, OTHER);
+            if ended > 0 {
+                other(&mut evidence);
             }
-            (0..9).for_each(|_| evidence.on_success(at(3), B, GUILTY));
-            let counted: u32 = (0..9).map(|_| evidence.fails(at(4), A, GUILTY)).sum();
-            assert_eq!(counted > 0, is_counted, "{other_at}");
+            (0..9).for_each(|_| evidence.succeeds(at(3), B, GUILTY));
+            let failures = (0..9).map(|_| evidence.fails(at(fails), A, GUILTY));
+            let counted: u32 = failures.sum();
+            assert_eq!(counted > 0, is_counted, "{sent} {ended} {fails}");
             // The other one's request fails there, too.
-            assert!(evidence.fails(at(5), A, OTHER) > 0);
+            assert!(evidence.fails(at(fails + 1), A, OTHER) > 0);
         }
+    }
+
+    #[test]
+    fn the_end_of_a_request_that_was_sent_long_ago_hides_no_later_ones() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        assert_eq!(evidence.fails(at(1), A, GUILTY), 0);
+        evidence.on_success(at(3), A, OTHER, at(2));
+        for client in [OTHER, ClientKey(3)] {
+            evidence.on_success(at(4), A, client, at(0));
+        }
+        (0..9).for_each(|_| evidence.succeeds(at(5), B, GUILTY));
+        (0..9).for_each(|_| assert_eq!(evidence.fails(at(6), A, GUILTY), 0));
     }
 
     #[test]
@@ -429,11 +499,11 @@ mod tests {
                 assert_eq!(fails(now, worker), 0);
                 shared.on_whole(GUILTY, true);
             }
-            shared.on_success(now, A, OTHER);
-            shared.on_success(now, B, OTHER);
+            shared.on_success(now, A, OTHER, now);
+            shared.on_success(now, B, OTHER, now);
         }
         // Its own success does not hide that of the other one.
-        shared.on_success(now, A, GUILTY);
+        shared.on_success(now, A, GUILTY, now);
         (0..9).for_each(|_| assert_eq!(fails(now, A), 0));
         // The others' successes are forgotten as well.
         let later = now + WINDOW;
@@ -518,7 +588,7 @@ mod tests {
         shared.on_failure(now, A, GUILTY, State::Closed, false, false);
         let _held = shared.evidence.lock();
         // It would wait for ever.
-        shared.on_success(now, WorkerId(5), ClientKey(6));
+        shared.on_success(now, WorkerId(5), ClientKey(6), now);
     }
 
     proptest! {
@@ -534,7 +604,7 @@ mod tests {
                 if is_guilty {
                     prop_assert_eq!(evidence.fails(now, worker, GUILTY), 0);
                 } else {
-                    evidence.on_success(now, worker, OTHER);
+                    evidence.succeeds(now, worker, OTHER);
                 }
             }
         }

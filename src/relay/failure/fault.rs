@@ -36,6 +36,8 @@ pub(in crate::relay) enum Sign {
     Retryable,
     /// It refuses the key that the router has for the worker.
     KeyRefused,
+    /// It refuses that key at an endpoint that computes no prompt. Some engines say so of one that they do not have.
+    EndpointRefused,
     /// The worker's context may be too short for the request, unlike another one's.
     TooLong,
     /// The engine may have refused the dp rank.
@@ -48,21 +50,20 @@ pub(in crate::relay) enum Sign {
 
 impl Sign {
     /// What the status of an answer of this API says. `has_own_key`: the worker was sent the router's key for it. In place of
-    /// that, the client's own may have been sent, which is the client's to correct.
+    /// that, the client's own may have been sent, which is the client's to correct. A 403 may be what a filter before
+    /// the engine says of the request, and passes on.
     pub(in crate::relay) fn of_status(
         status: StatusCode,
         api: Api,
         has_own_key: bool,
         retry_statuses: &[u16],
     ) -> Self {
-        let is_refusal = match status {
-            StatusCode::UNAUTHORIZED => true,
-            // A page that computes no prompt is one that the engine may not have, or not give.
-            StatusCode::FORBIDDEN => api.computes_prompt(),
-            _ => false,
-        };
-        if is_refusal && has_own_key {
-            Self::KeyRefused
+        if status == StatusCode::UNAUTHORIZED && has_own_key {
+            if api.computes_prompt() {
+                Self::KeyRefused
+            } else {
+                Self::EndpointRefused
+            }
         } else if retry_statuses.contains(&status.as_u16()) {
             Self::Retryable
         } else {
@@ -99,6 +100,10 @@ impl Fault {
             }
             Sign::KeyRefused => {
                 let owner = FailureOwner::of_failure(Failure::KeyRefused, false);
+                Some(Self::new(stage, Failure::KeyRefused, owner))
+            }
+            Sign::EndpointRefused => {
+                let owner = FailureOwner::Unattributed;
                 Some(Self::new(stage, Failure::KeyRefused, owner))
             }
             Sign::TooLong => fault(Failure::TooLong),
@@ -169,6 +174,7 @@ mod tests {
         check(401, Sign::KeyRefused, key_refused);
         let of = |failure| [worker, prefill, worker].map(|stage| Some((stage, failure, nobody)));
         check(413, Sign::TooLong, of(Failure::TooLong));
+        check(401, Sign::EndpointRefused, of(Failure::KeyRefused));
         check(400, Sign::RankRefused, of(Failure::KvTransfer));
     }
 
@@ -176,10 +182,13 @@ mod tests {
     fn only_the_routers_own_key_sends_a_request_to_another_worker() {
         for (status, api, has_own_key, expected) in [
             (401, Api::Chat, true, Sign::KeyRefused),
-            (403, Api::Embeddings, true, Sign::KeyRefused),
-            (401, Api::Tokenize, true, Sign::KeyRefused),
+            (401, Api::Embeddings, true, Sign::KeyRefused),
+            (401, Api::Tokenize, true, Sign::EndpointRefused),
+            (401, Api::CountTokens, true, Sign::EndpointRefused),
+            (403, Api::Chat, true, Sign::Nothing),
             (403, Api::Tokenize, true, Sign::Nothing),
             (401, Api::Chat, false, Sign::Nothing),
+            (401, Api::Tokenize, false, Sign::Nothing),
             (403, Api::Chat, false, Sign::Nothing),
             (400, Api::Chat, true, Sign::Nothing),
             (503, Api::Chat, true, Sign::Retryable),

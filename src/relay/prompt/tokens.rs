@@ -396,7 +396,11 @@ impl Tokens {
             .as_ref()
             .map_or_else(|error| error.engine_succeeded(), |_| Some(true))
         {
-            Some(true) => breaker.on_success(observe::now(), trial.is_some()),
+            Some(true) => {
+                let trial = trial.as_ref();
+                let counts = trial.is_some_and(|trial| breaker.counts_trial(trial.admitted_at));
+                breaker.on_success(observe::now(), counts)
+            }
             Some(false) => breaker.on_failure(observe::now()),
             None => false,
         };

@@ -5,10 +5,12 @@ use std::thread;
 use tokio::task::JoinSet;
 use warmroute::fleet::ResponsesApi;
 
-use super::{CHAT, block, cluster, row, seconds, send, wait, waiting};
+use super::{CHAT, block, cluster, row, seconds, send, wait, waiting, with_queue};
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::failures::refuse;
 use crate::patience::too_long;
+use crate::refused_keys::with_keys;
 use crate::stub::Stub;
 
 /// It would stand in the engine before everybody else: what an engine runs that says nothing of it is as much as most run.
@@ -236,4 +238,34 @@ async fn a_request_for_an_adapter_does_not_pass_those_who_wait_for_the_same_work
     drop(blocker);
     assert_eq!(first.answer().await.status, 200);
     assert_eq!(second.answer().await.status, 200);
+}
+
+/// The worker that refuses has nothing to do: requests are sent there first, and go on from there.
+#[tokio::test]
+async fn a_request_whose_key_an_idle_worker_refuses_waits_for_room_at_another() {
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        with_queue(config, |_| {});
+        with_keys(config);
+        config.fleet.circuit_breaker.failure_threshold = 1_000;
+    })
+    .await;
+    let blocker = block(&cluster, "busy ").await;
+    for engine in &cluster.engines {
+        if cluster.worker(&engine.name).await["queued_tokens"] == 0 {
+            engine.fault(refuse(401)).await;
+        }
+    }
+    let waiter = wait(&cluster, &[], chat("x", 1, false)).await;
+    let refusals = ["reason=\"key_refused\""];
+    assert_eq!(
+        cluster.metric("warmroute_retries_total", &refusals).await,
+        0.0
+    );
+    drop(blocker);
+    let answer = waiter.answer().await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(
+        cluster.metric("warmroute_retries_total", &refusals).await,
+        1.0
+    );
 }
