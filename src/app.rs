@@ -320,7 +320,7 @@ impl App {
             tasks.clone(),
             &metrics,
         );
-        if let Some(batches) = batches {
+        if let Some(batches) = &batches {
             batches.start(api_server.batch_sender());
         }
         let on_malformed = api_server.on_malformed();
@@ -335,6 +335,7 @@ impl App {
             discoveries,
             limiter,
             webhooks,
+            batches,
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
         tasks.spawn_until_stopped(reloader.run());

@@ -168,6 +168,11 @@ impl Batches {
         self.running.lock().report()
     }
 
+    /// Another configuration is used from now on.
+    pub fn on_reload(&self) {
+        self.works.forget_refusals();
+    }
+
     /// Answers a request whose body is read.
     pub async fn answer(
         &self,

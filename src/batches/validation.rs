@@ -18,6 +18,9 @@ pub const MAX_ERRORS: usize = 100;
 /// asked for again.
 pub const MAX_MODELS: usize = 32;
 
+/// What an error names if the model of its line cannot be used, or if the line has no name of a model.
+pub const MODEL_PARAM: &str = "body.model";
+
 /// The byte order mark that some editors write.
 const BOM: [u8; 3] = [0xef, 0xbb, 0xbf];
 
@@ -196,7 +199,7 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
         }
         self.note_model(&line.model);
         if let Some((code, message)) = self.refusal_of(&line.model) {
-            self.fail(LineError::new(&code, message, Some("body.model")));
+            self.fail(LineError::new(&code, message, Some(MODEL_PARAM)));
         }
     }
 

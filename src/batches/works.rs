@@ -58,7 +58,8 @@ pub struct Works {
     stalls: Mutex<Stalls>,
     giving: Mutex<Giving>,
     /// Batches of which this replica's configuration refuses a model, and until when their validation is left to
-    /// others, in Unix milliseconds. They are bounded: of each, the input was read here within the last minute.
+    /// others, in Unix milliseconds. They are few: at each refusal those whose time is over go, and of the others the
+    /// input was read here within the minute before.
     refused: Mutex<BTreeMap<DocumentKey, u64>>,
     /// Notified when one has ended, and when there may be something new to do.
     pub wake: Notify,
@@ -232,6 +233,12 @@ impl Works {
         let mut refused = self.refused.lock();
         refused.retain(|_, until_ms| now_ms < *until_ms);
         refused.insert(key.clone(), until_ms);
+    }
+
+    /// This replica has another configuration, which may not refuse what the one before did.
+    pub(super) fn forget_refusals(&self) {
+        self.refused.lock().clear();
+        self.wake.notify_one();
     }
 
     /// Whether a batch's validation is left to others.
@@ -451,6 +458,8 @@ mod tests {
         assert!(!works.leaves_validation(10, &refused));
         works.on_refusal(10, &other, 20);
         assert_eq!(works.refused.lock().len(), 1);
+        works.forget_refusals();
+        assert!(!works.leaves_validation(10, &other));
     }
 
     #[test]

@@ -178,6 +178,7 @@ impl Webhooks {
             max: permits.len(),
             lease: table.settings.advanced.attempt_timeout + LEASE_SPARE,
             fingerprint: endpoint.fingerprint.to_string(),
+            is_new_address: endpoint.state.is_new_address.load(Relaxed),
         };
         let claimed = match self.outbox.claim(&endpoint.name, claim).await {
             Ok(claimed) => claimed,
@@ -186,6 +187,7 @@ impl Webhooks {
                 return error.retry_after().unwrap_or(scan).max(STORE_PAUSE);
             }
         };
+        endpoint.state.is_new_address.store(false, Relaxed);
         self.on_claimed(endpoint, &claimed);
         let is_more = claimed.events.len() == permits.len();
         for (event, permit) in claimed.events.into_iter().zip(permits) {
@@ -232,6 +234,14 @@ impl Webhooks {
                 endpoint = name,
                 events = claimed.expired,
                 "webhook events dropped: they could not be delivered within `webhooks.max_age`"
+            );
+        }
+        if claimed.dropped_disabled > 0 {
+            self.count_events(name, "dropped_disabled", claimed.dropped_disabled);
+            warn!(
+                endpoint = name,
+                events = claimed.dropped_disabled,
+                "webhook events dropped: the endpoint is disabled, because it answered 410"
             );
         }
     }
@@ -412,3 +422,6 @@ impl Drop for InFlight {
         self.0.state.wake.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -39,6 +39,8 @@ pub(super) struct Endpoint {
 pub(super) struct EndpointState {
     /// An event was added, an attempt has ended, or an operator has enabled the endpoint.
     pub(super) wake: Arc<Notify>,
+    /// Whether a reload brought this address, and no events were claimed for it yet.
+    pub(super) is_new_address: AtomicBool,
     pub(super) in_flight: AtomicU32,
     pub(super) breaker: Mutex<CircuitBreaker>,
     pub(super) seen: Mutex<Seen>,
@@ -122,7 +124,7 @@ impl Endpoint {
         let known = known.filter(|known| *known.fingerprint == *fingerprint);
         let state = match known {
             Some(known) => known.state.clone(),
-            None => Arc::new(EndpointState::new(&settings.advanced)),
+            None => Arc::new(EndpointState::new(&settings.advanced, before.is_some())),
         };
         Some(Self {
             name: listed.name.as_str().into(),
@@ -139,9 +141,10 @@ impl Endpoint {
 }
 
 impl EndpointState {
-    fn new(settings: &Advanced) -> Self {
+    fn new(settings: &Advanced, is_new_address: bool) -> Self {
         Self {
             wake: Arc::default(),
+            is_new_address: AtomicBool::new(is_new_address),
             in_flight: AtomicU32::new(0),
             breaker: Mutex::new(CircuitBreaker::new(
                 settings.failure_threshold,

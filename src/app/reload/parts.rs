@@ -12,6 +12,7 @@ use crate::app::discoveries::FollowedDiscoveries;
 use crate::app::tenants;
 use crate::app::tls::Listeners;
 use crate::app::traces;
+use crate::batches::Batches;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::http::io_threads::OffloadThread;
@@ -32,6 +33,7 @@ pub(crate) struct Parts {
     pub(crate) discoveries: FollowedDiscoveries,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) webhooks: Arc<Webhooks>,
+    pub(crate) batches: Option<Arc<Batches>>,
 }
 
 impl Parts {
@@ -76,6 +78,9 @@ impl Parts {
         let max_body = config.api.requests.max_body;
         self.admin.set(relay, &config.admin, max_body);
         self.webhooks.replace(&config.webhooks);
+        if let Some(batches) = &self.batches {
+            batches.on_reload();
+        }
         observe::set_log_level(&config.log);
         Ok(())
     }

@@ -4,8 +4,8 @@ mod storage;
 mod world;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -280,28 +280,62 @@ async fn batches_that_are_left_to_others_are_counted() {
     assert_eq!(pace.left, 2);
 }
 
-#[tokio::test]
-async fn a_replica_that_refuses_a_model_leaves_the_batch_to_the_one_that_accepted_it() {
+/// A replica that accepts batches and runs none, and one whose configuration lets the tenant use no model.
+fn accepting_and_lagging() -> (Shared, Replica, Replica) {
     let mut shared = Shared::new();
     shared.is_idle = true;
     let acceptor = shared.replica();
     shared.is_idle = false;
     let lagging = shared.replica_with(Engines {
-        lacks_models: true,
+        lacks_models: AtomicBool::new(true),
         ..Engines::default()
     });
+    (shared, acceptor, lagging)
+}
+
+#[tokio::test]
+async fn a_replica_that_refuses_a_model_leaves_the_batch_to_the_one_that_accepted_it() {
+    let (shared, acceptor, lagging) = accepting_and_lagging();
     let file = shared.file(&acceptor, &lines("m")).await;
     let created = acceptor.create(&file).await;
     let id = created["id"].as_str().unwrap();
-    let works = &lagging.batches.metrics.works;
-    let returned = works.with_label_values(&["validate", "returned"]);
-    let waiting = lagging.until(id, |_| returned.get() > 0).await;
-    assert_eq!(waiting["status"], "validating");
+    lagging.until_refused(id).await;
     acceptor.batches.start(acceptor.engines.clone());
     let batch = acceptor.until(id, has_ended).await;
     acceptor.assert_whole(&batch).await;
     // It has read the input once.
     assert_eq!(*lagging.engines.looked_up.lock(), ["m"]);
+}
+
+#[tokio::test]
+async fn a_replica_that_reads_a_new_configuration_validates_what_it_has_refused() {
+    let (shared, acceptor, lagging) = accepting_and_lagging();
+    let file = shared.file(&acceptor, &lines("m")).await;
+    let created = acceptor.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    lagging.until_refused(id).await;
+    lagging.engines.lacks_models.store(false, Relaxed);
+    lagging.batches.on_reload();
+    let batch = lagging.until(id, has_ended).await;
+    lagging.assert_whole(&batch).await;
+}
+
+#[tokio::test]
+async fn a_batch_with_other_errors_fails_at_once_where_its_model_is_refused() {
+    let (shared, acceptor, lagging) = accepting_and_lagging();
+    let line = lines_of("m", 1).remove(0);
+    let twice = [line.clone(), line];
+    let file = shared.file(&acceptor, &twice).await;
+    let created = acceptor.create(&file).await;
+    let batch = lagging
+        .until(created["id"].as_str().unwrap(), has_ended)
+        .await;
+    assert_eq!(batch["status"], "failed", "{batch}");
+    let codes = [0_usize, 1].map(|error| batch["errors"]["data"][error]["code"].clone());
+    assert_eq!(codes, ["model_not_found", "duplicate_custom_id"]);
+    let works = &lagging.batches.metrics.works;
+    let returned = works.with_label_values(&["validate", "returned"]);
+    assert_eq!(returned.get(), 0);
 }
 
 #[tokio::test]

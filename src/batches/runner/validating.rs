@@ -14,7 +14,7 @@ use crate::batches::paths;
 use crate::batches::queued_tokens;
 use crate::batches::shards;
 use crate::batches::storage::StorageError;
-use crate::batches::validation::{MAX_MODELS, Plan, Validator};
+use crate::batches::validation::{MAX_MODELS, MODEL_PARAM, Plan, Validator};
 
 /// Bytes that are checked at a time: less than a millisecond, after which requests on this thread have their turn.
 const PIECE_BYTES: usize = 128 << 10;
@@ -74,7 +74,9 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     let plan = match validated {
         Ok(Ok(plan)) => plan,
         Ok(Err(errors)) => {
-            if !refused.is_empty() {
+            let is_of_model = |error: &LineError| error.param.as_deref() == Some(MODEL_PARAM);
+            // With any other error the batch fails whoever checks it.
+            if !refused.is_empty() && errors.iter().all(is_of_model) {
                 leave_refusal(work, record)?;
             }
             return Ok(Err(errors));

@@ -48,25 +48,59 @@ pub(in crate::store) struct EventQueue {
 /// others claims with one that is not the newest.
 #[derive(Debug, Default)]
 struct Addresses {
-    /// In the order of their first claims.
-    known: Vec<String>,
+    /// In the order in which they became the newest.
+    known: Vec<Address>,
     /// The last claim with the newest one. Without claims for [`IN_USE`] all are forgotten.
     newest_at_ms: u64,
 }
 
+#[derive(Debug)]
+struct Address {
+    fingerprint: String,
+    /// It was disabled while another one was the newest: claims with it get no events.
+    is_disabled: bool,
+}
+
 impl Addresses {
-    fn on_claim(&mut self, now_ms: u64, fingerprint: &str) {
+    fn on_claim(&mut self, now_ms: u64, claim: &Claim) {
+        let fingerprint = &*claim.fingerprint;
         if !self.are_in_use(now_ms) {
             self.known.clear();
         }
-        if !self.known.iter().any(|known| known == fingerprint) {
-            self.known.push(fingerprint.to_owned());
+        if claim.is_new_address {
+            self.known.retain(|known| known.fingerprint != fingerprint);
+        }
+        if !self
+            .known
+            .iter()
+            .any(|known| known.fingerprint == fingerprint)
+        {
+            self.known.push(Address {
+                fingerprint: fingerprint.to_owned(),
+                is_disabled: false,
+            });
             let surplus = self.known.len().saturating_sub(MAX_ADDRESSES);
             self.known.drain(..surplus);
         }
         if self.newest() == Some(fingerprint) {
             self.newest_at_ms = now_ms;
         }
+    }
+
+    /// Disables an address if others have a newer one; false if they have not.
+    fn disable_former(&mut self, now_ms: u64, fingerprint: &str) -> bool {
+        if !self.has_newer(now_ms, fingerprint) {
+            return false;
+        }
+        for known in &mut self.known {
+            known.is_disabled |= known.fingerprint == fingerprint;
+        }
+        true
+    }
+
+    fn is_disabled(&self, fingerprint: &str) -> bool {
+        let mut known = self.known.iter();
+        known.any(|known| known.is_disabled && known.fingerprint == fingerprint)
     }
 
     /// Whether other replicas have a newer address than this one.
@@ -76,7 +110,7 @@ impl Addresses {
     }
 
     fn newest(&self) -> Option<&str> {
-        self.known.last().map(String::as_str)
+        self.known.last().map(|newest| &*newest.fingerprint)
     }
 
     fn are_in_use(&self, now_ms: u64) -> bool {
@@ -131,9 +165,13 @@ impl EventQueue {
         claim: &Claim,
         bounds: &Bounds,
     ) -> Claimed {
-        self.addresses.on_claim(now_ms, &claim.fingerprint);
-        if self.is_disabled(&claim.fingerprint) {
+        self.addresses.on_claim(now_ms, claim);
+        let fingerprint = &*claim.fingerprint;
+        if self.is_disabled(fingerprint) || self.addresses.is_disabled(fingerprint) {
+            // What waits may be for a newer address. Else it came while there was one, and nobody takes it any more.
+            let is_former = self.addresses.has_newer(now_ms, fingerprint);
             return Claimed {
+                dropped_disabled: if is_former { 0 } else { self.clear() },
                 is_disabled: true,
                 ..Claimed::default()
             };
@@ -167,6 +205,7 @@ impl EventQueue {
             waiting: self.entries.len() as u64,
             oldest: self.added.first().map(since),
             expired,
+            dropped_disabled: 0,
             is_disabled: false,
         }
     }
@@ -191,15 +230,11 @@ impl EventQueue {
 
     /// Returns how many events were dropped: none if another replica has a newer address of the endpoint.
     pub(in crate::store) fn disable(&mut self, now_ms: u64, fingerprint: &str) -> u64 {
-        self.disabled = Some(fingerprint.into());
-        if self.addresses.has_newer(now_ms, fingerprint) {
+        if self.addresses.disable_former(now_ms, fingerprint) {
             return 0;
         }
-        let dropped = self.entries.len() as u64;
-        self.entries.clear();
-        self.due.clear();
-        self.added.clear();
-        dropped
+        self.disabled = Some(fingerprint.into());
+        self.clear()
     }
 
     pub(in crate::store) fn enable(&mut self) -> bool {
@@ -208,6 +243,15 @@ impl EventQueue {
 
     fn is_disabled(&self, fingerprint: &str) -> bool {
         self.disabled.as_deref() == Some(fingerprint)
+    }
+
+    /// Returns how many events there were.
+    fn clear(&mut self) -> u64 {
+        let dropped = self.entries.len() as u64;
+        self.entries.clear();
+        self.due.clear();
+        self.added.clear();
+        dropped
     }
 
     fn drop_expired(&mut self, now_ms: u64, bounds: &Bounds) -> u64 {
@@ -278,6 +322,16 @@ mod tests {
             max,
             lease: Duration::from_millis(lease_ms),
             fingerprint: "f".to_owned(),
+            is_new_address: false,
+        }
+    }
+
+    /// A claim with a fingerprint, of no events.
+    fn look(fingerprint: &str, is_new_address: bool) -> Claim {
+        Claim {
+            fingerprint: fingerprint.to_owned(),
+            is_new_address,
+            ..claim(0, 30)
         }
     }
 
@@ -362,10 +416,6 @@ mod tests {
 
     #[test]
     fn a_disabled_address_drops_nothing_while_a_newer_one_is_in_use() {
-        let of = |fingerprint: &str| Claim {
-            fingerprint: fingerprint.to_owned(),
-            ..claim(0, 30)
-        };
         let lapse = millis(IN_USE);
         for (claims, at_ms, dropped) in [
             (vec![(0, "f")], 5, 1),
@@ -381,7 +431,7 @@ mod tests {
         ] {
             let mut queue = EventQueue::default();
             for &(now_ms, fingerprint) in &claims {
-                let _ = queue.claim(now_ms, &of(fingerprint), &BOUNDS);
+                let _ = queue.claim(now_ms, &look(fingerprint, false), &BOUNDS);
             }
             let _ = queue.add(at_ms, event(1), "f", &BOUNDS);
             assert_eq!(queue.disable(at_ms, "f"), dropped, "{claims:?} {at_ms}");
@@ -396,10 +446,56 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_that_moves_back_has_its_former_address_as_the_newest() {
+        let mut queue = EventQueue::default();
+        for (number, moved) in ["f", "g", "f"].into_iter().enumerate() {
+            let claimed = queue.claim(number as u64, &look(moved, true), &BOUNDS);
+            assert!(!claimed.is_disabled);
+        }
+        // A replica that is late: what ends there is for the newest, too.
+        let _ = queue.claim(5, &look("g", false), &BOUNDS);
+        let _ = queue.add(5, event(1), "g", &BOUNDS);
+        assert_eq!(queue.disable(6, "g"), 0);
+        assert_eq!(queue.disable(6, "f"), 1);
+        assert_eq!(queue.add(7, event(2), "f", &BOUNDS), Add::Disabled);
+    }
+
+    #[test]
+    fn a_disabled_address_that_is_the_newest_again_drops_what_waits() {
+        let mut queue = EventQueue::default();
+        let _ = queue.claim(0, &look("f", false), &BOUNDS);
+        assert_eq!(queue.disable(1, "f"), 0);
+        let _ = queue.claim(2, &look("g", true), &BOUNDS);
+        let _ = queue.add(3, event(1), "g", &BOUNDS);
+        let late = queue.claim(4, &look("f", false), &BOUNDS);
+        assert_eq!((late.is_disabled, late.dropped_disabled), (true, 0));
+        let back = queue.claim(5, &look("f", true), &BOUNDS);
+        assert_eq!((back.is_disabled, back.dropped_disabled), (true, 1));
+        assert_eq!(queue.add(6, event(1), "f", &BOUNDS), Add::Disabled);
+    }
+
+    #[test]
+    fn a_former_address_that_is_disabled_does_not_enable_the_newest() {
+        let mut queue = EventQueue::default();
+        let _ = queue.claim(0, &look("f", false), &BOUNDS);
+        let _ = queue.claim(1, &look("g", true), &BOUNDS);
+        assert_eq!(queue.disable(2, "g"), 0);
+        let added = queue.add(3, event(1), "f", &BOUNDS);
+        assert_eq!(added, Add::Done { dropped: 0 });
+        assert!(!queue.claim(4, &look("f", false), &BOUNDS).is_disabled);
+        assert_eq!(queue.disable(5, "f"), 0);
+        assert!(queue.claim(6, &look("f", false), &BOUNDS).is_disabled);
+        let newest = queue.claim(7, &look("g", false), &BOUNDS);
+        assert_eq!((newest.is_disabled, newest.dropped_disabled), (true, 1));
+        // An endpoint that moves takes events again.
+        assert!(!queue.claim(8, &look("f", true), &BOUNDS).is_disabled);
+    }
+
+    #[test]
     fn few_addresses_of_an_endpoint_are_remembered() {
         let mut addresses = Addresses::default();
         for number in 0..100 {
-            addresses.on_claim(number, &number.to_string());
+            addresses.on_claim(number, &look(&number.to_string(), false));
         }
         assert_eq!(addresses.known.len(), MAX_ADDRESSES);
         assert!(addresses.has_newer(100, "98") && !addresses.has_newer(100, "99"));

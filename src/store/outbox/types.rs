@@ -35,6 +35,9 @@ pub struct Claim {
     pub lease: Duration,
     /// The fingerprint of the endpoint as the caller knows it.
     pub fingerprint: String,
+    /// Whether this is the first claim since the caller has read another address of the endpoint: then the fingerprint
+    /// is the newest, also one that was claimed with before.
+    pub is_new_address: bool,
 }
 
 /// An event to deliver.
@@ -59,6 +62,8 @@ pub struct Claimed {
     pub oldest: Option<Duration>,
     /// Events that were dropped now because of their age.
     pub expired: u64,
+    /// Events that were dropped now because the endpoint takes none.
+    pub dropped_disabled: u64,
     /// Whether the endpoint takes no events.
     pub is_disabled: bool,
 }

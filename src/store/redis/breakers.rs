@@ -25,8 +25,8 @@ pub(super) struct Breakers {
     /// True from when no probe is answered until any node of the cluster replies. The other ranges say little: nothing
     /// is admitted meanwhile that could open their breakers.
     is_down: AtomicBool,
-    /// Where the search for the next range to ask begins.
-    turn: AtomicUsize,
+    /// How often ranges were asked.
+    turns: AtomicUsize,
     /// The worst state.
     state_gauge: IntGauge,
 }
@@ -43,7 +43,7 @@ impl Breakers {
             breakers: (0..count).map(|_| RedisBreaker::new(settings)).collect(),
             probes: probes.iter().map(|key| range(key.as_bytes())).collect(),
             is_down: AtomicBool::new(false),
-            turn: AtomicUsize::new(0),
+            turns: AtomicUsize::new(0),
             state_gauge,
         }
     }
@@ -70,16 +70,13 @@ impl Breakers {
             .unwrap_or(State::Closed)
     }
 
-    /// The range whose node is asked next whether it replies: by turns those in which something has failed since the
-    /// last reply, or all if there is none.
-    pub(super) fn next_range(&self) -> usize {
+    /// The ranges whose nodes are asked next whether they reply: all in which something has failed since the last
+    /// reply, and one more by turns, whose node may be down without a request that shows it.
+    pub(super) fn next_ranges(&self) -> Vec<usize> {
         let count = self.breakers.len();
-        let turn = self.turn.load(Relaxed);
-        let mut ranges = (turn..turn + count).map(|range| range % count);
-        let failed = ranges.find(|range| !self.breakers[*range].is_healthy());
-        let next = failed.unwrap_or(turn % count);
-        self.turn.store(next + 1, Relaxed);
-        next
+        let turn = self.turns.fetch_add(1, Relaxed) % count;
+        let is_asked = |range: &usize| *range == turn || !self.breakers[*range].is_healthy();
+        (0..count).filter(is_asked).collect()
     }
 
     /// Whether an operation may be sent; if not, when to retry.
@@ -200,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_asked_by_turns_and_those_that_failed_before_all_others() {
+    fn ranges_are_asked_by_turns_and_those_that_failed_each_time() {
         let now = observe::now();
         let settings = settings::CircuitBreaker {
             failure_threshold: 1,
@@ -209,19 +206,20 @@ mod tests {
         let gauge = IntGauge::new("state", "of the test").unwrap();
         let keys = Keys::new("wr:");
         let breakers = Breakers::new(&settings, &keys.probes(), gauge);
-        let next = |count: usize| Vec::from_iter((0..count).map(|_| breakers.next_range()));
-        assert_eq!(next(RANGES), Vec::from_iter(0..RANGES));
-        assert_eq!(next(2), [0, 1]);
+        for turn in (0..RANGES).chain([0, 1]) {
+            assert_eq!(breakers.next_ranges(), [turn]);
+        }
         let of_ranges = key_of_each_range(|number| keys.probe(number));
         let of = |range: usize| Request::command("GET", &*of_ranges[range]);
         for failed in [1, 9] {
             breakers.on_failure(&of(failed), 1, now);
         }
-        assert_eq!(next(3), [9, 1, 9]);
-        breakers.on_success(&of(9));
-        assert_eq!(next(2), [1, 1]);
+        assert_eq!(breakers.next_ranges(), [1, 2, 9]);
+        assert_eq!(breakers.next_ranges(), [1, 3, 9]);
         breakers.on_success(&of(1));
-        assert_eq!(next(2), [2, 3]);
+        assert_eq!(breakers.next_ranges(), [4, 9]);
+        breakers.on_success(&of(9));
+        assert_eq!(breakers.next_ranges(), [5]);
     }
 
     #[test]

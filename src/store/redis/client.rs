@@ -272,10 +272,15 @@ impl Redis {
         found.unwrap_or_else(|| Err(closing()))
     }
 
-    /// Asks a node of a cluster whether it replies, at each heartbeat that of the next range of slots: the circuit
+    /// Asks nodes of a cluster whether they reply, at each heartbeat those of the next ranges of slots: the circuit
     /// breaker of a range learns it though no request comes.
-    pub(super) fn probe_next_range(&self) {
-        if let Some(key) = self.range_probes.get(self.executor.next_range()) {
+    pub(super) fn probe_next_ranges(&self) {
+        let ranges = self.executor.next_ranges();
+        // Small reads, at most one for each range, and none where the circuit breaker is open.
+        let keys = ranges
+            .into_iter()
+            .filter_map(|range| self.range_probes.get(range));
+        for key in keys {
             let read = Request::command("HMGET", (key.as_str(), "v"));
             drop(self.spawn(SHARED, Kind::Read, read));
         }

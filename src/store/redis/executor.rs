@@ -102,9 +102,9 @@ impl Executor {
         self.breakers.state()
     }
 
-    /// As [`Breakers::next_range`].
-    pub(super) fn next_range(&self) -> usize {
-        self.breakers.next_range()
+    /// As [`Breakers::next_ranges`].
+    pub(super) fn next_ranges(&self) -> Vec<usize> {
+        self.breakers.next_ranges()
     }
 
     pub(super) fn last_failure(&self) -> Arc<str> {

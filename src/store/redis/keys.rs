@@ -83,7 +83,7 @@ impl Keys {
     }
 
     /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, whether it
-    /// takes none, and its addresses by when events were first claimed for them.
+    /// takes none, and its addresses by when each became the newest.
     pub(super) fn outbox(&self, endpoint: &str) -> [String; 5] {
         ["hd", "ha", "he", "ho", "hu"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }

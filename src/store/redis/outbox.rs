@@ -165,7 +165,8 @@ impl Outbox for Redis {
                 .arg(claim.fingerprint)
                 .number(DISABLED_TTL.as_millis() as u64)
                 .number(IN_USE.as_millis() as u64)
-                .number(MAX_ADDRESSES as u64);
+                .number(MAX_ADDRESSES as u64)
+                .number(claim.is_new_address.into());
             // A claim whose reply is lost ends with its lease.
             let mut reply = self.call(Kind::WriteOnce, call).await?;
             let is_disabled = reply.word()? == "off";
@@ -174,9 +175,14 @@ impl Outbox for Redis {
                 waiting: reply.count()?,
                 next_due: milliseconds(&mut reply)?,
                 oldest: milliseconds(&mut reply)?,
-                expired: reply.count()?,
-                events: Vec::new(),
+                ..Claimed::default()
             };
+            let dropped = reply.count()?;
+            if is_disabled {
+                claimed.dropped_disabled = dropped;
+            } else {
+                claimed.expired = dropped;
+            }
             while !reply.is_empty() {
                 let (member, entry) = (reply.word()?, reply.word()?);
                 let age = milliseconds(&mut reply)?.unwrap_or_default();

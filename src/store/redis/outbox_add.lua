@@ -1,8 +1,8 @@
 -- Adds the event of a response or a batch that has ended to the queue of an endpoint.
 -- A queue is three keys: `hd`, what has ended by when its event is due; `ha`, by when that was added; `he`, for each
 -- status, Unix seconds of its end, and attempts. `ho` is the fingerprint of an endpoint that takes no events. `hu` has
--- the fingerprints that events were claimed with, by when each was first: of replicas that have not read a new
--- configuration yet, one that is not the newest.
+-- the fingerprints that events were claimed with, by when each became the newest: of replicas that have not read a new
+-- configuration yet, one that is not the newest. Below 0 is one that was disabled while it was not.
 -- KEYS hd, ha, he, ho, hu; ARGV response or batch, status, seconds, fingerprint, maximum of events, TTL in ms
 -- Returns ok, again or off, and how many events made room
 if redis.call('GET', KEYS[4]) == ARGV[4] and (redis.call('ZREVRANGE', KEYS[5], 0, 0)[1] or ARGV[4]) == ARGV[4] then

@@ -1,26 +1,42 @@
 -- Claims the events of an endpoint that are due, and drops those that are too old.
 -- KEYS as in outbox_add.lua; ARGV maximum, lease in ms, maximum age in ms, how many old ones to drop at most,
--- fingerprint, TTL of ho in ms, TTL of hu in ms, maximum of fingerprints in it
+-- fingerprint, TTL of ho in ms, TTL of hu in ms, maximum of fingerprints in it, whether the fingerprint is a new
+-- address of the endpoint (1 or 0)
 -- Returns ok or off, events in the queue, ms until the next is due (-1: none), age of the oldest in ms (-1: none), how
--- many were dropped; then of each event the response, its entry with this attempt, and its age in ms
+-- many were dropped (off: because the endpoint takes none); then of each event the response, its entry with this
+-- attempt, and its age in ms
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local function text(number)
   return string.format('%.0f', number)
 end
-if not redis.call('ZSCORE', KEYS[5], ARGV[5]) then
-  redis.call('ZADD', KEYS[5], text(now), ARGV[5])
+local score = redis.call('ZSCORE', KEYS[5], ARGV[5])
+if not score or ARGV[9] == '1' then
+  -- Above all others, also where the clock stands still or runs back.
+  local newest = tonumber(redis.call('ZREVRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2]) or 0
+  score = math.max(now, newest + 1)
+  redis.call('ZADD', KEYS[5], text(score), ARGV[5])
   for _, oldest in ipairs(redis.call('ZRANGE', KEYS[5], 0, text(-1 - tonumber(ARGV[8])))) do
     redis.call('ZREM', KEYS[5], oldest)
   end
 end
 -- Without claims with the newest one all are forgotten.
-if redis.call('ZREVRANGE', KEYS[5], 0, 0)[1] == ARGV[5] then
+local is_newest = redis.call('ZREVRANGE', KEYS[5], 0, 0)[1] == ARGV[5]
+if is_newest then
   redis.call('PEXPIRE', KEYS[5], ARGV[7])
+end
+if tonumber(score) < 0 then
+  return {'off', '0', '-1', '-1', '0'}
 end
 if redis.call('GET', KEYS[4]) == ARGV[5] then
   redis.call('PEXPIRE', KEYS[4], ARGV[6])
-  return {'off', '0', '-1', '-1', '0'}
+  local dropped = 0
+  -- What waits came while there was a newer one, and nobody takes it any more.
+  if is_newest then
+    dropped = redis.call('ZCARD', KEYS[2])
+    redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+  end
+  return {'off', '0', '-1', '-1', text(dropped)}
 end
 local function drop(response)
   redis.call('ZREM', KEYS[1], response)

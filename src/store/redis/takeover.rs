@@ -34,7 +34,7 @@ impl Ownership for Redis {
         self.meters.meter(Op::Heartbeat, move || async move {
             let lease_ms = lease.as_millis() as u64;
             self.lease_ms.store(lease_ms, Relaxed);
-            self.probe_next_range();
+            self.probe_next_ranges();
             // A server that is out of memory does not refuse this one.
             let renew = Request::command("PEXPIRE", (self.keys.lease(owner), lease_ms));
             let renewed = self.execute(Kind::Write, renew).await?;

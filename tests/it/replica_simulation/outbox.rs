@@ -44,6 +44,7 @@ pub(super) fn events(memory: &Memory) -> BTreeMap<ResponseKey, Status> {
         max: usize::MAX,
         lease: Duration::from_secs(1),
         fingerprint: "f".to_owned(),
+        is_new_address: false,
     };
     let claimed = done(memory.claim(NAME, claim)).unwrap();
     let of = |claimed: ClaimedEvent| match claimed.event.key {

@@ -95,8 +95,20 @@ impl Replica {
             max,
             lease,
             fingerprint: "f".to_owned(),
+            is_new_address: false,
         };
         self.outbox.claim(endpoint, claim).await.unwrap()
+    }
+
+    /// Claims five events of the endpoint at an address.
+    async fn claim_at(&self, fingerprint: &str, is_new_address: bool) -> Claimed {
+        let claim = Claim {
+            max: 5,
+            lease: CLAIM_LEASE,
+            fingerprint: fingerprint.to_owned(),
+            is_new_address,
+        };
+        self.outbox.claim(HOOK, claim).await.unwrap()
     }
 
     /// Claims all that is due.
@@ -317,12 +329,7 @@ async fn a_disabled_endpoint_drops_events_until_it_is_enabled_or_moves() {
         assert_eq!(dropped.iter().sum::<u64>(), 1);
         assert!(b.claim(HOOK, 5, CLAIM_LEASE).await.is_disabled);
         // At another address it is another endpoint.
-        let moved = Claim {
-            max: 5,
-            lease: CLAIM_LEASE,
-            fingerprint: "g".to_owned(),
-        };
-        let claimed = b.outbox.claim(HOOK, moved).await.unwrap();
+        let claimed = b.claim_at("g", true).await;
         assert!(!claimed.is_disabled && claimed.events.is_empty());
         assert_eq!(b.outbox.enable(HOOK).await, Ok(true));
         assert_eq!(b.outbox.enable(HOOK).await, Ok(false));
@@ -336,29 +343,65 @@ async fn a_disabled_endpoint_drops_events_until_it_is_enabled_or_moves() {
 #[tokio::test]
 async fn a_disabled_address_drops_no_events_of_a_newer_one() {
     on_each(Bounds::default(), async |a, b| {
-        let moved = async |max: usize| {
-            let claim = Claim {
-                max,
-                lease: CLAIM_LEASE,
-                fingerprint: "g".to_owned(),
-            };
-            b.outbox.claim(HOOK, claim).await.unwrap()
-        };
         let (first, _) = a.end(Status::Completed).await;
         assert_eq!(a.due(HOOK).await, [(first, Status::Completed, 1)]);
-        // Times are whole milliseconds.
-        tokio::time::sleep(Duration::from_millis(3)).await;
-        assert_eq!(moved(5).await.waiting, 1);
+        assert_eq!(b.claim_at("g", false).await.waiting, 1);
         assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(0));
         assert!(a.settle(first, 1, Some(Duration::ZERO)).await);
         // What ends at the late replica is for the newer address, and that replica delivers nothing.
         a.end(Status::Completed).await;
         assert!(a.claim(HOOK, 5, CLAIM_LEASE).await.is_disabled);
-        let claimed = moved(5).await;
+        let claimed = b.claim_at("g", false).await;
         assert_eq!((claimed.events.len(), claimed.is_disabled), (2, false));
         let dropped = [a, b].map(|replica| replica.counters.dropped_disabled.get());
         assert_eq!(dropped, [0, 0]);
         assert_eq!(b.outbox.disable(HOOK, "g").await, Ok(2));
+    })
+    .await;
+}
+
+/// Another replica is late: it has read that the endpoint moved, not that it moved back.
+#[tokio::test]
+async fn an_endpoint_that_moves_back_has_its_former_address_as_the_newest() {
+    on_each(Bounds::default(), async |a, b| {
+        a.end(Status::Completed).await;
+        for (fingerprint, is_new_address) in [("f", false), ("g", true), ("f", true), ("g", false)]
+        {
+            let claimed = a.claim_at(fingerprint, is_new_address).await;
+            assert!(!claimed.is_disabled, "{fingerprint}");
+        }
+        assert_eq!(b.outbox.disable(HOOK, "g").await, Ok(0));
+        assert!(b.claim_at("g", false).await.is_disabled);
+        assert_eq!(a.claim_at("f", false).await.waiting, 1);
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(1));
+        a.end(Status::Completed).await;
+        let dropped = [a, b].map(|replica| replica.counters.dropped_disabled.get());
+        assert_eq!(dropped.iter().sum::<u64>(), 1);
+    })
+    .await;
+}
+
+/// What a late replica has added goes to nobody.
+#[tokio::test]
+async fn the_newest_address_stays_disabled_and_drops_what_waits() {
+    on_each(Bounds::default(), async |a, b| {
+        a.end(Status::Completed).await;
+        a.claim_at("f", false).await;
+        b.claim_at("g", true).await;
+        assert_eq!(b.outbox.disable(HOOK, "g").await, Ok(1));
+        // Ends are for the first address here.
+        a.end(Status::Completed).await;
+        assert_eq!(a.claim_at("f", false).await.events.len(), 1);
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(0));
+        assert!(a.claim_at("f", false).await.is_disabled);
+        let claimed = b.claim_at("g", false).await;
+        assert_eq!((claimed.is_disabled, claimed.dropped_disabled), (true, 1));
+        assert_eq!((claimed.expired, claimed.waiting), (0, 0));
+        assert_eq!(b.claim_at("g", false).await.dropped_disabled, 0);
+        assert_eq!(b.outbox.enable(HOOK).await, Ok(true));
+        assert!(!b.claim_at("g", false).await.is_disabled);
+        // Brought back, the first one has events, too.
+        assert!(!a.claim_at("f", true).await.is_disabled);
     })
     .await;
 }

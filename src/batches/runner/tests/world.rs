@@ -59,7 +59,7 @@ pub(super) struct Engines {
     /// The replica's configuration does not have the tenant.
     pub(super) lacks_tenant: bool,
     /// The replica's configuration lets the tenant use no model.
-    pub(super) lacks_models: bool,
+    pub(super) lacks_models: AtomicBool,
     /// [`NEW_MODEL`] is found when it is looked up.
     pub(super) has_new_model: bool,
     /// Models that were looked up.
@@ -113,7 +113,8 @@ impl SendLine for Engines {
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
         let is_new = self.has_new_model && model == NEW_MODEL && !self.looked_up.lock().is_empty();
-        let exists = !self.lacks_models && (is_new || ["m", FULL_MODEL].contains(&model));
+        let lacks_models = self.lacks_models.load(Relaxed);
+        let exists = !lacks_models && (is_new || ["m", FULL_MODEL].contains(&model));
         (!exists).then(|| ("model_not_found".to_owned(), "no".to_owned()))
     }
 
@@ -374,6 +375,14 @@ impl Replica {
             assert!(observe::now() < limit, "it holds in a minute: {batch}");
             sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Waits until this replica has left the validation of a batch to others.
+    pub(super) async fn until_refused(&self, id: &str) {
+        let works = &self.batches.metrics.works;
+        let returned = works.with_label_values(&["validate", "returned"]);
+        let batch = self.until(id, |_| returned.get() > 0).await;
+        assert_eq!(batch["status"], "validating");
     }
 
     /// The lines of a file of results.
