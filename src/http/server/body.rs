@@ -20,8 +20,6 @@ pub struct RequestBody {
     unread: Option<Arc<Activity>>,
     /// What nobody wants of it may be read all the same, so that the connection can be used again.
     is_discardable: bool,
-    /// A part of it was read.
-    is_begun: bool,
     /// That of its connection over HTTP/2.
     window: Option<Arc<Window>>,
 }
@@ -41,7 +39,6 @@ impl From<mpsc::Receiver<Bytes>> for RequestBody {
             source: Source::Piped(pieces),
             unread: None,
             is_discardable: false,
-            is_begun: false,
             window: None,
         }
     }
@@ -64,18 +61,24 @@ impl RequestBody {
             source: Source::Connection(incoming),
             unread: has_more.then(|| activity.clone()),
             is_discardable: !is_promised,
-            is_begun: false,
             window: is_http2.then(|| window.clone()),
         }
     }
 
     /// Whoever does not read on for a while keeps this meanwhile. `None`: bodies that are not read hold so much of the
-    /// connection's window that uploads of others would stand still.
-    pub fn leave_unread(&self) -> Option<Unread> {
-        match &self.window {
-            Some(window) => window.hold(self.size_hint().upper(), self.is_begun),
-            None => Some(Unread::default()),
-        }
+    /// connection's window that uploads of others would stand still. `has_memory`: what was read of it has memory that
+    /// counts for its owner.
+    pub fn leave_unread(&self, has_memory: bool) -> Option<Unread> {
+        let Some(window) = &self.window else {
+            return Some(Unread::default());
+        };
+        // One without a length may have come to its end, too.
+        let rest = if self.is_end_stream() {
+            Some(0)
+        } else {
+            self.size_hint().upper()
+        };
+        window.hold(rest, has_memory)
     }
 }
 
@@ -110,11 +113,7 @@ impl Body for RequestBody {
         };
         let polled = Pin::new(&mut *incoming).poll_frame(cx);
         let is_end = match &polled {
-            Poll::Ready(Some(Ok(_))) => {
-                let is_end = incoming.is_end_stream();
-                self.is_begun = true;
-                is_end
-            }
+            Poll::Ready(Some(Ok(_))) => incoming.is_end_stream(),
             Poll::Ready(None) => true,
             Poll::Ready(Some(Err(_))) => {
                 // hyper closes the connection.
@@ -215,6 +214,7 @@ mod tests {
     use hyper::Version;
 
     use super::*;
+    use crate::http::server::window::STREAM_WINDOW_BYTES;
     use crate::observe;
 
     /// The lengths of the frames that hyper gets of a body of one frame.
@@ -231,6 +231,17 @@ mod tests {
             }
         }
         lengths
+    }
+
+    #[test]
+    fn a_body_without_a_length_that_has_come_holds_nothing_of_the_window() {
+        let (sender, pieces) = mpsc::channel(1);
+        let mut body = RequestBody::from(pieces);
+        body.window = Some(Window::new(4 * STREAM_WINDOW_BYTES));
+        let _held = body.leave_unread(false).unwrap();
+        assert!(body.leave_unread(false).is_none());
+        drop(sender);
+        assert!(body.leave_unread(false).is_some());
     }
 
     #[test]
