@@ -751,6 +751,31 @@ async fn many_bodies_that_wait_for_memory_leave_their_http2_connection_to_others
 }
 
 #[tokio::test]
+async fn refused_uploads_do_not_end_their_http2_connection() {
+    let fleet = Fleet::start(&["sim"], |config| {
+        config.api.requests.max_body = 100_000;
+    })
+    .await;
+    let connection = client::Http2::connect(fleet.router.api).await;
+    // The client has not sent all of it when it is refused: it is longer than the window of a stream.
+    let body = chat(&"x".repeat(300 << 10), 1, false);
+    for _ in 0..4 {
+        let mut uploads = JoinSet::new();
+        for _ in 0..100 {
+            uploads.spawn(connection.post(CHAT, &[], body.clone()));
+        }
+        for _ in 0..100 {
+            let ended = tokio::time::timeout(too_long(), uploads.join_next()).await;
+            let (status, text) = ended.unwrap().unwrap().unwrap();
+            assert_eq!(status, 413, "{text}");
+        }
+    }
+    let other = connection.post(CHAT, &[], chat("x", 1, false));
+    let (status, text) = tokio::time::timeout(too_long(), other).await.unwrap();
+    assert_eq!(status, 200, "{text}");
+}
+
+#[tokio::test]
 async fn a_key_salts_every_tenants_prompts() {
     let fleet = Fleet::start(&["sim"], |config| {
         config.tenant_salt_key = Secret::new("0123456789abcdef");

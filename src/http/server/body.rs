@@ -9,15 +9,17 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
-use super::activity::{Activity, Busy};
+use super::activity::{Activity, Busy, StreamWatch};
 use super::window::{Unread, Window};
 
 /// A request's body. The connection is between two requests only once this has come to its end.
 #[derive(Debug)]
 pub struct RequestBody {
     source: Source,
-    /// None once the end has come, and over HTTP/2, whose streams end by themselves.
+    /// None once the end has come, and over HTTP/2.
     unread: Option<Arc<Activity>>,
+    /// That of an HTTP/2 request, until the end has come.
+    stream: Option<Arc<StreamWatch>>,
     /// What nobody wants of it may be read all the same, so that the connection can be used again.
     is_discardable: bool,
     /// That of its connection over HTTP/2.
@@ -38,6 +40,7 @@ impl From<mpsc::Receiver<Bytes>> for RequestBody {
         Self {
             source: Source::Piped(pieces),
             unread: None,
+            stream: None,
             is_discardable: false,
             window: None,
         }
@@ -49,19 +52,21 @@ impl RequestBody {
     pub(super) fn new(
         incoming: Incoming,
         activity: &Arc<Activity>,
+        stream: Option<&Arc<StreamWatch>>,
         window: &Arc<Window>,
         is_promised: bool,
     ) -> Self {
-        let is_http2 = activity.is_http2();
-        let has_more = !incoming.is_end_stream() && !is_http2;
-        if has_more {
+        let has_more = !incoming.is_end_stream();
+        let is_http1 = stream.is_none();
+        if has_more && is_http1 {
             activity.begin_body();
         }
         Self {
             source: Source::Connection(incoming),
-            unread: has_more.then(|| activity.clone()),
+            unread: (has_more && is_http1).then(|| activity.clone()),
+            stream: stream.filter(|_| has_more).cloned(),
             is_discardable: !is_promised,
-            window: is_http2.then(|| window.clone()),
+            window: stream.map(|_| window.clone()),
         }
     }
 
@@ -84,6 +89,9 @@ impl RequestBody {
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
+        if let Some(stream) = &self.stream {
+            stream.leave_body_unread();
+        }
         let Some(activity) = self.unread.take() else {
             return;
         };
@@ -122,8 +130,11 @@ impl Body for RequestBody {
             }
             Poll::Pending => false,
         };
-        if is_end && let Some(activity) = self.unread.take() {
-            activity.end_body();
+        if is_end {
+            self.stream = None;
+            if let Some(activity) = self.unread.take() {
+                activity.end_body();
+            }
         }
         polled
     }
@@ -152,7 +163,8 @@ const PIECE_BYTES: usize = 32 << 10;
 /// A response body that keeps its connection busy until it has been sent or dropped.
 #[derive(Debug)]
 pub(super) struct BusyBody<B> {
-    body: B,
+    /// None once it has ended on a stream that stays open: what it holds is free, and its line is logged.
+    body: Option<B>,
     /// What is left of a long frame.
     rest: Bytes,
     busy: Busy,
@@ -160,8 +172,11 @@ pub(super) struct BusyBody<B> {
 
 impl<B> BusyBody<B> {
     pub(super) fn new(body: B, busy: Busy) -> Self {
-        let rest = Bytes::new();
-        Self { body, rest, busy }
+        Self {
+            body: Some(body),
+            rest: Bytes::new(),
+            busy,
+        }
     }
 }
 
@@ -177,13 +192,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
         if self.busy.must_wait(cx) {
             return Poll::Pending;
         }
-        if !self.rest.is_empty() {
+        let mut polled = if !self.rest.is_empty() {
             let length = self.rest.len().min(PIECE_BYTES);
-            let piece = self.rest.split_to(length);
-            self.busy.on_frame();
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
-        }
-        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+            Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
+        } else if let Some(body) = &mut self.body {
+            Pin::new(body).poll_frame(cx)
+        } else {
+            Poll::Ready(None)
+        };
         if let Poll::Ready(Some(Ok(frame))) = &mut polled {
             self.busy.on_frame();
             if self.busy.is_http2()
@@ -193,16 +209,26 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
                 self.rest = data.split_off(PIECE_BYTES);
             }
         }
+        if self.busy.has_unread_body() {
+            let is_over = match &polled {
+                Poll::Ready(Some(Ok(_))) => self.is_end_stream(),
+                Poll::Ready(None) => true,
+                Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+            };
+            if is_over && self.busy.leave_open() {
+                self.body = None;
+            }
+        }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.rest.is_empty() && self.body.as_ref().is_none_or(B::is_end_stream)
     }
 
     /// hyper asks before the first frame, when nothing is left of one.
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map(B::size_hint).unwrap_or_default()
     }
 }
 
