@@ -337,6 +337,14 @@ impl Reservation<'_> {
         Ok(true)
     }
 
+    /// False if it lacks memory that its owner could not keep after the request, even if no other request had any.
+    pub(crate) fn may_keep_lacking(&self) -> bool {
+        let shares = self.budget.memory.shares.lock();
+        let owner = self.claim.owner;
+        self.lacking
+            .is_none_or(|bytes| shares.may_keep_at_last(owner, rounded(bytes)))
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -690,6 +698,24 @@ mod tests {
         assert!(rig.read(2, 200 << 10).await.is_ok());
         kept.pop();
         assert!(third.try_keep().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_could_not_be_kept_is_known_before_it_waits() {
+        let rig = Rig::new(2 * MIB, Duration::ZERO);
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            kept.push(rig.read(1, 200 << 10).await.unwrap().try_keep().unwrap());
+        }
+        let _other = rig.read(2, 1_200 << 10).await.unwrap();
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        assert!(body.may_keep_lacking());
+        body.waits = 1;
+        assert!(body.grow_beyond_body(200 << 10).is_err());
+        assert!(!body.may_keep_lacking());
+        // It has to wait for the body of the other, but could be kept then.
+        kept.pop();
+        assert!(body.may_keep_lacking());
     }
 
     #[tokio::test]
