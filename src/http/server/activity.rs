@@ -25,12 +25,12 @@ const DISCARDED_BYTES: u64 = 64 << 10;
 const DISCARD_TURNS: u32 = 4;
 
 /// An HTTP/2 stream whose request's body was not wanted stays open for so long after its response. Its client may send
-/// what it still has a window for, which h2 drops, and is granted no more. Were the stream reset at once, h2 would count
-/// what comes for it as an error, but for the latest few streams, and end the connection with all that run on it at
-/// 1,024 of them. In this time a stream's window comes over 1 Mbit/s.
+/// what it still has a window for, which h2 drops, and is granted no more. Were the stream reset at once, h2 would
+/// count each frame that comes for it as an error, unless it is among the latest few streams, and at 1,024 of them end
+/// the connection with all that run on it. In this time a stream's window comes over 1 Mbit/s.
 const LEFT_OPEN_FOR: Duration = Duration::from_secs(2);
-/// So many at a time, which is half of the streams that a connection may have: the others are for requests. Those
-/// beyond are reset at once.
+/// So many at a time, which is half of the streams that a client's connection may have: the others are for requests.
+/// Those beyond are reset at once.
 const LEFT_OPEN_MAX: u32 = 512;
 
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.

@@ -260,8 +260,24 @@ mod tests {
     }
 
     #[test]
+    fn the_stream_of_a_body_that_was_not_read_stays_open_without_its_response() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let cx = &mut Context::from_waker(Waker::noop());
+        for is_unread in [false, true] {
+            let busy = activity.begin(Version::HTTP_2);
+            let mut request = RequestBody::from(mpsc::channel::<Bytes>(1).1);
+            request.stream = busy.stream().filter(|_| is_unread).cloned();
+            drop(request);
+            let mut body = BusyBody::new(Full::new(Bytes::from_static(b"x")), busy);
+            assert!(Pin::new(&mut body).poll_frame(cx).is_ready());
+            assert_eq!(body.body.is_none(), is_unread);
+            assert!(body.is_end_stream());
+        }
+    }
+
+    #[test]
     fn a_body_without_a_length_that_has_come_holds_nothing_of_the_window() {
-        let (sender, pieces) = mpsc::channel(1);
+        let (sender, pieces) = mpsc::channel::<Bytes>(1);
         let mut body = RequestBody::from(pieces);
         body.window = Some(Window::new(4 * STREAM_WINDOW_BYTES));
         let _held = body.leave_unread(false).unwrap();
