@@ -35,8 +35,9 @@ pub(super) async fn read<'a>(
     if announced > max {
         return Err(ApiError::too_large(max));
     }
-    let unread = body.leave_unread();
-    let mut reserved = budget.start_unread(claim, announced, unread).await?;
+    let starting =
+        budget.start_unread(claim, announced, |has_memory| body.leave_unread(has_memory));
+    let mut reserved = starting.await?;
     // A client may announce a length and send nothing: no more than this is allocated before bytes come.
     const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
@@ -78,8 +79,8 @@ pub(super) async fn read<'a>(
         if bytes > max {
             return Err(ApiError::too_large(max));
         }
-        let unread = body.leave_unread();
-        if reserved.grow_unread(bytes, unread).await? {
+        let growing = reserved.grow_unread(bytes, |has_memory| body.leave_unread(has_memory));
+        if growing.await? {
             // The client had to wait, and not the router.
             pace = Pace::new(limit);
         }

@@ -2,8 +2,9 @@
 //!
 //! While less than half of the budget is used, short bodies (up to 64 KiB) count without a lock and without their
 //! owner. All others count for their owner, whose share is bounded (`shares`). A body for which there is no room waits
-//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it. It
-//! is refused instead if bodies that wait hold too much of the window of its HTTP/2 connection.
+//! for its turn, for a bounded time. Requests of lower priority that wait in the queue give their memory up for it. If
+//! bodies that wait hold too much of the window of its HTTP/2 connection, it waits only for what those give up, and is
+//! refused if that is not enough.
 //!
 //! What a body refers to, such as the history of a response, counts with it. It is in memory when its size is known, so
 //! it never waits: there is room for it, or the request drops it, waits for its size, and reads it again. A request
@@ -128,17 +129,17 @@ impl BodyBudget {
         claim: Claim<'a>,
         announced: u64,
     ) -> Result<Reservation<'a>, ApiError> {
-        self.start_unread(claim, announced, Some(Unread::default()))
+        self.start_unread(claim, announced, |_| Some(Unread::default()))
             .await
     }
 
     /// Waits until a body that announces this size may be read. Nothing is reserved for bytes that may never come.
-    /// `unread`: what it holds of its connection's window while it waits. `None`: it may not wait.
+    /// `leave_unread`: as that of [`Reservation::grow_unread`].
     pub(crate) async fn start_unread<'a>(
         &'a self,
         claim: Claim<'a>,
         announced: u64,
-        unread: Option<Unread>,
+        leave_unread: impl FnOnce(bool) -> Option<Unread>,
     ) -> Result<Reservation<'a>, ApiError> {
         let mut reservation = Reservation {
             budget: self,
@@ -153,7 +154,7 @@ impl BodyBudget {
         };
         if announced > SMALL_BYTES {
             let ask = reservation.ask(Stage::New, announced, announced);
-            let waits = self.wait(&claim, ask, announced, false, unread);
+            let waits = self.wait(&claim, ask, announced, false, leave_unread);
             reservation.has_waited = waits.await?;
         }
         Ok(reservation)
@@ -172,7 +173,7 @@ impl BodyBudget {
         ask: Ask,
         total: u64,
         has_waited: bool,
-        unread: Option<Unread>,
+        leave_unread: impl FnOnce(bool) -> Option<Unread>,
     ) -> Result<bool, ApiError> {
         if total > self.max {
             // There will never be room.
@@ -183,9 +184,8 @@ impl BodyBudget {
         if memory.shares.lock().try_now(&ask) {
             return Ok(false);
         }
-        let Some(_unread) = unread else {
-            return Err(self.refuse());
-        };
+        // Kept until the wait has ended.
+        let unread = leave_unread(ask.place.stage == Stage::Growing);
         let (body, ended) = oneshot::channel();
         let mut waiting = Waiting { memory, ask, ended };
         memory.asking.fetch_add(1, SeqCst);
@@ -202,6 +202,10 @@ impl BodyBudget {
         }
         let given = claim.make_room(lacks);
         memory.shares.lock().expect(given);
+        let is_given = lacks > 0 && given >= lacks;
+        if unread.is_none() && !is_given {
+            return Err(self.refuse());
+        }
         if !has_waited {
             self.waited.inc();
         }
@@ -258,28 +262,33 @@ const WAITS_MAX: u32 = 2;
 impl Reservation<'_> {
     /// Makes it large enough for a body of this size, which holds up no other one. True if that had to be waited for.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<bool, ApiError> {
-        self.grow_unread(bytes, Some(Unread::default())).await
+        self.grow_unread(bytes, |_| Some(Unread::default())).await
     }
 
-    /// Makes it large enough for a body of this size. True if that had to be waited for. `unread`: what the rest of the
-    /// body holds of its connection's window meanwhile. `None`: it may not wait.
+    /// Makes it large enough for a body of this size. True if that had to be waited for. `leave_unread` is asked only
+    /// then: what the rest of the body holds of its connection's window meanwhile, and by whether what came before has
+    /// memory that counts for its owner. `None`: it may wait only for what requests of lower priority give up.
     pub(crate) async fn grow_unread(
         &mut self,
         bytes: u64,
-        unread: Option<Unread>,
+        leave_unread: impl FnOnce(bool) -> Option<Unread>,
     ) -> Result<bool, ApiError> {
         self.body_bytes = bytes;
-        self.wait_for(bytes, unread).await
+        self.wait_for(bytes, leave_unread).await
     }
 
-    async fn wait_for(&mut self, bytes: u64, unread: Option<Unread>) -> Result<bool, ApiError> {
+    async fn wait_for(
+        &mut self,
+        bytes: u64,
+        leave_unread: impl FnOnce(bool) -> Option<Unread>,
+    ) -> Result<bool, ApiError> {
         let Some(ask) = self.needs(bytes) else {
             return Ok(false);
         };
         let total = self.bytes + ask.more;
         let waits = self
             .budget
-            .wait(&self.claim, ask, total, self.has_waited, unread);
+            .wait(&self.claim, ask, total, self.has_waited, leave_unread);
         // Boxed, so that bodies that find room do not carry the state of a wait.
         let waited = Box::pin(waits).await?;
         self.has_waited |= waited;
@@ -324,8 +333,16 @@ impl Reservation<'_> {
         let Some(bytes) = self.lacking.take() else {
             return Ok(false);
         };
-        self.wait_for(bytes, Some(Unread::default())).await?;
+        self.wait_for(bytes, |_| Some(Unread::default())).await?;
         Ok(true)
+    }
+
+    /// False if it lacks memory that its owner could not keep after the request, even if no other request had any.
+    pub(crate) fn may_keep_lacking(&self) -> bool {
+        let shares = self.budget.memory.shares.lock();
+        let owner = self.claim.owner;
+        self.lacking
+            .is_none_or(|bytes| shares.may_keep_at_last(owner, rounded(bytes)))
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -539,16 +556,54 @@ mod tests {
         let mut large = rig.read(1, 200 << 10).await.unwrap();
         let claim = large.claim;
         // There is room.
-        let announced = rig.budget.start_unread(claim, 100 << 10, None).await;
+        let announced = rig.budget.start_unread(claim, 100 << 10, |_| None).await;
         assert!(announced.is_ok());
-        assert!(!large.grow_unread(500 << 10, None).await.unwrap());
-        let refused = rig.budget.start_unread(claim, 100 << 10, None).await;
+        assert!(!large.grow_unread(500 << 10, |_| None).await.unwrap());
+        let refused = rig.budget.start_unread(claim, 100 << 10, |_| None).await;
         assert_eq!(refused.unwrap_err().code, ApiError::bodies_full().code);
         let mut other = rig.read(2, 100).await.unwrap();
-        assert!(other.grow_unread(600 << 10, None).await.is_err());
+        assert!(other.grow_unread(600 << 10, |_| None).await.is_err());
         assert_eq!(rig.counts(), (0, 2));
         drop((large, other));
         assert_eq!(rig.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_a_body_holds_unread_depends_on_whether_it_has_memory() {
+        let rig = Rig::new(MIB, Duration::ZERO);
+        let mut large = rig.read(1, 300 << 10).await.unwrap();
+        let mut other = rig.read(2, 100 << 10).await.unwrap();
+        let mut asked = Vec::new();
+        let mut leave_unread = |has_memory: bool| -> Option<Unread> {
+            asked.push(has_memory);
+            None
+        };
+        // There is no room for any of these.
+        let start = rig
+            .budget
+            .start_unread(large.claim, 900 << 10, &mut leave_unread);
+        assert!(start.await.is_err());
+        let mut begun = rig.budget.start(large.claim, 0).await.unwrap();
+        assert!(
+            begun
+                .grow_unread(100 << 10, &mut leave_unread)
+                .await
+                .is_err()
+        );
+        assert!(
+            large
+                .grow_unread(900 << 10, &mut leave_unread)
+                .await
+                .is_err()
+        );
+        // It has so much.
+        assert!(
+            !other
+                .grow_unread(100 << 10, &mut leave_unread)
+                .await
+                .unwrap()
+        );
+        assert_eq!(asked, [false, false, true]);
     }
 
     #[tokio::test]
@@ -643,6 +698,24 @@ mod tests {
         assert!(rig.read(2, 200 << 10).await.is_ok());
         kept.pop();
         assert!(third.try_keep().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_could_not_be_kept_is_known_before_it_waits() {
+        let rig = Rig::new(2 * MIB, Duration::ZERO);
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            kept.push(rig.read(1, 200 << 10).await.unwrap().try_keep().unwrap());
+        }
+        let _other = rig.read(2, 1_200 << 10).await.unwrap();
+        let mut body = rig.read(1, 2_000).await.unwrap();
+        assert!(body.may_keep_lacking());
+        body.waits = 1;
+        assert!(body.grow_beyond_body(200 << 10).is_err());
+        assert!(!body.may_keep_lacking());
+        // It has to wait for the body of the other, but could be kept then.
+        kept.pop();
+        assert!(body.may_keep_lacking());
     }
 
     #[tokio::test]

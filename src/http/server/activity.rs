@@ -24,6 +24,15 @@ const DISCARDED_BYTES: u64 = 64 << 10;
 /// hyper hands a body that it has read already over within so many turns of the task. Nobody waits for one that has not come.
 const DISCARD_TURNS: u32 = 4;
 
+/// An HTTP/2 stream whose request's body was not wanted stays open for so long after its response. Its client may send
+/// what it still has a window for, which h2 drops, and is granted no more. Were the stream reset at once, h2 would
+/// count each frame that comes for it as an error, unless it is among the latest few streams, and at 1,024 of them end
+/// the connection with all that run on it. In this time a stream's window comes over 1 Mbit/s.
+const LEFT_OPEN_FOR: Duration = Duration::from_secs(2);
+/// So many at a time, which is half of the streams that a client's connection may have: the others are for requests.
+/// Those beyond are reset at once.
+const LEFT_OPEN_MAX: u32 = 512;
+
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -86,6 +95,8 @@ pub(super) struct Activity {
     period_began_ms: AtomicU64,
     /// The HTTP/2 streams, ended ones among them until the next clean-up.
     streams: Mutex<Streams>,
+    /// Those that stay open after their responses.
+    left_open: AtomicU32,
 }
 
 /// A stream that has waited since this many periods before the current one has waited for longer than a send time-out:
@@ -101,10 +112,14 @@ struct Streams {
     newest: Option<Arc<StreamWatch>>,
 }
 
-/// Whether one HTTP/2 stream's client takes its response. The socket stays writable while the client's flow-control
-/// window is closed, so `blocked_ms` cannot show this.
+/// Whether one HTTP/2 stream's client takes its response, and may send more. The socket stays writable while the
+/// client's flow-control window is closed, so `blocked_ms` cannot show this.
 #[derive(Debug, Default)]
 pub(super) struct StreamWatch {
+    /// The request's body was dropped before its end.
+    has_unread_body: AtomicBool,
+    /// It stays open after its response.
+    is_left_open: AtomicBool,
     /// One more than the period in which hyper took a frame that still waits for the client's window; 0 for none.
     waiting_since: AtomicU32,
     is_stalled: AtomicBool,
@@ -112,12 +127,12 @@ pub(super) struct StreamWatch {
 }
 
 impl StreamWatch {
-    /// Runs a stream's task until it ends or the stream stalls. Dropping the task resets the stream alone. True if it
-    /// stalled.
+    /// Runs a stream's task until it ends or the stream stalls. Dropping the task resets the stream alone, unless both
+    /// sides have ended it. True if it stalled.
     pub(super) async fn run(self: Arc<Self>, task: impl Future<Output = ()>) -> bool {
         let mut task = pin!(task);
         let mut has_waker = false;
-        poll_fn(|cx| {
+        let is_stalled = poll_fn(|cx| {
             if !has_waker {
                 // Once is enough: a task keeps its waker.
                 has_waker = true;
@@ -128,7 +143,16 @@ impl StreamWatch {
             }
             task.as_mut().poll(cx).map(|()| false)
         })
-        .await
+        .await;
+        if !is_stalled && self.is_left_open.load(Relaxed) {
+            tokio::time::sleep(LEFT_OPEN_FOR).await;
+        }
+        is_stalled
+    }
+
+    /// The request's body was dropped before its end.
+    pub(super) fn leave_body_unread(&self) {
+        self.has_unread_body.store(true, Relaxed);
     }
 
     fn is_stalled(&self, period: u32) -> bool {
@@ -185,6 +209,7 @@ impl Activity {
             period: AtomicU32::new(0),
             period_began_ms: AtomicU64::new(0),
             streams: Mutex::default(),
+            left_open: AtomicU32::new(0),
         }
     }
 
@@ -362,6 +387,30 @@ impl Busy {
         self.stream.is_some()
     }
 
+    pub(super) fn stream(&self) -> Option<&Arc<StreamWatch>> {
+        self.stream.as_ref()
+    }
+
+    /// True if the request's body was dropped before its end over HTTP/2, whose stream may then stay open.
+    pub(super) fn has_unread_body(&self) -> bool {
+        let stream = self.stream.as_ref();
+        stream.is_some_and(|stream| stream.has_unread_body.load(Relaxed))
+    }
+
+    /// The response has ended. True if its stream stays open for a while, with the task that has this.
+    pub(super) fn leave_open(&self) -> bool {
+        let Some(stream) = &self.stream else {
+            return false;
+        };
+        if stream.is_left_open.load(Relaxed) {
+            return true;
+        }
+        let add = |open: u32| (open < LEFT_OPEN_MAX).then_some(open + 1);
+        let added = self.activity.left_open.fetch_update(Relaxed, Relaxed, add);
+        stream.is_left_open.store(added.is_ok(), Relaxed);
+        added.is_ok()
+    }
+
     /// True while the socket of an HTTP/1 connection takes nothing. hyper would keep 16 frames in memory, each with the
     /// buffer that it was read into; they can wait in the engine's socket. The task is woken when bytes go out again.
     pub(super) fn must_wait(&self, cx: &Context<'_>) -> bool {
@@ -392,6 +441,10 @@ impl Drop for Busy {
     fn drop(&mut self) {
         self.on_poll();
         let activity = &self.activity;
+        let stream = self.stream.as_ref();
+        if stream.is_some_and(|stream| stream.is_left_open.load(Relaxed)) {
+            activity.left_open.fetch_sub(1, Relaxed);
+        }
         if activity.requests.fetch_sub(1, Relaxed) == 1 {
             activity
                 .since_ms
@@ -605,6 +658,38 @@ mod tests {
         assert!(polled.is_pending());
         activity.wake_streams();
         assert!(is_woken.0.load(Relaxed));
+    }
+
+    #[test]
+    fn streams_whose_bodies_were_not_read_leave_room_for_others_while_they_stay_open() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let begin = || activity.begin(Version::HTTP_2);
+        let unread = begin();
+        assert!(!unread.has_unread_body());
+        unread.stream().unwrap().leave_body_unread();
+        assert!(unread.has_unread_body());
+        let mut open: Vec<Busy> = (0..LEFT_OPEN_MAX).map(|_| begin()).collect();
+        assert!(open.iter().all(Busy::leave_open));
+        assert!(open[0].leave_open(), "it counts once");
+        assert!(!unread.leave_open());
+        open.pop();
+        assert!(unread.leave_open());
+        drop((open, unread));
+        assert_eq!(activity.left_open.load(Relaxed), 0);
+        assert!(!activity.begin(Version::HTTP_11).leave_open());
+    }
+
+    #[tokio::test]
+    async fn the_task_of_a_stream_that_stays_open_is_not_dropped_when_it_ends() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let cx = &mut Context::from_waker(Waker::noop());
+        for stays_open in [false, true] {
+            let busy = activity.begin(Version::HTTP_2);
+            let watch = activity.take_newest_stream().unwrap();
+            assert!(!stays_open || busy.leave_open());
+            let mut task = pin!(watch.run(async {}));
+            assert_eq!(task.as_mut().poll(cx).is_pending(), stays_open);
+        }
     }
 
     #[test]

@@ -9,19 +9,19 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
-use super::activity::{Activity, Busy};
+use super::activity::{Activity, Busy, StreamWatch};
 use super::window::{Unread, Window};
 
 /// A request's body. The connection is between two requests only once this has come to its end.
 #[derive(Debug)]
 pub struct RequestBody {
     source: Source,
-    /// None once the end has come, and over HTTP/2, whose streams end by themselves.
+    /// None once the end has come, and over HTTP/2.
     unread: Option<Arc<Activity>>,
+    /// That of an HTTP/2 request, until the end has come.
+    stream: Option<Arc<StreamWatch>>,
     /// What nobody wants of it may be read all the same, so that the connection can be used again.
     is_discardable: bool,
-    /// A part of it was read.
-    is_begun: bool,
     /// That of its connection over HTTP/2.
     window: Option<Arc<Window>>,
 }
@@ -40,8 +40,8 @@ impl From<mpsc::Receiver<Bytes>> for RequestBody {
         Self {
             source: Source::Piped(pieces),
             unread: None,
+            stream: None,
             is_discardable: false,
-            is_begun: false,
             window: None,
         }
     }
@@ -52,35 +52,46 @@ impl RequestBody {
     pub(super) fn new(
         incoming: Incoming,
         activity: &Arc<Activity>,
+        stream: Option<&Arc<StreamWatch>>,
         window: &Arc<Window>,
         is_promised: bool,
     ) -> Self {
-        let is_http2 = activity.is_http2();
-        let has_more = !incoming.is_end_stream() && !is_http2;
-        if has_more {
+        let has_more = !incoming.is_end_stream();
+        let is_http1 = stream.is_none();
+        if has_more && is_http1 {
             activity.begin_body();
         }
         Self {
             source: Source::Connection(incoming),
-            unread: has_more.then(|| activity.clone()),
+            unread: (has_more && is_http1).then(|| activity.clone()),
+            stream: stream.filter(|_| has_more).cloned(),
             is_discardable: !is_promised,
-            is_begun: false,
-            window: is_http2.then(|| window.clone()),
+            window: stream.map(|_| window.clone()),
         }
     }
 
     /// Whoever does not read on for a while keeps this meanwhile. `None`: bodies that are not read hold so much of the
-    /// connection's window that uploads of others would stand still.
-    pub fn leave_unread(&self) -> Option<Unread> {
-        match &self.window {
-            Some(window) => window.hold(self.size_hint().upper(), self.is_begun),
-            None => Some(Unread::default()),
-        }
+    /// connection's window that uploads of others would stand still. `has_memory`: what was read of it has memory that
+    /// counts for its owner.
+    pub fn leave_unread(&self, has_memory: bool) -> Option<Unread> {
+        let Some(window) = &self.window else {
+            return Some(Unread::default());
+        };
+        // One without a length may have come to its end, too.
+        let rest = if self.is_end_stream() {
+            Some(0)
+        } else {
+            self.size_hint().upper()
+        };
+        window.hold(rest, has_memory)
     }
 }
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
+        if let Some(stream) = &self.stream {
+            stream.leave_body_unread();
+        }
         let Some(activity) = self.unread.take() else {
             return;
         };
@@ -110,11 +121,7 @@ impl Body for RequestBody {
         };
         let polled = Pin::new(&mut *incoming).poll_frame(cx);
         let is_end = match &polled {
-            Poll::Ready(Some(Ok(_))) => {
-                let is_end = incoming.is_end_stream();
-                self.is_begun = true;
-                is_end
-            }
+            Poll::Ready(Some(Ok(_))) => incoming.is_end_stream(),
             Poll::Ready(None) => true,
             Poll::Ready(Some(Err(_))) => {
                 // hyper closes the connection.
@@ -123,8 +130,11 @@ impl Body for RequestBody {
             }
             Poll::Pending => false,
         };
-        if is_end && let Some(activity) = self.unread.take() {
-            activity.end_body();
+        if is_end {
+            self.stream = None;
+            if let Some(activity) = self.unread.take() {
+                activity.end_body();
+            }
         }
         polled
     }
@@ -153,7 +163,8 @@ const PIECE_BYTES: usize = 32 << 10;
 /// A response body that keeps its connection busy until it has been sent or dropped.
 #[derive(Debug)]
 pub(super) struct BusyBody<B> {
-    body: B,
+    /// None once it has ended on a stream that stays open: what it holds is free, and its line is logged.
+    body: Option<B>,
     /// What is left of a long frame.
     rest: Bytes,
     busy: Busy,
@@ -161,8 +172,11 @@ pub(super) struct BusyBody<B> {
 
 impl<B> BusyBody<B> {
     pub(super) fn new(body: B, busy: Busy) -> Self {
-        let rest = Bytes::new();
-        Self { body, rest, busy }
+        Self {
+            body: Some(body),
+            rest: Bytes::new(),
+            busy,
+        }
     }
 }
 
@@ -178,13 +192,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
         if self.busy.must_wait(cx) {
             return Poll::Pending;
         }
-        if !self.rest.is_empty() {
+        let mut polled = if !self.rest.is_empty() {
             let length = self.rest.len().min(PIECE_BYTES);
-            let piece = self.rest.split_to(length);
-            self.busy.on_frame();
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
-        }
-        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+            Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
+        } else if let Some(body) = &mut self.body {
+            Pin::new(body).poll_frame(cx)
+        } else {
+            Poll::Ready(None)
+        };
         if let Poll::Ready(Some(Ok(frame))) = &mut polled {
             self.busy.on_frame();
             if self.busy.is_http2()
@@ -194,16 +209,26 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
                 self.rest = data.split_off(PIECE_BYTES);
             }
         }
+        if self.busy.has_unread_body() {
+            let is_over = match &polled {
+                Poll::Ready(Some(Ok(_))) => self.is_end_stream(),
+                Poll::Ready(None) => true,
+                Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+            };
+            if is_over && self.busy.leave_open() {
+                self.body = None;
+            }
+        }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.rest.is_empty() && self.body.as_ref().is_none_or(B::is_end_stream)
     }
 
     /// hyper asks before the first frame, when nothing is left of one.
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map(B::size_hint).unwrap_or_default()
     }
 }
 
@@ -215,6 +240,7 @@ mod tests {
     use hyper::Version;
 
     use super::*;
+    use crate::http::server::window::STREAM_WINDOW_BYTES;
     use crate::observe;
 
     /// The lengths of the frames that hyper gets of a body of one frame.
@@ -231,6 +257,33 @@ mod tests {
             }
         }
         lengths
+    }
+
+    #[test]
+    fn the_stream_of_a_body_that_was_not_read_stays_open_without_its_response() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let cx = &mut Context::from_waker(Waker::noop());
+        for is_unread in [false, true] {
+            let busy = activity.begin(Version::HTTP_2);
+            let mut request = RequestBody::from(mpsc::channel::<Bytes>(1).1);
+            request.stream = busy.stream().filter(|_| is_unread).cloned();
+            drop(request);
+            let mut body = BusyBody::new(Full::new(Bytes::from_static(b"x")), busy);
+            assert!(Pin::new(&mut body).poll_frame(cx).is_ready());
+            assert_eq!(body.body.is_none(), is_unread);
+            assert!(body.is_end_stream());
+        }
+    }
+
+    #[test]
+    fn a_body_without_a_length_that_has_come_holds_nothing_of_the_window() {
+        let (sender, pieces) = mpsc::channel::<Bytes>(1);
+        let mut body = RequestBody::from(pieces);
+        body.window = Some(Window::new(4 * STREAM_WINDOW_BYTES));
+        let _held = body.leave_unread(false).unwrap();
+        assert!(body.leave_unread(false).is_none());
+        drop(sender);
+        assert!(body.leave_unread(false).is_some());
     }
 
     #[test]

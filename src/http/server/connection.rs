@@ -118,8 +118,9 @@ where
             move |request: Request<Incoming>| {
                 let busy = activity.begin(request.version());
                 let is_promised = request.headers().contains_key(EXPECT);
-                let mut request =
-                    request.map(|body| RequestBody::new(body, &activity, &window, is_promised));
+                let mut request = request.map(|body| {
+                    RequestBody::new(body, &activity, busy.stream(), &window, is_promised)
+                });
                 if is_too_large(&request) {
                     request.extensions_mut().insert(OversizedHead);
                 }

@@ -52,8 +52,9 @@ impl Default for Settings {
             send_timeout: Duration::from_secs(60),
             // A gateway has few connections and many requests on each.
             max_http2_streams: 1_024,
-            // 8 bodies of a connection may wait for memory, each with its stream's window full, and as much is left to
-            // others. Not more, since each connection may take so much while they wait, with `max_connections` 64 GiB.
+            // 12 bodies of a connection may wait for more memory, each with its stream's window full, or 4 that have
+            // none; a quarter is left to others. Not more, since each connection may take so much while they wait, with
+            // `max_connections` 64 GiB.
             http2_connection_window: 4 << 20,
             proxy_protocol: false,
         }

@@ -31,16 +31,13 @@ impl Window {
     }
 
     /// For a body of which so much is still to come, if that is known. `None` if it would hold too much together with
-    /// the others. `is_begun`: a part of it was read. It has memory, which it gives back once it has come, so bodies of
-    /// which nothing was read leave some of the window to it: they may hold half, and all together three quarters.
-    pub(super) fn hold(self: &Arc<Self>, rest: Option<u64>, is_begun: bool) -> Option<Unread> {
+    /// the others. `has_memory`: what was read of it counts for its owner, and comes back once all of it has come. So
+    /// bodies without memory leave most of the window to it: they may hold a quarter, and all together three quarters.
+    pub(super) fn hold(self: &Arc<Self>, rest: Option<u64>, has_memory: bool) -> Option<Unread> {
         let stream = u64::from(STREAM_WINDOW_BYTES);
         let bytes = rest.map_or(stream, |rest| rest.min(stream));
-        let max = if is_begun {
-            self.bytes / 4 * 3
-        } else {
-            self.bytes / 2
-        };
+        let quarters = if has_memory { 3 } else { 1 };
+        let max = self.bytes / 4 * quarters;
         let add = |held: u64| Some(held + bytes).filter(|sum| *sum <= max);
         let held = self.held.fetch_update(Relaxed, Relaxed, add);
         held.ok().map(|_| Unread(Some((self.clone(), bytes))))
@@ -71,16 +68,16 @@ mod tests {
         let window = Window::new(8 * STREAM_WINDOW_BYTES);
         // One of unknown length may fill its stream's window, and a long one no more.
         let mut held = vec![window.hold(None, false).unwrap()];
-        held.extend((0..3).map(|_| window.hold(Some(100 * STREAM), false).unwrap()));
+        held.push(window.hold(Some(100 * STREAM), false).unwrap());
         assert!(window.hold(None, false).is_none());
         assert!(window.hold(Some(1), false).is_none());
         // Nothing is to come of it.
         assert!(window.hold(Some(0), false).is_some());
-        // Those that were begun may go further, and still not take all of it.
-        held.extend((0..2).map(|_| window.hold(None, true).unwrap()));
+        // Those that have memory may go further, and still not take all of it.
+        held.extend((0..4).map(|_| window.hold(None, true).unwrap()));
         assert!(window.hold(Some(1), true).is_none());
         assert_eq!(window.held.load(Relaxed), 6 * STREAM);
-        drop(held.split_off(3));
+        drop(held.split_off(1));
         assert!(window.hold(Some(STREAM), false).is_some());
         drop(held);
         assert_eq!(window.held.load(Relaxed), 0);
@@ -88,7 +85,7 @@ mod tests {
 
     #[test]
     fn short_bodies_hold_no_more_than_they_have() {
-        let window = Window::new(4 * STREAM_WINDOW_BYTES);
+        let window = Window::new(8 * STREAM_WINDOW_BYTES);
         let hold = || window.hold(Some(STREAM / 2), false);
         let held: Vec<Unread> = std::iter::from_fn(hold).collect();
         assert_eq!(held.len(), 4);

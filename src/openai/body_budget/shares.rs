@@ -211,11 +211,22 @@ impl<T> Shares<T> {
         true
     }
 
-    /// Without this, one after the other, what runs for long could take all memory: its owner's share does not count
-    /// what is kept. One body is kept whatever its size: it would never find more room.
     fn may_keep(&self, owner: ClientKey, bytes: u64, unowned: u64) -> bool {
-        let kept = self.owners.get(&owner).map_or(0, |owner| owner.kept);
-        let share = (self.free() + self.bytes_of(owner) + unowned) / 2;
+        self.may_keep_of(owner, bytes, self.free() + self.bytes_of(owner) + unowned)
+    }
+
+    /// Whether an owner may keep a body of this size once all bodies have ended but those that are kept.
+    pub(super) fn may_keep_at_last(&self, owner: ClientKey, bytes: u64) -> bool {
+        let free = self.max.saturating_sub(self.kept);
+        self.may_keep_of(owner, bytes, free + self.kept_of(owner))
+    }
+
+    /// Without this, one after the other, what runs for long could take all memory: its owner's share does not count
+    /// what is kept. One body is kept whatever its size: it would never find more room. `room`: what is free, and what
+    /// its owner has.
+    fn may_keep_of(&self, owner: ClientKey, bytes: u64, room: u64) -> bool {
+        let kept = self.kept_of(owner);
+        let share = room / 2;
         kept == 0 || kept + bytes <= share / 2
     }
 
@@ -357,7 +368,11 @@ impl<T> Shares<T> {
     }
 
     fn keeps_any(&self, owner: ClientKey) -> bool {
-        self.owners.get(&owner).is_some_and(|owner| owner.kept > 0)
+        self.kept_of(owner) > 0
+    }
+
+    fn kept_of(&self, owner: ClientKey) -> u64 {
+        self.owners.get(&owner).map_or(0, |owner| owner.kept)
     }
 
     fn free(&self) -> u64 {

@@ -73,6 +73,9 @@ impl Responses {
                     if let Some(lock) = lock {
                         lock.release().await;
                     }
+                    if !reserved.may_keep_lacking() {
+                        return Err(self.refuse_to_keep());
+                    }
                     // The history is dropped meanwhile, and other responses of its conversation go on.
                     if !reserved.wait_for_lacking().await? {
                         return Err(error);
@@ -136,10 +139,7 @@ impl Responses {
             .background
             .admit(key, fence, RunState::new(create.stream, 0))
             .map_err(|refused| self.background.refusal_error(refused))?;
-        let memory = reserved.try_keep().ok_or_else(|| {
-            self.background.count_refusal(NO_MEMORY);
-            ApiError::background_bodies_full(MEMORY_PAUSE)
-        })?;
+        let memory = reserved.try_keep().ok_or_else(|| self.refuse_to_keep())?;
         let record = NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
             parent: prepared.history.chain.take(),
@@ -174,6 +174,12 @@ impl Responses {
             memory,
         };
         Ok((record, job, guard))
+    }
+
+    /// The error for a client that keeps as much memory as it may, which is counted.
+    fn refuse_to_keep(&self) -> ApiError {
+        self.background.count_refusal(NO_MEMORY);
+        ApiError::background_bodies_full(MEMORY_PAUSE)
     }
 }
 

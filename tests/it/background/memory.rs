@@ -166,14 +166,20 @@ async fn a_history_without_memory_is_refused_until_there_is_some() {
 #[tokio::test]
 async fn a_history_waits_for_memory_whatever_it_is_read_for() {
     let stub = endless().await;
-    let router = router(&stub, 600 << 10, |config| {
+    let router = router(&stub, 1_200 << 10, |config| {
         config.api.requests.max_body_wait = too_long();
+        config.api.requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
     })
     .await;
-    let items = json!({"items": [{"role": "user", "content": "x".repeat(LONG)}]});
+    let items = json!({"items": [{"role": "user", "content": "x".repeat(3 * LONG)}]});
     let conversation = client::post(router.api, "/v1/conversations", items.to_string()).await;
     let id = conversation.json()["id"].clone();
-    let running = create(&router, &asking(LONG, json!({"background": true}))).await;
+    // Another client's.
+    let body = asking(2 * LONG, json!({"background": true})).to_string();
+    let other = [("x-forwarded-for", "10.0.0.1")];
+    let running = client::send(router.api, "POST", PATH, &other, body).await;
+    assert_eq!(running.status, 200, "{}", running.text());
+    let running = running.json();
     let send = |path: &'static str, more: Value| {
         let (api, body) = (router.api, asking(1, more).to_string());
         tokio::spawn(async move { client::post(api, path, body).await })
@@ -199,6 +205,32 @@ async fn a_history_waits_for_memory_whatever_it_is_read_for() {
     let created = created.unwrap();
     assert_eq!(created.status, 200, "{}", created.text());
     assert_eq!(created.json()["status"], "queued");
+}
+
+#[tokio::test]
+async fn a_background_create_whose_client_keeps_as_much_as_it_may_does_not_wait() {
+    let stub = endless().await;
+    let router = router(&stub, 600 << 10, |config| {
+        config.api.requests.max_body_wait = too_long();
+    })
+    .await;
+    let items = json!({"items": [{"role": "user", "content": "x".repeat(LONG)}]});
+    let conversation = client::post(router.api, "/v1/conversations", items.to_string()).await;
+    let running = create(&router, &asking(LONG, json!({"background": true}))).await;
+    let more = json!({"conversation": conversation.json()["id"], "background": true});
+    let continuing = asking(1, more);
+    let answer = tokio::time::timeout(too_long(), post(&router, &continuing)).await;
+    let answer = answer.unwrap();
+    let refused = (answer.status, answer.code(), answer.header("retry-after"));
+    assert_eq!(refused, (503, "router_overloaded".to_owned(), "10"));
+    let refusals = "warmroute_background_refused_total{reason=\"no_memory\"}";
+    assert_eq!(metric(&router, refusals).await, 1.0);
+    let waited = metric(&router, "warmroute_request_bodies_waited_total").await;
+    assert_eq!(waited, 0.0);
+    // The refusal has left the conversation unlocked.
+    assert_eq!(cancel(&router, &running).await.status, 200);
+    eventually("there is memory", async || used(&router).await == 0.0).await;
+    create(&router, &continuing).await;
 }
 
 /// Stores a response whose input is one message with so many bytes of text. Returns the id of the message.

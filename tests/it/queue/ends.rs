@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use warmroute::config::ModelOverride;
 
 use super::{Blocker, CHAT, block, cluster, seconds, send, wait, waiting, with_queue};
@@ -53,6 +54,48 @@ async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_tha
     .await;
     let refused = cluster.metric("warmroute_request_bodies_refused_total", &[]);
     assert_eq!(refused.await, 0.0);
+}
+
+#[tokio::test]
+async fn a_request_of_higher_priority_gets_memory_though_bodies_that_wait_hold_its_http2_window() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        with_queue(config, |_| {});
+        let requests = &mut config.api.requests;
+        requests.max_total_body = 5 << 18;
+        requests.max_body_wait = too_long();
+        requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
+    })
+    .await;
+    let _blocker = block(&cluster, "busy ").await;
+    let body = |kib: usize| chat(&"x".repeat(kib << 10), 1, false);
+    let mut low = Vec::new();
+    for client in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
+        let headers = [("x-forwarded-for", client), ("x-warmroute-priority", "-5")];
+        low.push(wait(&cluster, &headers, body(200)).await);
+    }
+    let connection = client::Http2::connect(cluster.router.api).await;
+    let mut uploads = JoinSet::new();
+    // As many as may wait, which are larger than what is left.
+    for _ in 0..4 {
+        let headers = [
+            ("x-forwarded-for", "10.0.0.5"),
+            ("x-warmroute-priority", "-5"),
+        ];
+        uploads.spawn(connection.post(CHAT, &headers, body(300)));
+    }
+    eventually("they wait for memory", async || {
+        let waiting = cluster.metric("warmroute_request_bodies_waiting", &[]);
+        waiting.await == 4.0
+    })
+    .await;
+    uploads.spawn(connection.post(CHAT, &[("x-forwarded-for", "10.0.0.4")], body(280)));
+    let newest = low.pop().unwrap().answer().await;
+    assert_eq!(
+        (newest.status, newest.code()),
+        (429, "queue_full".to_owned()),
+        "{}",
+        newest.text()
+    );
 }
 
 #[tokio::test]
