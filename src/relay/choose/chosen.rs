@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_trial_ends_no_later_half_open_period_than_its_own() {
         let (prefill, now) = (worker("p"), observe::now());
-        let hours = |hours| now + Duration::from_secs(hours * 3_600);
+        let hours = |hours: u64| now + Duration::from_secs(hours * 3_600);
         for breaker in [&prefill.breaker, &prefill.kv_transfer_breaker] {
             while !breaker.on_failure(now) {}
             assert!(breaker.admit(hours(1)));
