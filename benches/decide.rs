@@ -50,7 +50,7 @@ use warmroute::relay::Caches;
 use warmroute::relay::choose::fleet_view::{FleetView, Task};
 use warmroute::relay::prompt::cached_prefix::{CachedPrefixes, ViewRange};
 use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
-use warmroute::routing::{self, Request};
+use warmroute::routing::{self, PrefixCounts, Request};
 
 const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// Tokens at the beginning of a prompt that are the same for all.
@@ -63,6 +63,7 @@ struct Fleet {
     group: Arc<Group>,
     caches: Caches,
     settings: routing::Settings,
+    counts: PrefixCounts,
     _trees: Vec<Tree>,
     _load: Vec<InFlight>,
 }
@@ -175,6 +176,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         group,
         caches,
         settings: routing::Settings::default(),
+        counts: PrefixCounts::new(Instant::now()),
         _trees: trees,
         _load: load,
     }
@@ -196,7 +198,15 @@ impl Fleet {
     fn cached_prefixes<'a>(&'a self, prompt: &'a Prompt, seed: u64) -> CachedPrefixes<'a> {
         let credit = &self.settings.advanced.tier_credit;
         let max_owners = warmroute::routing::PREFIX_CANDIDATES;
-        CachedPrefixes::new(&*self.group, &self.caches, prompt, credit, max_owners, seed)
+        let places = &*self.group;
+        CachedPrefixes::new(
+            places,
+            &self.caches,
+            prompt,
+            credit,
+            (max_owners, seed),
+            &self.counts,
+        )
     }
 
     fn view<'a>(&'a self, prefixes: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {

@@ -8,6 +8,7 @@ pub mod cost;
 pub mod hindsight;
 pub mod pair;
 pub mod policy;
+mod prefix_counts;
 mod prefix_hash;
 pub mod rendezvous;
 mod types;
@@ -16,9 +17,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::policy::decide;
+pub use self::prefix_counts::{PrefixCounts, key as shared_key};
 pub use self::prefix_hash::key as prefix_key;
 pub use self::types::{
-    Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View, delayed,
+    Backlog, Cached, Decision, Expected, Policy, Reason, Request, SharedPrefix, State, View,
+    delayed,
 };
 
 /// Workers with the longest cached prefixes that a cache-aware decision compares. Prefixes that many workers have are as good

@@ -31,7 +31,7 @@ use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, Model};
 use crate::observe::{self, metrics};
 use crate::prompt::PeekedBody;
-use crate::routing::{self, Decision, Reason};
+use crate::routing::{self, Decision, PrefixCounts, Reason};
 
 /// Settings by model name, and the common ones of all other models.
 #[derive(Clone, Debug)]
@@ -96,6 +96,8 @@ pub(super) struct Counts {
     pub(super) series: SeriesByWorker,
     /// How long its answers usually are.
     pub(super) answers: AnswerTokens,
+    /// How many of them share a prefix that a worker has.
+    pub(super) shared_prefixes: PrefixCounts,
     /// Where its requests were sent.
     pub(super) choices: Arc<Choices>,
 }
@@ -210,6 +212,7 @@ impl Models {
                 tickets: AtomicU64::new(0),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
                 answers: AnswerTokens::default(),
+                shared_prefixes: PrefixCounts::new(observe::now()),
                 choices: self.shared.hindsight.of(name),
             })
         };

@@ -20,6 +20,13 @@ const ADAPTER_SECONDS: f64 = 0.03;
 /// of what engines can do, and 40 % beyond it. 1.5 and 2.5 are about as good.
 const DELAYED_FOR_EACH: f64 = 2.0;
 
+/// What each request of the last seconds that had the same longest cached prefix takes off the part that a request pays of the
+/// delay of a copy ([`Costs::copy_part`]). 0.2 and 1 are about as good.
+const COPY_SHARED: f64 = 0.5;
+
+/// A copy that many wait for still delays those that are there.
+const COPY_PART_MIN: f64 = 0.1;
+
 /// How many requests that come later they delay for each prompt that usually waits at a worker. 2 and 4 are about as good.
 const LATER_FOR_EACH: f64 = 3.0;
 
@@ -87,16 +94,27 @@ pub struct Costs<'a> {
     pub(super) mean_prompt_token: f64,
     /// What a prompt token takes from requests that are not there yet: from one in any case, and from more where prompts usually wait.
     later: f64,
+    /// The longest prefix that a worker has.
+    pub(super) shared_tokens: u32,
+    /// Tokens of the prompt that the worker with that prefix computes.
+    least_new: u32,
+    /// The part that the request pays of the delay of computing the longest cached prefix again at a worker that lacks it. The
+    /// requests that share the prefix, and come after this one, find two copies of it.
+    copy_part: f64,
 }
 
 impl<'a> Costs<'a> {
     pub fn new(settings: &'a Settings, request: &'a Request, view: &impl View) -> Self {
         let mean_prompt_token = view.mean_prompt_token();
+        let shared = view.shared_prefix();
         Self {
             settings,
             request,
             mean_prompt_token,
             later: mean_prompt_token * (1.0 + LATER_FOR_EACH * view.waiting_prompts()),
+            shared_tokens: shared.tokens,
+            least_new: request.prompt_tokens.saturating_sub(shared.tokens),
+            copy_part: copy_part(shared.requests),
         }
     }
 
@@ -116,10 +134,12 @@ impl<'a> Costs<'a> {
     #[inline]
     pub fn terms(&self, state: &State, new_tokens: u32) -> Terms {
         let new = f64::from(new_tokens);
+        let copied = f64::from(new_tokens.saturating_sub(self.least_new));
+        let paid = new - (1.0 - self.copy_part) * copied;
         let prompt_token = state.speed.prompt_token;
         Terms {
             compute: new * prompt_token,
-            delay: new * (self.later + DELAYED_FOR_EACH * delayed(state) * prompt_token),
+            delay: new * self.later + paid * DELAYED_FOR_EACH * delayed(state) * prompt_token,
             ..self.terms_of_answer(state)
         }
     }
@@ -178,6 +198,12 @@ impl<'a> Costs<'a> {
         let new = f64::from(new_tokens);
         (queued_tokens as f64 + new) * prompt_token + new * self.later
     }
+}
+
+/// See [`Costs::copy_part`]. `requests`: that shared the prefix lately.
+#[inline]
+fn copy_part(requests: f64) -> f64 {
+    (1.0 / (1.0 + COPY_SHARED * requests)).max(COPY_PART_MIN)
 }
 
 /// How many of the requests that are there stand still while a prompt is computed.
@@ -285,6 +311,45 @@ mod tests {
         let idle = terms(&request, &state(0, 0, 0), 6_260).sum();
         assert!(warm(3) < idle, "{} {idle}", warm(3));
         assert!(warm(40) > idle, "{} {idle}", warm(40));
+    }
+
+    #[test]
+    fn a_prefix_that_many_ask_for_is_copied_while_its_worker_is_hardly_busier_than_others() {
+        let request = request(6_260, 256.0);
+        let cheapest_is_warm = |requests: f64, others: u32| {
+            let shared = types::SharedPrefix {
+                tokens: 6_200,
+                requests,
+            };
+            let (settings, table) = (
+                Settings::default(),
+                Table {
+                    shared,
+                    ..Table::new(&[])
+                },
+            );
+            let costs = Costs::new(&settings, &request, &table);
+            let at = |n: u32, new| costs.terms(&state(n, 0, u64::from(n) * 6_260), new).sum();
+            at(others + 60, 60) < at(others, 6_260)
+        };
+        // Others stand still for half a second once, and the next request would have to pay that again.
+        assert!(cheapest_is_warm(0.0, 30));
+        assert!(!cheapest_is_warm(40.0, 30));
+        // What is new for all workers is paid in full.
+        let (settings, shared) = (
+            Settings::default(),
+            types::SharedPrefix {
+                tokens: 0,
+                requests: 40.0,
+            },
+        );
+        let table = Table {
+            shared,
+            ..Table::new(&[])
+        };
+        let costs = Costs::new(&settings, &request, &table);
+        let state = state(30, 0, 0);
+        assert_eq!(costs.terms(&state, 6_260), terms(&request, &state, 6_260));
     }
 
     #[test]

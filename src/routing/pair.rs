@@ -15,7 +15,9 @@ use smallvec::SmallVec;
 
 use super::cost::{Costs, Terms};
 use super::policy::{self, SortKey};
-use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
+use super::types::{
+    Backlog, Cached, Decision, Expected, Policy, Reason, Request, SharedPrefix, State, View,
+};
 use crate::ids::ViewIndex;
 use crate::observe::metrics::words;
 
@@ -185,6 +187,7 @@ struct Candidate {
     /// Of the request.
     seed: u64,
     cached_tokens: u32,
+    shared_tokens: u32,
     /// If it computes the missing tokens itself.
     local: Share,
     /// If it receives them; none if they are too few for a KV transfer.
@@ -226,6 +229,7 @@ impl Candidate {
             rank: None,
             reason,
             cached_tokens: self.cached_tokens,
+            shared_tokens: self.shared_tokens,
             new_tokens: share.new_tokens,
             cost: share.cost,
             expected: share.expected,
@@ -357,6 +361,7 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
             requests: state.requests,
             seed: self.request.seed,
             cached_tokens: cached.tokens(),
+            shared_tokens: self.costs.shared_tokens,
             local,
             remote: (new_tokens >= self.min_remote_tokens).then(remote),
         }
@@ -416,6 +421,10 @@ impl<V: View, F: Fn(ViewIndex) -> bool> View for Fit<'_, V, F> {
 
     fn max_cached_elsewhere(&self) -> u32 {
         self.view.max_cached_elsewhere()
+    }
+
+    fn shared_prefix(&self) -> SharedPrefix {
+        self.view.shared_prefix()
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

@@ -71,6 +71,15 @@ impl Cached {
     }
 }
 
+/// The longest prefix of the prompt that a worker of the view has cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SharedPrefix {
+    /// Its length, in tokens in the GPU.
+    pub tokens: u32,
+    /// How many requests of the last seconds had the same, each the less the longer ago ([`PrefixCounts`](super::PrefixCounts)).
+    pub requests: f64,
+}
+
 /// One worker's load at the moment of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
@@ -184,6 +193,10 @@ pub trait View {
     }
 
     fn cached(&self, index: ViewIndex) -> Cached;
+
+    fn shared_prefix(&self) -> SharedPrefix {
+        SharedPrefix::default()
+    }
 }
 
 /// When a request's tokens are expected, in seconds from the decision.
@@ -238,6 +251,8 @@ pub struct Decision<Index = WorkerIndex> {
     pub reason: Reason,
     /// Length of its cached prefix, in all tiers.
     pub cached_tokens: u32,
+    /// Length of the longest prefix that a worker has, in tokens in the GPU.
+    pub shared_tokens: u32,
     /// Tokens to compute; tokens in CPU memory or on disk count in part.
     pub new_tokens: u32,
     /// In seconds.

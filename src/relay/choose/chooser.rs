@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::chosen::{Choice, Chosen, NotDisaggregated, Prefill, Split, TransferTrial, Trial};
+use super::chosen::{self, Choice, Chosen, NotDisaggregated, Prefill, Split, TransferTrial, Trial};
 use super::failed_workers::{Excluded, FailedWorkers};
 use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
@@ -22,7 +22,7 @@ use crate::routing::pair::{self, LocalReason};
 use crate::routing::{self, PREFIX_CANDIDATES};
 
 /// Chooses the workers of a request. Only [`Chooser::choose`] changes anything: circuit breakers admit the request, and its adapter
-/// counts as used.
+/// and the prefix that it shares with others count as used.
 #[derive(Clone, Copy)]
 pub(in crate::relay) struct Chooser<'a> {
     pub(in crate::relay) caches: &'a Caches,
@@ -58,8 +58,8 @@ impl<'c> Chooser<'c> {
             self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,
-            max_owners,
-            plan.request.seed,
+            (max_owners, plan.request.seed),
+            &plan.model.counts.shared_prefixes,
         )
     }
 
@@ -75,10 +75,12 @@ impl<'c> Chooser<'c> {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let (decision, split) = match first.take() {
+            let chosen = match first.take() {
                 Some(chosen) => chosen,
                 None => self.find_first(plan, now, &failed, may_repeat)?,
             };
+            let shared_tokens = chosen::computes(&chosen).shared_tokens;
+            let (decision, split) = chosen;
             let worker = plan.group.worker(decision.index);
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
@@ -118,6 +120,9 @@ impl<'c> Chooser<'c> {
                 let prefill = split.prefill().map(|prefill| &prefill.worker);
                 let chosen = prefill.into_iter().chain([worker]);
                 chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
+            }
+            if let Some(key) = routing::shared_key(&plan.prompt.blocks, shared_tokens) {
+                plan.model.counts.shared_prefixes.count(now, key);
             }
             return Some(Choice {
                 decision,

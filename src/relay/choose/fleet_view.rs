@@ -12,7 +12,7 @@ use crate::fleet::{Places, Role, Worker};
 use crate::ids::{RankPlace, ViewIndex, WorkerId, WorkerIndex};
 use crate::prompt::Api;
 use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners, ViewRange};
-use crate::routing::{self, Backlog, Cached, Decision, Request, State, View};
+use crate::routing::{self, Backlog, Cached, Decision, Request, SharedPrefix, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
 const MAX_ADAPTER_OWNERS: usize = 8;
@@ -183,6 +183,7 @@ impl<'a> FleetView<'a> {
             rank: self.rank(decision.index),
             reason: decision.reason,
             cached_tokens: decision.cached_tokens,
+            shared_tokens: decision.shared_tokens,
             new_tokens: decision.new_tokens,
             cost: decision.cost,
             expected,
@@ -295,6 +296,10 @@ impl View for FleetView<'_> {
 
     fn max_cached_elsewhere(&self) -> u32 {
         self.owners.others_max
+    }
+
+    fn shared_prefix(&self) -> SharedPrefix {
+        self.prefixes.shared(self.owners.most, self.now)
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

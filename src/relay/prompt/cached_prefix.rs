@@ -7,6 +7,7 @@ mod view_range;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -25,7 +26,7 @@ use crate::kv::subscriber::{StatusBoard, StatusSnapshot};
 use crate::kv::tokenizer_check::{Subject, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::peers::routed::RoutedPrompts;
-use crate::routing::{Cached, TierCredit};
+use crate::routing::{self, Cached, PrefixCounts, SharedPrefix, TierCredit};
 
 /// What is known of the workers' caches.
 #[derive(Clone, Debug)]
@@ -62,6 +63,7 @@ pub struct CachedPrefixes<'a> {
     others_max_blocks: usize,
     max_owners: usize,
     seed: u64,
+    counts: &'a PrefixCounts,
 }
 
 /// The candidates of a view with the longest cached prefixes.
@@ -70,6 +72,8 @@ pub struct TopOwners {
     pub indices: SmallVec<[ViewIndex; 8]>,
     /// No other place has more, in tokens in the GPU.
     pub others_max: u32,
+    /// What the one with the longest has, in tokens in the GPU.
+    pub most: u32,
 }
 
 impl<'a> CachedPrefixes<'a> {
@@ -78,8 +82,8 @@ impl<'a> CachedPrefixes<'a> {
         caches: &'a Caches,
         prompt: &'a Prompt,
         credit: &TierCredit,
-        max_owners: usize,
-        seed: u64,
+        (max_owners, seed): (usize, u64),
+        counts: &'a PrefixCounts,
     ) -> Self {
         let places = places.into();
         let group = places.group();
@@ -106,6 +110,7 @@ impl<'a> CachedPrefixes<'a> {
             others_max_blocks: 0,
             max_owners,
             seed,
+            counts,
         };
         let before_image = exact.and_then(TokenBlocks::tokens_before_image);
         let all_report = prefixes.statuses.all_report() && !group.event_ranks.contains(&0);
@@ -157,10 +162,14 @@ impl<'a> CachedPrefixes<'a> {
 
     /// The longest cached prefixes among the candidates of a view.
     pub fn owners(&self, view: &ViewRange) -> TopOwners {
-        let predicted = self.predicted.iter();
-        let mut indices: SmallVec<[ViewIndex; 8]> = predicted
-            .filter_map(|(place, _)| view.index(*place))
-            .collect();
+        let mut most = 0;
+        let mut indices = SmallVec::<[ViewIndex; 8]>::new();
+        for (place, tokens) in &self.predicted {
+            if let Some(index) = view.index(*place) {
+                indices.push(index);
+                most = most.max(*tokens);
+            }
+        }
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
             let mut top = Top::new(self.max_owners);
@@ -175,11 +184,22 @@ impl<'a> CachedPrefixes<'a> {
                 }
             }
             others_max = others_max.max(top.others_max());
+            most = most.max(top.most());
             indices.extend(top.indices());
         }
         TopOwners {
             indices,
             others_max,
+            most,
+        }
+    }
+
+    /// How many requests shared a prefix of so many tokens lately.
+    pub(in crate::relay) fn shared(&self, tokens: u32, now: Instant) -> SharedPrefix {
+        let key = routing::shared_key(self.blocks, tokens);
+        SharedPrefix {
+            tokens,
+            requests: key.map_or(0.0, |key| self.counts.requests(now, key)),
         }
     }
 

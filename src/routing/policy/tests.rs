@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fleet::speed::Speed;
-use crate::routing::State;
+use crate::routing::{SharedPrefix, State};
 
 /// A view with a table of workers.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +13,7 @@ pub(in crate::routing) struct Table {
     /// True if `max_cached_elsewhere` is implemented.
     pub(in crate::routing) bounds: bool,
     pub(in crate::routing) waiting_prompts: f64,
+    pub(in crate::routing) shared: SharedPrefix,
 }
 
 impl Table {
@@ -73,6 +74,9 @@ impl View for Table {
     }
     fn cached(&self, index: ViewIndex) -> Cached {
         self.cached[index.get()]
+    }
+    fn shared_prefix(&self) -> SharedPrefix {
+        self.shared
     }
     fn max_cached_elsewhere(&self) -> u32 {
         let others = self
@@ -438,13 +442,13 @@ proptest! {
     fn the_choice_is_as_if_all_were_looked_at_closely(
         rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6,
         others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
-        seed in any::<u64>(),
+        tokens in 0u32..1_000, requests in 0.0f64..50.0, seed in any::<u64>(),
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
-        let mut table = Table { waiting_prompts, ..Table::new(&rows).with_times(&times).with_others(&others) };
+        let mut table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests }, ..Table::new(&rows).with_times(&times).with_others(&others) };
         table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[index.get()].3));
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
@@ -459,9 +463,9 @@ proptest! {
     fn cache_aware_takes_the_least_cost(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16),
         others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
-        seed in any::<u64>(),
+        tokens in 0u32..1_000, requests in 0.0f64..50.0, seed in any::<u64>(),
     ) {
-        let table = Table { waiting_prompts, ..Table::new(&rows).with_times(&times).with_others(&others) };
+        let table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests }, ..Table::new(&rows).with_times(&times).with_others(&others) };
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);

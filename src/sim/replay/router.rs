@@ -29,7 +29,7 @@ use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
 use crate::queue;
-use crate::routing::{self, Request};
+use crate::routing::{self, PrefixCounts, Request, SharedPrefix};
 
 /// Which cache index a router uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -67,6 +67,7 @@ pub(super) struct Router {
     in_flight: FxHashMap<usize, InFlight>,
     speeds: Speeds,
     answers: AnswerTokens,
+    shared_prefixes: PrefixCounts,
     cache_index: CacheIndex,
     routing: routing::Settings,
     policy: ComparedPolicy,
@@ -166,6 +167,7 @@ impl Router {
             in_flight: FxHashMap::default(),
             speeds: Speeds::new(settings.rates, &settings.prefill_rates),
             answers: AnswerTokens::default(),
+            shared_prefixes: PrefixCounts::new(epoch),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
             policy: settings.policy,
@@ -186,7 +188,18 @@ impl Router {
     ) -> Option<(usize, u32)> {
         let loads = self.loads().zip(&self.peers_waiting);
         let loads: Vec<LoadShare> = loads.map(|(load, waiting)| load.plus(*waiting)).collect();
+        if self.line.is_none() {
+            self.count_prefix(now, job, reported);
+        }
         self.choose_by(now, job, reported, gauges, &loads)
+    }
+
+    /// Counts that a request with this prompt is sent.
+    fn count_prefix(&self, now: Duration, job: &Job, reported: &ReportedIndex) {
+        let shared = self.cached(now, job, reported).most();
+        if let Some(key) = routing::shared_key(&job.blocks, shared) {
+            self.shared_prefixes.count(self.epoch + now, key);
+        }
     }
 
     /// Whether a request that has arrived waits here until [`Self::release`] sends it. `tokens`: to compute where it costs the least
@@ -221,6 +234,9 @@ impl Router {
             });
         }
         self.line = Some(line);
+        for sent in &sent {
+            self.count_prefix(now, &jobs[sent.request], reported);
+        }
         sent
     }
 
@@ -262,7 +278,14 @@ impl Router {
         let cached = self.cached(now, job, reported);
         let worker = match self.policy {
             ComparedPolicy::Router(_) | ComparedPolicy::Queued => {
+                let tokens = cached.most();
+                let key = routing::shared_key(&job.blocks, tokens);
+                let of_key = |key| self.shared_prefixes.requests(self.epoch + now, key);
                 let view = FleetView {
+                    shared: SharedPrefix {
+                        tokens,
+                        requests: key.map_or(0.0, of_key),
+                    },
                     loads,
                     engines: &self.engines,
                     speeds: &self.speeds,

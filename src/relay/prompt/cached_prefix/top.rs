@@ -56,6 +56,12 @@ impl Top {
         }
     }
 
+    /// The most credit of an item.
+    pub(super) fn most(&self) -> u32 {
+        let credits = self.items.iter().map(|((credit, _), _)| *credit);
+        credits.max().unwrap_or(0)
+    }
+
     pub(super) fn indices(&self) -> impl Iterator<Item = ViewIndex> {
         self.items.iter().map(|(_, index)| *index)
     }

@@ -53,6 +53,11 @@ impl CachedTokens {
         Self { tokens, owners }
     }
 
+    /// The longest of them.
+    pub(super) fn most(&self) -> u32 {
+        self.tokens.iter().copied().max().unwrap_or(0)
+    }
+
     pub(super) fn tokens(&self, index: ViewIndex) -> u32 {
         self.tokens[index.get()]
     }

@@ -5,7 +5,7 @@ use super::speeds::Speeds;
 use crate::fleet;
 use crate::fleet::load::LoadShare;
 use crate::ids::ViewIndex;
-use crate::routing::{self, Cached, State, View};
+use crate::routing::{self, Cached, SharedPrefix, State, View};
 
 /// The view of the fleet that a routing decision gets: every simulated engine, in order.
 pub(super) struct FleetView<'a> {
@@ -13,6 +13,7 @@ pub(super) struct FleetView<'a> {
     pub(super) engines: &'a [fleet::load::Load],
     pub(super) speeds: &'a Speeds,
     pub(super) cached: &'a CachedTokens,
+    pub(super) shared: SharedPrefix,
 }
 
 impl View for FleetView<'_> {
@@ -59,6 +60,10 @@ impl View for FleetView<'_> {
 
     fn prefix_owners(&self) -> &[ViewIndex] {
         &self.cached.owners
+    }
+
+    fn shared_prefix(&self) -> SharedPrefix {
+        self.shared
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {
