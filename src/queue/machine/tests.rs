@@ -100,7 +100,7 @@ impl Rig {
         room: Room,
         mut look: impl FnMut(&u64, Option<Duration>) -> Look,
     ) -> Vec<(u64, &'static str)> {
-        let look = |number: &u64, time_left, _| look(number, time_left);
+        let look = |number: &u64, timing: Timing, _| look(number, timing.time_left);
         let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
             Outcome::Released => (left.waker, "released"),
