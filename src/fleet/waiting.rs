@@ -21,8 +21,8 @@ pub struct DueTime {
     pub at: Instant,
 }
 
-/// When the first request in each line of this router is due, by cache owner: of the highest class that waits there, the
-/// one that is due the earliest.
+/// When the first request in each line of this router is due, by cache owner: of the highest class that waits there,
+/// the one that is due the earliest.
 pub type FirstInLine = FxHashMap<WorkerId, DueTime>;
 
 /// When the first requests in the lines of other routers are due: for each priority that any of them has, the earliest.

@@ -156,8 +156,8 @@ impl Gauges {
         names.into_iter().chain([load]).collect()
     }
 
-    /// Names and the whole state as last reported, for a replica that has just connected or missed a report. What is due
-    /// counts from the last report on, so it seems to be due later, by a heartbeat's interval at most.
+    /// Names and the whole state as last reported, for a replica that has just connected or missed a report. What is
+    /// due counts from the last report on, so it seems to be due later, by a heartbeat's interval at most.
     pub fn whole(&mut self) -> [Bytes; 2] {
         if let Some(whole) = &self.whole {
             return whole.clone();

@@ -91,8 +91,9 @@ impl Workers {
         }
     }
 
-    /// What this replica itself has at each worker, and what waits in it for that one, with the `first` of these; of both, what
-    /// is pinned to each of the worker's ranks. Also at workers that left its list and run its requests: the others may list them.
+    /// What this replica itself has at each worker, and what waits in it for that one, with the `first` of these; of
+    /// both, what is pinned to each of the worker's ranks. Also at workers that left its list and run its requests: the
+    /// others may list them.
     pub(super) fn own_loads(
         &self,
         waiting: Option<&WaitingByOwner>,

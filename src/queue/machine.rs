@@ -240,9 +240,10 @@ impl<T> Queue<T> {
         self.remove(id, false).map(|entry| entry.waker)
     }
 
-    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look`
-    /// gets the request's times. `computed` counts the prompt tokens that the workers have computed so far. Of many requests the first ones are looked at each time. The walk over those behind
-    /// them goes on where it stopped, and begins anew when it has come to the end.
+    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over.
+    /// `look` gets the request's times. `computed` counts the prompt tokens that the workers have computed so far. Of
+    /// many requests the first ones are looked at each time. The walk over those behind them goes on where it stopped,
+    /// and begins anew when it has come to the end.
     pub fn advance(
         &mut self,
         now: Instant,

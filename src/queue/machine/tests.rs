@@ -425,6 +425,26 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
 }
 
 #[test]
+fn a_request_is_due_by_its_target_or_else_by_its_length_in_its_class() {
+    let rig = Rig::new(|_| {});
+    let ms = Duration::from_millis;
+    for (priority, target, compute, expected) in [
+        (5, None, 300, (1, 1_000)),
+        (0, Some(ms(70)), 300, (0, 70)),
+        (-1, None, 0, (i32::MIN, 0)),
+    ] {
+        let due = rig.queue.due(&Request {
+            priority,
+            compute: ms(compute),
+            ttft_target: target,
+            ..rig.request()
+        });
+        let left = due.at.duration_since(rig.now).as_millis();
+        assert_eq!((due.priority, left), expected);
+    }
+}
+
+#[test]
 fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
     let mut rig = Rig::new(|_| {});
     for _ in 0..4 {

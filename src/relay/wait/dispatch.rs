@@ -28,8 +28,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
 
-/// For how long one of those behind the first 512 is passed over. 16 looks are left for each tick, of which the first ones
-/// take 5: within this time they come around at 99,000.
+/// For how long one of those behind the first 512 is passed over. 16 looks are left for each tick, of which the first
+/// ones take 5: within this time they come around at 99,000.
 const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
 
 /// After this time a walk over those behind the first ones begins anew if a worker has room that one of those it has passed
@@ -107,10 +107,10 @@ impl Queues {
         self.granted.last.store(Arc::new(promised));
     }
 
-    /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
-    /// before. It leaves if that worker has room and nobody before it waits for it, here or as the first one in another
-    /// replica's line. Promises are made anew each time, so a worker that becomes free gets what is best there; only those
-    /// who stand behind many others and wait for a full worker keep theirs for a while.
+    /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were
+    /// promised before. It leaves if that worker has room and nobody before it waits for it, here or as the first one
+    /// in another replica's line. Promises are made anew each time, so a worker that becomes free gets what is best
+    /// there; only those who stand behind many others and wait for a full worker keep theirs for a while.
     fn advance(&self, queue: &SharedQueue, settings: &Settings, now: Instant) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
         let promised = self.released();
@@ -253,9 +253,10 @@ impl QueueWalk<'_> {
         self.release(&worker, release)
     }
 
-    /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there: that
-    /// one is of the same class, and due before all of the class in the line here. So replicas agree on which of them is
-    /// next, whatever that one sends then by the turns of its tenants. A request with a target does not wait for others.
+    /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there:
+    /// that one is of the same class, and due before all of the class in the line here. So replicas agree on which of
+    /// them is next, whatever that one sends then by the turns of its tenants. A request with a target does not wait
+    /// for others.
     fn lets_another_first(
         &self,
         waiter: &Waiter,
@@ -264,8 +265,8 @@ impl QueueWalk<'_> {
         owner: WorkerId,
     ) -> bool {
         let DueTime { priority, at } = timing.due;
-        let in_line = in_line.first_due(owner, priority);
-        let own_first = in_line.map_or(at, |first| first.min(at));
+        let first_due = in_line.first_due(owner, priority);
+        let own_first = first_due.map_or(at, |first| first.min(at));
         let is_before = |peer: &DueTime| peer.priority == priority && peer.at < own_first;
         let peers = self.peers_first.as_ref();
         let firsts = peers.and_then(|peers| peers.get(&owner));

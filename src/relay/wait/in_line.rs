@@ -1,5 +1,5 @@
-//! The lines of the requests that wait for room: each in that of the worker, or of its dp rank, for which it was last seen to
-//! wait. Pure.
+//! The lines of the requests that wait for room: each in that of the worker, or of its dp rank, for which it was last
+//! seen to wait. Pure.
 
 use std::cell::Cell;
 use std::cmp::Reverse;

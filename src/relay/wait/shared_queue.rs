@@ -364,7 +364,8 @@ impl SharedQueue {
     }
 
     /// The requests that are released or refused now. Who waits for one learns it by [`Gone::wake`], without the lock.
-    /// `look` also says what a request that is sent takes with it; it gets the lines of those that were not sent so far.
+    /// `look` also says what a request that is sent takes with it; it gets the lines of those that were not sent so
+    /// far.
     pub(super) fn advance(
         &self,
         now: Instant,
@@ -413,8 +414,8 @@ impl SharedQueue {
         gone
     }
 
-    /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of each
-    /// line.
+    /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of
+    /// each line.
     pub(super) fn add_waiting(&self, promised: &mut Promised, first: &mut FirstInLine) {
         let state = self.state.lock();
         promised.add_all(&state.promised);

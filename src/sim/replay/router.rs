@@ -202,8 +202,8 @@ impl Router {
         self.choose_by(now, job, reported, gauges, &loads)
     }
 
-    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `chosen`: the worker where it costs the least
-    /// now, with the tokens to compute there.
+    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `chosen`: the worker where it
+    /// costs the least now, with the tokens to compute there.
     pub(super) fn waits(
         &mut self,
         now: Duration,

@@ -12,8 +12,8 @@ use super::workload::{self, Arrival, Job};
 use crate::ids::BlockHash;
 use crate::sim::world::World;
 
-/// How often the routers learn the workers' speeds and expire entries of their indexes, as in production, and look at those
-/// who wait even if nothing has happened.
+/// How often the routers learn the workers' speeds and expire entries of their indexes, as in production, and look at
+/// those who wait even if nothing has happened.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The engines, the routers and the delays between them.

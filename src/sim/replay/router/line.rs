@@ -68,8 +68,8 @@ impl WorkerLines {
         self.due[worker].first().map(|(due, _)| *due)
     }
 
-    /// Whether a request whose worker has room waits on, so that another replica sends its first one there, which is due at
-    /// `peers_first`.
+    /// Whether a request whose worker has room waits on, so that another replica sends its first one there, which is
+    /// due at `peers_first`.
     fn lets_another_first(
         &self,
         now: Duration,
