@@ -15,8 +15,11 @@ mod next;
 mod settings;
 mod types;
 
-pub use self::machine::{Below, ClassStatus, Entered, Left, PASSED_OVER_MAX, Queue};
+pub use self::machine::{
+    Below, ClassStatus, Entered, LOOKED_AT_IN_ORDER, Left, PASSED_OVER_FOR, PASSED_OVER_MAX, Queue,
+    STANDS_BEHIND_MAX,
+};
 pub use self::settings::{ClassSettings, Settings, Waiting};
 pub use self::types::{
-    EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch,
+    EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch, Timing,
 };

@@ -115,6 +115,14 @@ pub struct WorkerLoad {
     /// Prompts of its requests there that are not computed yet, in millionths of a prompt: of each the part that is not cached.
     #[prost(uint64, tag = "8")]
     pub uncomputed_prompts: u64,
+    /// When the first of the requests that wait here for room in the sender is due: in so many milliseconds from this
+    /// report on, rounded up; less than 0 if it was due before. Absent: none waits, or the sender is of an earlier
+    /// release.
+    #[prost(sint32, optional, tag = "9")]
+    pub first_due_ms: ::core::option::Option<i32>,
+    /// The priority of the class of that request.
+    #[prost(sint32, tag = "10")]
+    pub first_priority: i32,
 }
 /// What the sender has learnt of how fast workers are, for a replica that has just connected.
 #[derive(Clone, PartialEq, ::prost::Message)]

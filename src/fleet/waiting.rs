@@ -1,9 +1,11 @@
 //! Requests that wait in routers for workers with room: in this one, and in the other replicas.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::{ArcSwapOption, Guard};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::load::LoadShare;
 use crate::ids::WorkerId;
@@ -11,12 +13,29 @@ use crate::ids::WorkerId;
 /// What waits, by cache owner: for a worker as a whole, and for each of its dp ranks that requests are pinned to.
 pub type WaitingByOwner = FxHashMap<WorkerId, LoadShare>;
 
+/// When a waiting request is due, to compare it with others of its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DueTime {
+    /// That of its class.
+    pub priority: i32,
+    pub at: Instant,
+}
+
+/// When the first request in each line of this router is due, by cache owner: of the highest class that waits there,
+/// the one that is due the earliest.
+pub type FirstInLine = FxHashMap<WorkerId, DueTime>;
+
+/// When the first requests in the lines of other routers are due: for each priority that any of them has, the earliest.
+pub type FirstOfPeers = SmallVec<[DueTime; 2]>;
+
 /// Written by who lets requests wait and by who hears of other replicas; read by both.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// `None`: none waits.
     own: ArcSwapOption<WaitingByOwner>,
     peers: ArcSwapOption<WaitingByOwner>,
+    own_first: ArcSwapOption<FirstInLine>,
+    peers_first: ArcSwapOption<FxHashMap<WorkerId, FirstOfPeers>>,
 }
 
 impl Waiting {
@@ -26,6 +45,14 @@ impl Waiting {
 
     pub fn set_peers(&self, peers: WaitingByOwner) {
         set(&self.peers, peers);
+    }
+
+    pub fn set_own_first(&self, first: FirstInLine) {
+        set(&self.own_first, first);
+    }
+
+    pub fn set_peers_first(&self, first: FxHashMap<WorkerId, FirstOfPeers>) {
+        set(&self.peers_first, first);
     }
 
     /// In this router.
@@ -38,9 +65,17 @@ impl Waiting {
     pub fn peers(&self) -> Guard<Option<Arc<WaitingByOwner>>> {
         self.peers.load()
     }
+
+    pub fn own_first(&self) -> Guard<Option<Arc<FirstInLine>>> {
+        self.own_first.load()
+    }
+
+    pub fn peers_first(&self) -> Guard<Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>> {
+        self.peers_first.load()
+    }
 }
 
-fn set(published: &ArcSwapOption<WaitingByOwner>, new: WaitingByOwner) {
+fn set<T>(published: &ArcSwapOption<FxHashMap<WorkerId, T>>, new: FxHashMap<WorkerId, T>) {
     if !new.is_empty() {
         published.store(Some(Arc::new(new)));
     } else if published.load().is_some() {

@@ -11,6 +11,7 @@ use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;
 use crate::fleet::load::{Load, LoadShare};
+use crate::fleet::waiting::DueTime;
 
 /// Load at one worker, or one of its ranks: this replica's, another one's, or a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,24 +25,27 @@ pub struct WorkerLoad {
     pub waiting: LoadShare,
     /// Prompts that are not computed yet, in millionths; of a rank not counted.
     pub uncomputed_prompts: u64,
+    /// When the first of one replica's requests that wait for room there is due; of a sum none.
+    pub first: Option<DueTime>,
 }
 
 impl WorkerLoad {
-    /// What this replica has at a worker, and what waits in it for that one.
-    pub(super) fn of_worker(load: &Load, waiting: LoadShare) -> Self {
+    /// What this replica has at a worker, and what waits in it for that one, with the first of these.
+    pub(super) fn of_worker(load: &Load, waiting: LoadShare, first: Option<DueTime>) -> Self {
         Self {
             uncomputed_prompts: load.own_uncomputed_prompts(),
-            ..Self::new(load.own(), waiting)
+            ..Self::new(load.own(), waiting, first)
         }
     }
 
-    pub(super) fn new(sent: LoadShare, waiting: LoadShare) -> Self {
+    pub(super) fn new(sent: LoadShare, waiting: LoadShare, first: Option<DueTime>) -> Self {
         Self {
             requests: sent.requests.into(),
             queued_tokens: sent.queued_tokens,
             context_tokens: sent.context_tokens,
             waiting,
             uncomputed_prompts: 0,
+            first,
         }
     }
 
@@ -121,7 +125,7 @@ impl Gauges {
         let changes = current.iter().zip(&self.reported);
         let changes = (0..).zip(changes).filter(|(_, (new, old))| new != old);
         let changed: Vec<_> = changes
-            .map(|(number, (new, _))| wire_load(number, new))
+            .map(|(number, (new, _))| wire_load(now, number, new))
             .collect();
         let names = self.numbers.take_unannounced();
         let is_changed = !changed.is_empty() || condition != self.condition || names.is_some();
@@ -152,7 +156,8 @@ impl Gauges {
         names.into_iter().chain([load]).collect()
     }
 
-    /// Names and the whole state as last reported, for a replica that has just connected or missed a report.
+    /// Names and the whole state as last reported, for a replica that has just connected or missed a report. What is
+    /// due counts from the last report on, so it seems to be due later, by a heartbeat's interval at most.
     pub fn whole(&mut self) -> [Bytes; 2] {
         if let Some(whole) = &self.whole {
             return whole.clone();
@@ -186,7 +191,8 @@ impl Gauges {
     fn busy_workers(&self) -> Vec<wire::WorkerLoad> {
         let loads = (0..).zip(&self.reported);
         let busy = loads.filter(|(_, load)| !load.is_zero());
-        busy.map(|(number, load)| wire_load(number, load)).collect()
+        busy.map(|(number, load)| wire_load(self.reported_at, number, load))
+            .collect()
     }
 
     fn encode(&self, is_whole: bool, workers: Vec<wire::WorkerLoad>, age: Duration) -> Bytes {
@@ -201,7 +207,8 @@ impl Gauges {
     }
 }
 
-fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
+/// A load as it is reported at `now`.
+fn wire_load(now: Instant, number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
     wire::WorkerLoad {
         number,
         requests: load.sent().requests,
@@ -211,5 +218,82 @@ fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
         waiting_queued_tokens: load.waiting.queued_tokens,
         waiting_context_tokens: load.waiting.context_tokens,
         uncomputed_prompts: load.uncomputed_prompts,
+        first_due_ms: load.first.map(|first| ms_until(now, first.at)),
+        first_priority: load.first.map_or(0, |first| first.priority),
+    }
+}
+
+/// Rounded up: no request seems to be due earlier at another replica than it is, or both would wait for each other.
+fn ms_until(now: Instant, at: Instant) -> i32 {
+    let ms = |ms: u128| i32::try_from(ms).unwrap_or(i32::MAX);
+    let left = at.saturating_duration_since(now).as_nanos();
+    let over = now.saturating_duration_since(at).as_millis();
+    ms(left.div_ceil(1_000_000)) - ms(over)
+}
+
+/// The time that another replica means by so many milliseconds from its report on, which has come now.
+pub(super) fn after_ms(now: Instant, ms: i32) -> Instant {
+    let by = Duration::from_millis(ms.unsigned_abs().into());
+    let at = if ms < 0 {
+        now.checked_sub(by)
+    } else {
+        now.checked_add(by)
+    };
+    at.unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    #[test]
+    fn what_is_due_is_said_from_the_report_on_and_never_too_early() {
+        let now = observe::now();
+        let us = Duration::from_micros;
+        for (at, ms) in [
+            (now, 0),
+            (now + us(1), 1),
+            (now + us(2_000), 2),
+            (now + us(2_001), 3),
+            (now - us(1), 0),
+            (now - us(2_999), -2),
+            (now + us(5_000_000_000_000), i32::MAX),
+        ] {
+            assert_eq!(ms_until(now, at), ms);
+        }
+        for ms in [-3, 0, 3] {
+            assert_eq!(ms_until(now, after_ms(now, ms)), ms);
+        }
+        // None is too far away.
+        assert!(after_ms(now, i32::MIN) <= now && after_ms(now, i32::MAX) >= now);
+    }
+
+    #[test]
+    fn what_waits_makes_no_report_by_itself_as_time_passes() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let mut gauges = Gauges::new(start, ms(250));
+        let key = WorkerKey::worker(&"a:1".into());
+        let mut reports = |at: u64, due: u64| {
+            let waiting = LoadShare {
+                requests: 1,
+                ..LoadShare::default()
+            };
+            let first = DueTime {
+                priority: 0,
+                at: start + ms(due),
+            };
+            let load = WorkerLoad::new(LoadShare::default(), waiting, Some(first));
+            let loads = std::iter::once((key.clone(), load));
+            let condition = Condition::default();
+            gauges.report(start + ms(at), condition, loads).len()
+        };
+        // With the worker's name.
+        assert_eq!(reports(0, 60), 2);
+        assert_eq!((reports(20, 60), reports(200, 60)), (0, 0));
+        assert_eq!((reports(220, 80), reports(240, 80)), (1, 0));
+        // A heartbeat.
+        assert_eq!(reports(470, 80), 1);
     }
 }

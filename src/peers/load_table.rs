@@ -5,15 +5,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::gauges::WorkerLoad;
+use super::gauges::{self, WorkerLoad};
 use super::handshake::InstanceId;
 use super::numbers::WorkerKey;
 use super::wire;
 use crate::fleet::load::LoadShare;
+use crate::fleet::waiting::{DueTime, FirstOfPeers};
 
 /// A report beyond these is a mistake of the other replica; so cut, no sum overflows.
 const MAX_REQUESTS: u32 = 1 << 20;
@@ -27,6 +28,8 @@ pub struct LoadTable {
     peers: BTreeMap<InstanceId, PeerLoad>,
     /// Of workers, and of what is pinned to single ranks of them.
     sums: FxHashMap<WorkerKey, WorkerLoad>,
+    /// When the first one in the line of each replica is due.
+    first: FxHashMap<WorkerKey, BTreeMap<InstanceId, DueTime>>,
     /// Workers whose sums changed since they were taken.
     changed: FxHashSet<Arc<str>>,
     max_workers: usize,
@@ -84,6 +87,7 @@ impl LoadTable {
         Self {
             peers: BTreeMap::new(),
             sums: FxHashMap::default(),
+            first: FxHashMap::default(),
             changed: FxHashSet::default(),
             max_workers,
         }
@@ -135,7 +139,12 @@ impl LoadTable {
         applied
     }
 
-    pub fn on_report(&mut self, peer: InstanceId, report: &wire::LoadReport) -> Applied {
+    pub fn on_report(
+        &mut self,
+        now: Instant,
+        peer: InstanceId,
+        report: &wire::LoadReport,
+    ) -> Applied {
         let mut applied = Applied::default();
         let load = self.peers.entry(peer).or_default();
         let is_next = match load.sequence {
@@ -161,7 +170,12 @@ impl LoadTable {
             self.set(peer, number, WorkerLoad::default());
         }
         for worker in &report.workers {
+            let first = worker.first_due_ms.map(|ms| DueTime {
+                priority: worker.first_priority,
+                at: gauges::after_ms(now, ms),
+            });
             let reported = WorkerLoad {
+                first,
                 requests: worker.requests.min(MAX_REQUESTS).into(),
                 queued_tokens: worker.queued_tokens.min(MAX_TOKENS),
                 context_tokens: worker.context_tokens.min(MAX_TOKENS),
@@ -185,6 +199,7 @@ impl LoadTable {
             return;
         };
         for entry in load.workers.values() {
+            self.set_first(peer, &entry.key, None);
             if entry.key.rank.is_some() {
                 self.replace(&entry.key, entry.load, WorkerLoad::default());
             }
@@ -203,6 +218,19 @@ impl LoadTable {
     /// What all other replicas together have at a worker, or have pinned to a rank of it.
     pub fn sum(&self, key: &WorkerKey) -> WorkerLoad {
         self.sums.get(key).copied().unwrap_or_default()
+    }
+
+    /// When the first ones in the lines of all other replicas are due, for each priority the earliest.
+    pub fn first(&self, key: &WorkerKey) -> FirstOfPeers {
+        let mut earliest = FirstOfPeers::new();
+        for first in self.first.get(key).into_iter().flat_map(BTreeMap::values) {
+            let is_same = |other: &&mut DueTime| other.priority == first.priority;
+            match earliest.iter_mut().find(is_same) {
+                Some(known) => known.at = known.at.min(first.at),
+                None => earliest.push(*first),
+            }
+        }
+        earliest
     }
 
     /// What one replica has at a worker.
@@ -237,7 +265,8 @@ impl LoadTable {
     pub(super) fn entries(&self) -> usize {
         let of_peer = |load: &PeerLoad| load.workers.len() + load.by_address.len();
         let of_peers: usize = self.peers.values().map(of_peer).sum();
-        self.peers.len() + of_peers + self.sums.len() + self.changed.len()
+        let first: usize = self.first.values().map(BTreeMap::len).sum();
+        self.peers.len() + of_peers + self.sums.len() + first + self.changed.len()
     }
 
     /// False if the replica has not named the number.
@@ -263,11 +292,26 @@ impl LoadTable {
         if at_worker.together.is_zero() && at_worker.by_rank.is_zero() {
             load.by_address.remove(&key.address);
         }
+        if old.first != new.first {
+            self.set_first(peer, &key, new.first);
+        }
         if key.rank.is_some() {
             self.replace(&key, old, new);
         }
         self.replace(&WorkerKey::worker(&key.address), before, after);
         true
+    }
+
+    fn set_first(&mut self, peer: InstanceId, key: &WorkerKey, first: Option<DueTime>) {
+        if let Some(first) = first {
+            let of_key = self.first.entry(key.clone()).or_default();
+            of_key.insert(peer, first);
+        } else if let Some(of_key) = self.first.get_mut(key) {
+            of_key.remove(&peer);
+            if of_key.is_empty() {
+                self.first.remove(key);
+            }
+        }
     }
 
     /// Puts `after` in the place of `before`, which is part of the key's sum.
@@ -293,6 +337,7 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
         waiting: sum.waiting.minus(old.waiting).plus(new.waiting),
         uncomputed_prompts: sum.uncomputed_prompts - old.uncomputed_prompts
             + new.uncomputed_prompts,
+        first: None,
     }
 }
 

@@ -207,8 +207,11 @@ impl State {
         self.refresh_fleet(now, inner);
         if inner.streams.is_empty() {
             // Nothing was reported while nobody listened, so what was reported last may be old.
-            let waiting = self.fleet.waiting().own();
-            let loads = inner.workers.own_loads(waiting.as_deref());
+            let shared = self.fleet.waiting();
+            let (waiting, first) = (shared.own(), shared.own_first());
+            let loads = inner
+                .workers
+                .own_loads(waiting.as_deref(), first.as_deref());
             inner.gauges.report(now, self.condition(), loads);
         }
         let whole = || inner.gauges.whole();
@@ -276,7 +279,7 @@ impl State {
                 self.metrics.ignored.inc_by(applied.ignored.into());
             }
             Some(Kind::Load(report)) => {
-                let applied = inner.table.on_report(peer, &report);
+                let applied = inner.table.on_report(now, peer, &report);
                 self.metrics.ignored.inc_by(applied.ignored.into());
                 let condition = Condition {
                     is_ready: report.is_ready,
@@ -310,8 +313,11 @@ impl State {
     pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
-        let waiting = self.fleet.waiting().own();
-        let loads = inner.workers.own_loads(waiting.as_deref());
+        let shared = self.fleet.waiting();
+        let (waiting, first) = (shared.own(), shared.own_first());
+        let loads = inner
+            .workers
+            .own_loads(waiting.as_deref(), first.as_deref());
         let messages = inner.gauges.report(now, self.condition(), loads);
         let routed = inner
             .workers

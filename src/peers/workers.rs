@@ -18,7 +18,7 @@ use super::wire::peer_message::Kind;
 use crate::fleet::load::LoadShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
-use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::waiting::{FirstInLine, FirstOfPeers, WaitingByOwner};
 use crate::fleet::{Snapshot, Status, Worker, WorkerState};
 use crate::ids::WorkerId;
 
@@ -30,8 +30,9 @@ const SPEEDS_OF_A_MESSAGE: usize = 500;
 pub(super) struct Workers {
     snapshot: Arc<Snapshot>,
     by_address: FxHashMap<Arc<str>, Listed>,
-    /// What waits in the other replicas.
+    /// What waits in the other replicas, and the first ones in their lines.
     waiting: WaitingByOwner,
+    first: FxHashMap<WorkerId, FirstOfPeers>,
     /// What no list of this replica has any more and may still run requests.
     departed: Vec<(Arc<str>, Arc<WorkerState>)>,
 }
@@ -90,27 +91,31 @@ impl Workers {
         }
     }
 
-    /// What this replica itself has at each worker, and what waits in it for that one; of both, what is pinned to each of the
-    /// worker's ranks. Also at workers that left its list and run its requests: the others may list them.
+    /// What this replica itself has at each worker, and what waits in it for that one, with the `first` of these; of
+    /// both, what is pinned to each of the worker's ranks. Also at workers that left its list and run its requests: the
+    /// others may list them.
     pub(super) fn own_loads(
         &self,
         waiting: Option<&WaitingByOwner>,
+        first: Option<&FirstInLine>,
     ) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
-        let waiting = move |owner: WorkerId| {
+        let of_owner = move |owner: WorkerId| {
             let waiting = waiting.and_then(|waiting| waiting.get(&owner));
-            waiting.copied().unwrap_or_default()
+            let first = first.and_then(|first| first.get(&owner));
+            (waiting.copied().unwrap_or_default(), first.copied())
         };
         let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
         let departed = departed.map(move |(address, state)| {
-            let load = WorkerLoad::of_worker(&state.load, LoadShare::default());
+            let load = WorkerLoad::of_worker(&state.load, LoadShare::default(), None);
             (WorkerKey::worker(address), load)
         });
         let listed = self.by_address.iter().flat_map(move |(address, listed)| {
             let worker = &listed.worker;
-            let whole = WorkerLoad::of_worker(&worker.load, waiting(worker.id));
+            let (waiting, first) = of_owner(worker.id);
+            let whole = WorkerLoad::of_worker(&worker.load, waiting, first);
             let of_rank = move |rank| {
-                let waiting = waiting(worker.id.cache_owner(Some(rank)));
-                let load = WorkerLoad::new(worker.pinned.own(rank), waiting);
+                let (waiting, first) = of_owner(worker.id.cache_owner(Some(rank)));
+                let load = WorkerLoad::new(worker.pinned.own(rank), waiting, first);
                 (WorkerKey::rank(address, rank), load)
             };
             let ranks = (0..listed.ranks).map(of_rank);
@@ -124,9 +129,10 @@ impl Workers {
     /// Writes what the others have at each worker to where routing reads it.
     pub(super) fn set_all(&mut self, now: Instant, table: &LoadTable, fleet: &Registry) {
         self.waiting.clear();
+        self.first.clear();
         let addresses: Vec<Arc<str>> = self.by_address.keys().cloned().collect();
         self.set(now, addresses, table, false);
-        fleet.waiting().set_peers(self.waiting.clone());
+        self.publish_waiting(fleet);
     }
 
     /// Writes what the others have at each worker where that has changed to where routing reads it. `is_first`: a replica
@@ -140,8 +146,13 @@ impl Workers {
     ) {
         let changed = table.take_changed();
         if self.set(now, changed, table, is_first) {
-            fleet.waiting().set_peers(self.waiting.clone());
+            self.publish_waiting(fleet);
         }
+    }
+
+    fn publish_waiting(&self, fleet: &Registry) {
+        fleet.waiting().set_peers(self.waiting.clone());
+        fleet.waiting().set_peers_first(self.first.clone());
     }
 
     /// True if what waits has changed.
@@ -157,6 +168,7 @@ impl Workers {
             if let Some(listed) = self.by_address.get(&address) {
                 listed.set(now, &address, table, is_first);
                 is_changed |= listed.set_waiting(&mut self.waiting, &address, table);
+                is_changed |= listed.set_first(&mut self.first, &address, table);
             }
         }
         is_changed
@@ -273,6 +285,36 @@ impl Listed {
                 _ => all.insert(owner, waiting),
             };
             is_changed |= before.unwrap_or_default() != waiting;
+        }
+        is_changed
+    }
+
+    /// True if it has changed.
+    fn set_first(
+        &self,
+        all: &mut FxHashMap<WorkerId, FirstOfPeers>,
+        address: &Arc<str>,
+        table: &LoadTable,
+    ) -> bool {
+        let mut is_changed = false;
+        for rank in std::iter::once(None).chain((0..self.ranks).map(Some)) {
+            let first = table.first(&WorkerKey {
+                address: address.clone(),
+                rank,
+            });
+            let owner = self.worker.id.cache_owner(rank);
+            let is_same = all
+                .get(&owner)
+                .map_or(first.is_empty(), |before| *before == first);
+            if is_same {
+                continue;
+            }
+            is_changed = true;
+            if first.is_empty() {
+                all.remove(&owner);
+            } else {
+                all.insert(owner, first);
+            }
         }
         is_changed
     }

@@ -16,7 +16,10 @@ use super::floors::{self, Floor};
 use super::forecast::Forecast;
 use super::next::Next;
 use super::settings::Settings;
-use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch};
+use super::types::{
+    EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy, Stretch, Timing,
+};
+use crate::fleet::waiting::DueTime;
 
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
@@ -33,6 +36,16 @@ const LOOKED_AT_MAX: usize = 32;
 /// those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
 const BEHIND_EVERY: Duration = Duration::from_millis(10);
+
+/// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
+/// seen to wait for a worker that is still full is passed over.
+pub const LOOKED_AT_IN_ORDER: usize = 16;
+/// For how long one of the first 512 is passed over. Within this time the looks of each 10 ms come around at them.
+pub const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
+/// For how long a request at most lets the first one in another replica's line go first. That replica may be kept from
+/// sending it by what this one does not know, such as the turns of its tenants or a worker that it leaves out. Replicas
+/// hear of each other within some 10 ms, so who is sent at all is sent long before.
+pub const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -215,21 +228,28 @@ impl<T> Queue<T> {
         Ok(Entered { id, left })
     }
 
+    /// When a request that enters now is due.
+    pub fn due(&self, request: &Request) -> DueTime {
+        let class = self.class_of(request.priority);
+        let target = self.target(class, request);
+        self.due_in(class, &place(request, target, EntryId(self.next_id)))
+    }
+
     /// Removes a request whose client has disconnected. `None` if it has left before.
     pub fn leave(&mut self, id: EntryId) -> Option<T> {
         self.remove(id, false).map(|entry| entry.waker)
     }
 
-    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look`
-    /// gets what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the
-    /// workers have computed so far. Of many requests the first ones are looked at each time. The walk over those behind
-    /// them goes on where it stopped, and begins anew when it has come to the end.
+    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over.
+    /// `look` gets the request's times. `computed` counts the prompt tokens that the workers have computed so far. Of
+    /// many requests the first ones are looked at each time. The walk over those behind them goes on where it stopped,
+    /// and begins anew when it has come to the end.
     pub fn advance(
         &mut self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&T, Option<Duration>, Stretch) -> Look,
+        mut look: impl FnMut(&T, Timing, Stretch) -> Look,
     ) -> Vec<Left<T>> {
         self.set_room(now, room);
         let is_busy = room.is_full && !self.is_empty();
@@ -268,7 +288,11 @@ impl<T> Queue<T> {
                 next.advance(&self.classes, class, cost);
                 continue;
             };
-            let outcome = match look(&entry.waker, entry.time_left(now), stretch) {
+            let timing = Timing {
+                time_left: entry.time_left(now),
+                due: self.due_in(class, &entry.place),
+            };
+            let outcome = match look(&entry.waker, timing, stretch) {
                 Look::Send => Some(Outcome::Released),
                 Look::TooLate(first_token) => Some(self.too_late(now, entry, first_token)),
                 Look::Wait => {
@@ -409,6 +433,13 @@ impl<T> Queue<T> {
         let class = self.settings.class_of(priority);
         let place = self.order.iter().position(|at| *at == class);
         place.unwrap_or_default()
+    }
+
+    fn due_in(&self, class: usize, place: &Place) -> DueTime {
+        DueTime {
+            priority: self.settings.classes[self.order[class]].priority,
+            at: place.due,
+        }
     }
 
     fn max_wait(&self, class: usize) -> (Duration, SetBy) {

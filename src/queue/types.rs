@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::fleet::waiting::DueTime;
 use crate::ids::ClientKey;
 
 /// A request that would wait.
@@ -77,6 +78,14 @@ pub struct Room {
     pub queued_tokens: u64,
     /// Prompt tokens that one of them computes in a second, as far as that was learnt; 0: nothing is known.
     pub rate: u64,
+}
+
+/// The times of a waiting request whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// What its target leaves of time until its first token.
+    pub time_left: Option<Duration>,
+    pub due: DueTime,
 }
 
 /// What becomes of a waiting request whose turn it is.

@@ -9,7 +9,7 @@ use super::*;
 use crate::fleet::events::{Endpoint, Events};
 use crate::fleet::load::LoadShare;
 use crate::fleet::registry::tests::{member, registry};
-use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::fleet::{Member, Worker};
 use crate::http::grpc::frame;
 use crate::ids::WorkerId;
@@ -201,6 +201,27 @@ async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
         heard(&second) == [Some(share(2)), None, Some(share(1))]
     })
     .await;
+    // One that is due in a minute.
+    let due = DueTime {
+        priority: 3,
+        at: observe::now() + Duration::from_secs(60),
+    };
+    let rank = first.worker.id.cache_owner(Some(1));
+    let own_first = [first.worker.id, rank].map(|owner| (owner, due));
+    let in_line = first.fleet.waiting();
+    in_line.set_own_first(own_first.into_iter().collect());
+    let first_at_peers = |replica: &Replica| {
+        let (waiting, worker) = (replica.fleet.waiting().peers_first(), replica.worker.id);
+        let of = |owner: WorkerId| waiting.as_ref()?.get(&owner).cloned();
+        [None, Some(0), Some(1)].map(|rank| of(worker.cache_owner(rank)).unwrap_or_default())
+    };
+    eventually("the first one is heard of", || {
+        first_at_peers(&second)[2].len() == 1
+    })
+    .await;
+    let [of_worker, of_other_rank, of_rank] = first_at_peers(&second);
+    assert_eq!((&of_worker, of_other_rank.len()), (&of_rank, 0));
+    assert!(of_rank[0].priority == 3 && of_rank[0].at >= due.at);
     // It runs nothing, and nothing of its own comes back.
     assert_eq!(second.worker.load.requests(), 0);
     assert!(first.fleet.waiting().peers().is_none());
@@ -215,6 +236,10 @@ async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
     eventually("something waits", || heard(&second)[0].is_some()).await;
     first.tasks.stop();
     eventually("it is gone", || second.fleet.waiting().peers().is_none()).await;
+    eventually("its first one is gone", || {
+        second.fleet.waiting().peers_first().is_none()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
         context_tokens,
         waiting: LoadShare::default(),
         uncomputed_prompts: queued_tokens,
+        first: None,
     }
 }
 
@@ -63,17 +64,21 @@ fn report(sequence: u64, is_whole: bool, requests: &[(u32, u32)]) -> wire::LoadR
     }
 }
 
+fn on_report(table: &mut LoadTable, peer: InstanceId, report: &wire::LoadReport) -> Applied {
+    table.on_report(observe::now(), peer, report)
+}
+
 #[test]
 fn reports_of_several_replicas_add_up_and_end_with_them() {
     let mut table = LoadTable::new(100);
     for peer in [1, 2] {
         table.on_stream(id(peer));
         table.on_names(id(peer), &names(&[(0, "a:1", None), (7, "b:1", None)]));
-        table.on_report(id(peer), &report(1, true, &[(0, 3), (7, 1)]));
+        on_report(&mut table, id(peer), &report(1, true, &[(0, 3), (7, 1)]));
     }
     assert_eq!(sum(&table, "a:1"), load(6, 0, 0));
     assert_eq!(table.load(id(1), "b:1"), load(1, 0, 0));
-    table.on_report(id(1), &report(2, false, &[(0, 0)]));
+    on_report(&mut table, id(1), &report(2, false, &[(0, 0)]));
     assert_eq!(
         (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(3, 0, 0), load(2, 0, 0))
@@ -93,23 +98,19 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
     let peer = id(1);
     table.on_stream(peer);
     table.on_names(peer, &names(&[(0, "a:1", None), (1, "b:1", None)]));
-    table.on_report(peer, &report(4, false, &[(0, 9)]));
+    on_report(&mut table, peer, &report(4, false, &[(0, 9)]));
     assert_eq!(sum(&table, "a:1"), load(0, 0, 0));
-    assert!(
-        table
-            .on_report(peer, &report(5, true, &[(0, 1), (1, 1)]))
-            .is_first
-    );
+    assert!(on_report(&mut table, peer, &report(5, true, &[(0, 1), (1, 1)])).is_first);
     for old in [
         report(4, false, &[(0, 9)]),
         report(5, false, &[(0, 9)]),
         report(3, true, &[]),
     ] {
-        table.on_report(peer, &old);
+        on_report(&mut table, peer, &old);
         assert_eq!(sum(&table, "a:1"), load(1, 0, 0));
     }
     // Workers that a whole report does not name have no load.
-    table.on_report(peer, &report(6, true, &[(1, 2)]));
+    on_report(&mut table, peer, &report(6, true, &[(1, 2)]));
     assert_eq!(
         (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(0, 0, 0), load(2, 0, 0))
@@ -117,8 +118,64 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
     // A new stream: the former load counts until its first report.
     table.on_stream(peer);
     assert_eq!(sum(&table, "b:1"), load(2, 0, 0));
-    table.on_report(peer, &report(1, true, &[]));
+    on_report(&mut table, peer, &report(1, true, &[]));
     assert_eq!(sum(&table, "b:1"), load(0, 0, 0));
+}
+
+/// A whole report of a worker and its first rank, with when the first ones in line there are due.
+fn report_of_lines(sequence: u64, lines: [Option<(i32, i32)>; 2]) -> wire::LoadReport {
+    let workers = (0..).zip(lines).map(|(number, line)| wire::WorkerLoad {
+        number,
+        waiting_requests: 1,
+        first_due_ms: line.map(|(_, ms)| ms),
+        first_priority: line.map_or(0, |(priority, _)| priority),
+        ..wire::WorkerLoad::default()
+    });
+    wire::LoadReport {
+        sequence,
+        is_whole: true,
+        workers: workers.collect(),
+        ..wire::LoadReport::default()
+    }
+}
+
+#[test]
+fn of_the_first_ones_in_line_at_several_replicas_the_earliest_of_each_priority_counts() {
+    let now = observe::now();
+    let mut table = LoadTable::new(100);
+    for peer in [1, 2, 3] {
+        table.on_stream(id(peer));
+        table.on_names(id(peer), &names(&[(0, "a:1", None), (1, "a:1", Some(0))]));
+    }
+    let first = |table: &LoadTable| {
+        let ms = |due: DueTime| {
+            let left = due.at.saturating_duration_since(now).as_millis();
+            (due.priority, left)
+        };
+        keys("a:1").map(|key| {
+            let mut first: Vec<_> = table.first(&key).into_iter().map(ms).collect();
+            first.sort_unstable();
+            first
+        })
+    };
+    table.on_report(now, id(1), &report_of_lines(1, [Some((0, 30)), None]));
+    table.on_report(
+        now,
+        id(2),
+        &report_of_lines(1, [Some((0, 20)), Some((0, 40))]),
+    );
+    // One that does not say when what waits is due.
+    table.on_report(now, id(3), &report_of_lines(1, [None, None]));
+    assert_eq!(first(&table), [vec![(0, 20)], vec![(0, 40)], vec![]]);
+    assert_eq!(sum(&table, "a:1").waiting.requests, 3);
+    table.take_changed();
+    table.on_report(now, id(1), &report_of_lines(2, [Some((1, 10)), None]));
+    assert_eq!(table.take_changed().len(), 1);
+    assert_eq!(first(&table)[0], [(0, 20), (1, 10)]);
+    table.remove(id(2));
+    assert_eq!(first(&table), [vec![(1, 10)], vec![], vec![]]);
+    table.on_report(now, id(1), &report(3, true, &[]));
+    assert!(table.first.is_empty());
 }
 
 #[test]
@@ -129,22 +186,26 @@ fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
         peer,
         &names(&[(0, "a:1", Some(0)), (1, "a:1", Some(1)), (2, "a:1", None)]),
     );
-    table.on_report(peer, &report(1, true, &[(0, 1), (1, 2)]));
+    on_report(&mut table, peer, &report(1, true, &[(0, 1), (1, 2)]));
     assert_eq!(sum(&table, "a:1"), load(3, 0, 0));
-    table.on_report(peer, &report(2, false, &[(2, 4)]));
+    on_report(&mut table, peer, &report(2, false, &[(2, 4)]));
     assert_eq!(sum(&table, "a:1"), load(4, 0, 0));
     assert_eq!(rank_sum(&table, "a:1", 1), load(2, 0, 0));
     // A replica of an earlier release reports workers only.
     table.on_names(id(2), &names(&[(0, "a:1", None)]));
-    table.on_report(id(2), &report(1, true, &[(0, 5)]));
+    on_report(&mut table, id(2), &report(1, true, &[(0, 5)]));
     assert_eq!(sum(&table, "a:1"), load(9, 0, 0));
     assert_eq!(rank_sum(&table, "a:1", 1), load(2, 0, 0));
     table.remove(id(2));
     assert_eq!(table.take_changed().len(), 1);
-    table.on_report(peer, &report(3, false, &[(1, 3)]));
+    on_report(&mut table, peer, &report(3, false, &[(1, 3)]));
     assert_eq!(rank_sum(&table, "a:1", 1), load(3, 0, 0));
     assert_eq!(table.take_changed().len(), 1);
-    table.on_report(peer, &report(4, false, &[(0, 0), (1, 0), (2, 0)]));
+    on_report(
+        &mut table,
+        peer,
+        &report(4, false, &[(0, 0), (1, 0), (2, 0)]),
+    );
     assert_eq!(sum(&table, "a:1"), load(0, 0, 0));
     assert!(table.peers[&peer].by_address.is_empty());
     assert!(table.sums.is_empty());
@@ -155,13 +216,13 @@ fn a_number_that_is_given_to_another_worker_takes_its_load_along() {
     let mut table = LoadTable::new(100);
     let peer = id(1);
     table.on_names(peer, &names(&[(0, "a:1", None)]));
-    table.on_report(peer, &report(1, true, &[(0, 5)]));
+    on_report(&mut table, peer, &report(1, true, &[(0, 5)]));
     table.on_names(peer, &names(&[(0, "b:1", None)]));
     assert_eq!(
         (sum(&table, "a:1"), sum(&table, "b:1")),
         (load(0, 0, 0), load(0, 0, 0))
     );
-    table.on_report(peer, &report(2, false, &[(0, 5)]));
+    on_report(&mut table, peer, &report(2, false, &[(0, 5)]));
     assert_eq!(sum(&table, "b:1"), load(5, 0, 0));
 }
 
@@ -174,7 +235,7 @@ fn what_is_beyond_the_limits_is_ignored_and_counted() {
     let long = "x".repeat(1_000);
     assert_eq!(table.on_names(peer, &names(&[(1, &long, None)])).ignored, 1);
     let all = report(1, true, &[(0, u32::MAX), (2, 1), (9, 1)]);
-    assert_eq!(table.on_report(peer, &all).ignored, 2);
+    assert_eq!(on_report(&mut table, peer, &all).ignored, 2);
     assert_eq!(sum(&table, "a:1"), load(MAX_REQUESTS.into(), 0, 0));
     assert_eq!(table.unknown_workers(peer, |address| address == "a:1"), 1);
 }
@@ -293,7 +354,7 @@ impl World {
                 self.table.on_names(peer, &names);
             }
             Some(Kind::Load(report)) => {
-                self.table.on_report(peer, &report);
+                self.table.on_report(self.now, peer, &report);
             }
             other => panic!("{other:?}"),
         }
@@ -466,6 +527,8 @@ proptest! {
                     waiting_queued_tokens: load.2,
                     waiting_context_tokens: load.1,
                     uncomputed_prompts: load.2,
+                    first_due_ms: (load.0 % 2 == 0).then_some(load.0 as i32),
+                    first_priority: 0,
                 });
                 let report = wire::LoadReport {
                     sequence,
@@ -473,11 +536,11 @@ proptest! {
                     workers: workers.collect(),
                     ..wire::LoadReport::default()
                 };
-                table.on_report(id(1), &report);
+                on_report(&mut table, id(1), &report);
             }
         }
         table.remove(id(1));
-        prop_assert!(table.sums.is_empty());
+        prop_assert!(table.sums.is_empty() && table.first.is_empty());
     }
 }
 
@@ -509,7 +572,9 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
         for message in gauges.report(now, Condition::default(), loads) {
             match wire::PeerMessage::decode(message.slice(5..)).unwrap().kind {
                 Some(Kind::Workers(names)) => assert_eq!(table.on_names(peer, &names).ignored, 0),
-                Some(Kind::Load(report)) => assert_eq!(table.on_report(peer, &report).ignored, 0),
+                Some(Kind::Load(report)) => {
+                    assert_eq!(table.on_report(now, peer, &report).ignored, 0)
+                }
                 other => panic!("{other:?}"),
             }
         }

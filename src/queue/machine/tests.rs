@@ -100,7 +100,7 @@ impl Rig {
         room: Room,
         mut look: impl FnMut(&u64, Option<Duration>) -> Look,
     ) -> Vec<(u64, &'static str)> {
-        let look = |number: &u64, time_left, _| look(number, time_left);
+        let look = |number: &u64, timing: Timing, _| look(number, timing.time_left);
         let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
             Outcome::Released => (left.waker, "released"),
@@ -422,6 +422,26 @@ fn those_who_are_known_to_wait_for_a_full_worker_do_not_keep_others_from_their_t
         Look::PassOver
     });
     assert_eq!(looked, PASSED_OVER_MAX);
+}
+
+#[test]
+fn a_request_is_due_by_its_target_or_else_by_its_length_in_its_class() {
+    let rig = Rig::new(|_| {});
+    let ms = Duration::from_millis;
+    for (priority, target, compute, expected) in [
+        (5, None, 300, (1, 1_000)),
+        (0, Some(ms(70)), 300, (0, 70)),
+        (-1, None, 0, (i32::MIN, 0)),
+    ] {
+        let due = rig.queue.due(&Request {
+            priority,
+            compute: ms(compute),
+            ttft_target: target,
+            ..rig.request()
+        });
+        let left = due.at.duration_since(rig.now).as_millis();
+        assert_eq!((due.priority, left), expected);
+    }
 }
 
 #[test]

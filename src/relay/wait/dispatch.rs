@@ -3,16 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
+
 use super::Queues;
+use super::in_line::InLine;
 use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers, WaitingByOwner};
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
-use crate::queue::{Look, Outcome, Settings, Stretch};
+use crate::queue::{
+    LOOKED_AT_IN_ORDER, Look, Outcome, PASSED_OVER_FOR, STANDS_BEHIND_MAX, Settings, Stretch,
+    Timing,
+};
 use crate::relay::choose::chosen;
 use crate::relay::choose::promised::Promised;
 
@@ -22,13 +28,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
 
-/// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
-/// seen to wait for a worker that is still full is passed over.
-const LOOKED_AT_IN_ORDER: usize = 16;
-/// For how long one of the first 512 is passed over. Within this time the looks of each [`TICK`] come around at them.
-const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
-/// For how long one of those behind them is passed over. 16 looks are left for each tick, of which the first ones take
-/// 5: within this time they come around at 99,000.
+/// For how long one of those behind the first 512 is passed over. 16 looks are left for each tick, of which the first
+/// ones take 5: within this time they come around at 99,000.
 const PASSED_OVER_BEHIND_FOR: Duration = Duration::from_secs(90);
 
 /// After this time a walk over those behind the first ones begins anew if a worker has room that one of those it has passed
@@ -75,6 +76,7 @@ impl Queues {
     /// request waits here, so it is not kept.
     fn forget_waiting(&self) {
         self.fleet.waiting().set_own(WaitingByOwner::default());
+        self.fleet.waiting().set_own_first(FirstInLine::default());
         let released = self.granted.released.lock().clone();
         self.granted.last.store(Arc::new(released));
     }
@@ -85,6 +87,7 @@ impl Queues {
         let queues = self.by_name.load();
         let settings = self.settings.load();
         let mut waiting = Promised::default();
+        let mut first = FirstInLine::default();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
@@ -95,18 +98,19 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
-            queue.add_promises(&mut waiting);
+            queue.add_waiting(&mut waiting, &mut first);
         }
         self.fleet.waiting().set_own(waiting.waiting());
+        self.fleet.waiting().set_own_first(first);
         let mut promised = self.released();
         promised.add_all(&waiting);
         self.granted.last.store(Arc::new(promised));
     }
 
-    /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
-    /// before. It leaves if that worker has room and nobody before it waits for it. Promises are made anew each time, so a
-    /// worker that becomes free gets what is best there; only those who stand behind many others and wait for a full
-    /// worker keep theirs for a while.
+    /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were
+    /// promised before. It leaves if that worker has room and nobody before it waits for it, here or as the first one
+    /// in another replica's line. Promises are made anew each time, so a worker that becomes free gets what is best
+    /// there; only those who stand behind many others and wait for a full worker keep theirs for a while.
     fn advance(&self, queue: &SharedQueue, settings: &Settings, now: Instant) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
         let promised = self.released();
@@ -124,9 +128,10 @@ impl Queues {
             promised,
             behind: &mut behind,
             is_behind: false,
+            peers_first: self.fleet.waiting().peers_first().clone(),
         };
-        queue.advance(now, room, computed, |waiter, time_left, stretch| {
-            walk.step(waiter, time_left, stretch)
+        queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
+            walk.step(waiter, timing, stretch, in_line)
         })
     }
 }
@@ -146,11 +151,19 @@ struct QueueWalk<'a> {
     behind: &'a mut Behind,
     /// It has come to those behind the first ones.
     is_behind: bool,
+    /// The first ones in the lines of other replicas, by cache owner.
+    peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
 }
 
 impl QueueWalk<'_> {
-    /// `time_left`: what the request's target leaves of time until its first token.
-    fn step(&mut self, waiter: &Waiter, time_left: Option<Duration>, stretch: Stretch) -> Looked {
+    /// `in_line`: the lines of the queue, without those that this walk has sent.
+    fn step(
+        &mut self,
+        waiter: &Waiter,
+        timing: Timing,
+        stretch: Stretch,
+        in_line: &InLine,
+    ) -> Looked {
         if stretch != Stretch::First && !self.is_behind {
             if stretch == Stretch::Behind {
                 *self.behind = Behind::default();
@@ -173,7 +186,7 @@ impl QueueWalk<'_> {
         } else if self.pass_over(waiter) {
             return Looked::Other(Look::PassOver);
         }
-        self.look(waiter, time_left)
+        self.look(waiter, timing, in_line)
     }
 
     /// Passes a request over that was looked at not long ago and waits for a worker that is still full: its promises
@@ -196,7 +209,7 @@ impl QueueWalk<'_> {
         true
     }
 
-    fn look(&mut self, waiter: &Waiter, time_left: Option<Duration>) -> Looked {
+    fn look(&mut self, waiter: &Waiter, timing: Timing, in_line: &InLine) -> Looked {
         let group = self.snapshot.models.get(&waiter.model);
         let workers = group.map(|group| self.queues.workers_of(group, self.now));
         let Some(workers) = workers.filter(|workers| workers.can_take(self.now)) else {
@@ -220,9 +233,17 @@ impl QueueWalk<'_> {
         {
             return self.wait_for(worker.id, placed.promises);
         }
+        let owner = worker.id.cache_owner(rank);
+        if self.lets_another_first(waiter, timing, in_line, owner) {
+            let looked = self.wait_for(worker.id, placed.promises);
+            // Those behind it wait, too.
+            self.rooms
+                .on_promised(&worker, self.settings, &self.promised);
+            return looked;
+        }
         let seconds = chosen::first_token(&placed.chosen);
         let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        if time_left.is_some_and(|left| first_token > left) {
+        if timing.time_left.is_some_and(|left| first_token > left) {
             return Looked::Other(Look::TooLate(first_token));
         }
         let release = Release {
@@ -230,6 +251,40 @@ impl QueueWalk<'_> {
             chosen: Some((placed.group, placed.chosen)),
         };
         self.release(&worker, release)
+    }
+
+    /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there:
+    /// that one is of the same class, and due before all of the class in the line here. So replicas agree on which of
+    /// them is next, whatever that one sends then by the turns of its tenants. A request with a target does not wait
+    /// for others.
+    fn lets_another_first(
+        &self,
+        waiter: &Waiter,
+        timing: Timing,
+        in_line: &InLine,
+        owner: WorkerId,
+    ) -> bool {
+        let DueTime { priority, at } = timing.due;
+        let first_due = in_line.first_due(owner, priority);
+        let own_first = first_due.map_or(at, |first| first.min(at));
+        let is_before = |peer: &DueTime| peer.priority == priority && peer.at < own_first;
+        let peers = self.peers_first.as_ref();
+        let firsts = peers.and_then(|peers| peers.get(&owner));
+        let is_another_before = firsts.is_some_and(|firsts| firsts.iter().any(is_before));
+        if waiter.had_room || timing.time_left.is_some() || !is_another_before {
+            return false;
+        }
+        let since = waiter.lets_first_since.get().unwrap_or(self.now);
+        waiter.lets_first_since.set(Some(since));
+        let is_over = self.now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
+        if is_over {
+            self.queues
+                .metrics
+                .overtakes
+                .with_label_values(&[&*waiter.model])
+                .inc();
+        }
+        !is_over
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
@@ -301,7 +356,7 @@ mod tests {
     use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::ids::{Model, WorkerIndex};
+    use crate::ids::{ClientKey, Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
@@ -378,18 +433,49 @@ mod tests {
             }
         }
 
-        fn enter_one(&mut self, mut planned: Option<Planned>) {
+        fn enter_one(&mut self, planned: Option<Planned>) {
+            self.enter_request(planned, |_| {});
+        }
+
+        fn enter_request(
+            &mut self,
+            mut planned: Option<Planned>,
+            change: impl FnOnce(&mut Request),
+        ) {
             let room = Room {
                 workers: 3,
                 ..Room::default()
             };
             // Its tokens are its number.
-            let request = Request::for_tests(self.now, self.waiting.len() as u64);
+            let mut request = Request::for_tests(self.now, self.waiting.len() as u64);
+            change(&mut request);
             let (freed, model) = (self.queues.fleet.freed(), &self.group.model);
             let entered = self
                 .queue
                 .enter(freed, self.now, room, request, model, &mut planned);
             self.waiting.push(entered.unwrap().unwrap().0);
+        }
+
+        /// One enters that would be sent to the idle worker.
+        fn enter_for_idle(&mut self, change: impl FnOnce(&mut Request)) {
+            let group = self.group.clone();
+            let planned = Planned {
+                waits_for: Some(WaitsFor {
+                    at: self.now,
+                    worker: group.workers[2].id,
+                    promises: placed(&group, 2).promises,
+                }),
+                placing: Box::new(move |_, _, _| Some(placed(&group, 2))),
+            };
+            self.enter_request(Some(planned), change);
+        }
+
+        /// The first one in another replica's line for the idle worker.
+        fn set_peers_first(&self, priority: i32, at: Instant) {
+            let first = FirstOfPeers::from_iter([DueTime { priority, at }]);
+            let peers = [(self.group.workers[2].id, first)];
+            let waiting = self.queues.fleet.waiting();
+            waiting.set_peers_first(peers.into_iter().collect());
         }
 
         /// The first worker, which serves another model, too.
@@ -514,6 +600,92 @@ mod tests {
         rig.enter(100, 0, Duration::ZERO, 0);
         rig.enter(1, 2, Duration::ZERO, 2);
         assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn a_request_lets_one_of_another_replica_go_first_that_is_of_its_class_and_due_earlier() {
+        let ms = Duration::from_millis(1);
+        let all = || vec![0_u64, 1];
+        let now = observe::now() + PASSED_OVER_BEHIND_FOR;
+        for (what, peer, has_room, target, expected) in [
+            ("due earlier", (0, now - ms), false, None, vec![]),
+            ("due at the same time", (0, now), false, None, all()),
+            ("due later", (0, now + ms), false, None, all()),
+            ("of a higher class", (1, now - ms), false, None, all()),
+            ("of a lower class", (-1, now - ms), false, None, all()),
+            ("found room", (0, now - ms), true, None, all()),
+            ("has a target", (0, now - ms), false, Some(100 * ms), all()),
+        ] {
+            let mut rig = Rig::new();
+            rig.now = now;
+            rig.set_peers_first(peer.0, peer.1);
+            for _ in 0..2 {
+                rig.enter_for_idle(|request| {
+                    request.has_room = has_room;
+                    request.ttft_target = target;
+                });
+            }
+            assert_eq!(rig.advance(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_replica_whose_line_begins_the_earliest_is_next_by_whatever_tenants_turn_it_is() {
+        let ms = Duration::from_millis(1);
+        for (second, expected) in [(-2, vec![0_u64, 1]), (0, vec![])] {
+            let mut rig = Rig::new();
+            let now = rig.now;
+            rig.set_peers_first(0, now - ms);
+            rig.enter_for_idle(|_| {});
+            rig.enter_for_idle(|request| {
+                request.client = ClientKey(2);
+                if second < 0 {
+                    request.received = now - 2 * ms;
+                }
+            });
+            assert_eq!(rig.advance(), expected, "{second}");
+        }
+    }
+
+    #[test]
+    fn a_request_lets_others_go_first_for_a_second_at_most_and_is_counted_then() {
+        let mut rig = Rig::new();
+        let start = rig.now;
+        rig.set_peers_first(0, start - Duration::from_secs(60));
+        rig.enter_for_idle(|_| {});
+        let left = [0, 990, 1_000].map(|ms| {
+            rig.now = start + Duration::from_millis(ms);
+            rig.advance()
+        });
+        assert_eq!(left, [vec![], vec![], vec![0]]);
+        let overtakes = &rig.queues.metrics.overtakes;
+        assert_eq!(overtakes.with_label_values(&["m"]).get(), 1);
+    }
+
+    #[test]
+    fn what_is_first_in_line_is_published_while_it_waits() {
+        let mut rig = Rig::new();
+        let first = rig.group.workers[0].id;
+        let published = |rig: &Rig| {
+            rig.queues.release(rig.now);
+            let own = rig.queues.fleet.waiting().own_first();
+            own.as_ref().and_then(|own| own.get(&first).copied())
+        };
+        assert_eq!(published(&rig), None);
+        let now = rig.now;
+        rig.enter(2, 0, Duration::ZERO, 0);
+        // All workers are full, so nobody is looked at.
+        let full = InFlight::new(rig.group.workers[2].clone(), 1_000, 0);
+        let due = DueTime {
+            priority: 0,
+            at: now,
+        };
+        assert_eq!(published(&rig), Some(due));
+        drop(full);
+        assert_eq!(published(&rig), Some(due));
+        rig.waiting.clear();
+        rig.queues.forget_waiting();
+        assert_eq!(published(&rig), None);
     }
 
     #[test]

@@ -27,6 +27,9 @@ metric_table! {
              the workers may have before requests wait (queue.max_worker_queued_tokens, or its default without a \
              queue); or the requests there by the workers' slots, where these are known and that is more. More than \
              1: the workers are busy. Without a worker, as if there were one.",
+        pub(super) overtakes: counters "warmroute_queue_overtakes_total" ["model"]
+            "Requests that were sent before the first one in another replica's line for the same worker, which was due \
+             earlier: they had let it go first for 1 s.",
         wait: histograms "warmroute_queue_wait_seconds" ["model", "class"] in WAIT_SECONDS
             "How long requests have waited in the router, released or refused.",
         refusals: counters "warmroute_queue_refusals_total" ["model", "class", "reason"]
@@ -66,6 +69,7 @@ impl Metrics {
             }
             if exported.iter().all(|(other, _)| other != model) {
                 let _ = self.saturation.remove_label_values(&[model]);
+                let _ = self.overtakes.remove_label_values(&[model]);
             }
         }
         *before = exported;

@@ -1,11 +1,11 @@
 //! The queue of the models that share workers, as the I/O threads share it: entering, leaving, and being released.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -13,13 +13,15 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::in_line::{InLine, PlaceInLine};
 use crate::fleet::Group;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
+use crate::fleet::waiting::{DueTime, FirstInLine};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
     Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, Request, Room,
-    Settings, Stretch,
+    Settings, Stretch, Timing,
 };
 use crate::relay::choose::chosen::Chosen;
 use crate::relay::choose::promised::Promised;
@@ -70,6 +72,12 @@ pub(super) struct Waiter {
     pub(super) placing: Option<Placing>,
     /// `None` before it was first seen to wait for a worker.
     pub(super) waits_for: RefCell<Option<WaitsFor>>,
+    /// The line of the worker that `waits_for` names.
+    place: Cell<Option<PlaceInLine>>,
+    /// Its worker had room when it entered: it lets no request of another replica go first.
+    pub(super) had_room: bool,
+    /// Since when it lets one of another replica go first, or has once done so.
+    pub(super) lets_first_since: Cell<Option<Instant>>,
     wake: oneshot::Sender<Woken>,
 }
 
@@ -130,6 +138,8 @@ struct State {
     models: FxHashMap<Model, u32>,
     /// What all of them promise, each to the worker for which it was last seen to wait.
     promised: Promised,
+    /// All of them, each where `promised` has it.
+    in_line: InLine,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -271,6 +281,7 @@ impl SharedQueue {
                 queue: Queue::new(settings.clone()),
                 models: FxHashMap::default(),
                 promised: Promised::default(),
+                in_line: InLine::default(),
                 settings,
                 is_closed: false,
             }),
@@ -312,12 +323,19 @@ impl SharedQueue {
             Some(planned) => (Some(planned.placing), planned.waits_for),
             None => (None, None),
         };
-        let promises = waits_for.as_ref().map(|of| of.promises.clone());
+        let promises = match &waits_for {
+            Some(waits_for) => waits_for.promises.clone(),
+            None => Promises::new(),
+        };
+        let place = place_of(&promises, state.queue.due(&request));
         let waiter = Waiter {
             model: model.clone(),
             tokens: request.tokens,
             placing,
             waits_for: RefCell::new(waits_for),
+            place: Cell::new(place),
+            had_room: request.has_room,
+            lets_first_since: Cell::new(None),
             wake,
         };
         let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {
@@ -325,7 +343,10 @@ impl SharedQueue {
             Err((refusal, _)) => return Some(Err(refusal)),
         };
         *state.models.entry(model.clone()).or_default() += 1;
-        state.promised.add_waiting(&promises.unwrap_or_default());
+        state.promised.add_waiting(&promises);
+        if let Some(place) = place {
+            state.in_line.add(place);
+        }
         self.is_all_promised.store(false, Relaxed);
         self.count(&state);
         let gone = state.named(left);
@@ -343,29 +364,33 @@ impl SharedQueue {
     }
 
     /// The requests that are released or refused now. Who waits for one learns it by [`Gone::wake`], without the lock.
-    /// `look` also says what a request that is sent takes with it.
+    /// `look` also says what a request that is sent takes with it; it gets the lines of those that were not sent so
+    /// far.
     pub(super) fn advance(
         &self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&Waiter, Option<Duration>, Stretch) -> Looked,
+        mut look: impl FnMut(&Waiter, Timing, Stretch, &InLine) -> Looked,
     ) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mut releases = Vec::new();
         let State {
-            queue, promised, ..
+            queue,
+            promised,
+            in_line,
+            ..
         } = &mut *state;
-        let left = queue.advance(
-            now,
-            room,
-            computed,
-            |waiter, time_left, stretch| match look(waiter, time_left, stretch) {
+        let left = queue.advance(now, room, computed, |waiter, timing, stretch| {
+            match look(waiter, timing, stretch, in_line) {
                 Looked::Send(release) => {
+                    in_line.move_to(&waiter.place, None);
                     releases.push(release);
                     Look::Send
                 }
                 Looked::Wait(waits_for) => {
+                    let place = place_of(&waits_for.promises, timing.due);
+                    in_line.move_to(&waiter.place, place);
                     promised.add_waiting(&waits_for.promises);
                     if let Some(before) = waiter.waits_for.replace(Some(waits_for)) {
                         promised.remove_waiting(&before.promises);
@@ -373,8 +398,8 @@ impl SharedQueue {
                     Look::Wait
                 }
                 Looked::Other(look) => look,
-            },
-        );
+            }
+        });
         let is_all = queue.is_all_looked_at();
         self.is_all_promised.store(is_all, Relaxed);
         self.count(&state);
@@ -389,9 +414,12 @@ impl SharedQueue {
         gone
     }
 
-    /// Adds what those promise who wait, each to the worker for which it was last seen to wait.
-    pub(super) fn add_promises(&self, to: &mut Promised) {
-        to.add_all(&self.state.lock().promised);
+    /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of
+    /// each line.
+    pub(super) fn add_waiting(&self, promised: &mut Promised, first: &mut FirstInLine) {
+        let state = self.state.lock();
+        promised.add_all(&state.promised);
+        state.in_line.add_first(first);
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests.
@@ -473,6 +501,7 @@ impl State {
         if let Some(waits_for) = &*waiter.waits_for.borrow() {
             self.promised.remove_waiting(&waits_for.promises);
         }
+        self.in_line.move_to(&waiter.place, None);
         if let Some(waiting) = self.models.get_mut(&waiter.model) {
             *waiting -= 1;
             if *waiting == 0 {
@@ -493,6 +522,11 @@ impl State {
         });
         gone.collect()
     }
+}
+
+/// The line of a request that promises this: that of the worker which computes its prompt.
+fn place_of(promises: &Promises, due: DueTime) -> Option<PlaceInLine> {
+    promises.first().map(|(owner, _)| (*owner, due))
 }
 
 impl Gone {
@@ -541,6 +575,8 @@ impl Gone {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::observe;
 

@@ -56,6 +56,10 @@ pub(super) struct Router {
     peers_waiting: Vec<LoadShare>,
     /// The load of its own requests that wait for each worker, as it last reported.
     reported_waiting: Vec<LoadShare>,
+    /// By replica and worker: when the first one in the other replica's line is due, as that one last reported.
+    peers_first: Vec<Vec<Option<Instant>>>,
+    /// When the first one in the own line for each worker is due, as it last reported.
+    reported_first: Vec<Option<Instant>>,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
     /// The requests that wait, if requests do.
@@ -104,6 +108,8 @@ pub(super) struct Report {
     loads: Vec<(usize, LoadShare, LoadShare)>,
     /// Worker, what waited for it in the report before, what waits for it now.
     waiting: Vec<(usize, LoadShare, LoadShare)>,
+    /// By worker.
+    first: Vec<Option<Instant>>,
     routed: Vec<(usize, usize)>,
 }
 
@@ -158,9 +164,11 @@ impl Router {
             reported: vec![LoadShare::default(); settings.workers],
             peers_waiting: vec![LoadShare::default(); settings.workers],
             reported_waiting: vec![LoadShare::default(); settings.workers],
+            peers_first: Vec::new(),
+            reported_first: vec![None; settings.workers],
             engines: (0..settings.workers).map(|_| Default::default()).collect(),
             line: (settings.policy == ComparedPolicy::Queued)
-                .then(|| Line::new(&settings.queue, epoch)),
+                .then(|| Line::new(&settings.queue, settings.workers, epoch)),
             routed: Vec::new(),
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
@@ -187,9 +195,14 @@ impl Router {
         gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
         let loads = self.loads().zip(&self.peers_waiting);
-        let loads: Vec<LoadShare> = loads.map(|(load, waiting)| load.plus(*waiting)).collect();
-        if self.line.is_none() {
-            self.count_prefix(now, job, reported);
+        let mut loads: Vec<LoadShare> = loads.map(|(load, waiting)| load.plus(*waiting)).collect();
+        match &self.line {
+            Some(line) => {
+                for (load, waiting) in loads.iter_mut().zip(line.promised()) {
+                    *load = load.plus(*waiting);
+                }
+            }
+            None => self.count_prefix(now, job, reported),
         }
         self.choose_by(now, job, reported, gauges, &loads)
     }
@@ -202,14 +215,21 @@ impl Router {
         }
     }
 
-    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `tokens`: to compute where it costs the least
-    /// now.
-    pub(super) fn waits(&mut self, now: Duration, request: usize, tokens: u32) -> bool {
+    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `chosen`: the worker where it
+    /// costs the least now, with the tokens to compute there.
+    pub(super) fn waits(
+        &mut self,
+        now: Duration,
+        request: usize,
+        job: &Job,
+        (worker, tokens): (usize, u32),
+    ) -> bool {
         let workers = self.workers();
         let Some(line) = &mut self.line else {
             return false;
         };
-        line.enter(now, request, tokens, &workers);
+        let load = LoadShare::of_request(job.input_tokens, tokens);
+        line.enter(now, request, (worker, load), &workers);
         true
     }
 
@@ -224,15 +244,12 @@ impl Router {
         let Some(mut line) = self.line.take() else {
             return Vec::new();
         };
-        let mut sent = Vec::new();
-        if !line.is_empty() {
-            sent = line.release(now, self.workers(), |request, loads| {
-                let job = &jobs[request];
-                let chosen = self.choose_by(now, job, reported, gauges, loads);
-                let (worker, uncached) = chosen.expect("every modelled engine is usable");
-                (worker, job.input_tokens, uncached)
-            });
-        }
+        let sent = line.release(now, self.workers(), |request, loads| {
+            let job = &jobs[request];
+            let chosen = self.choose_by(now, job, reported, gauges, loads);
+            let (worker, uncached) = chosen.expect("every modelled engine is usable");
+            (worker, job.input_tokens, uncached)
+        });
         self.line = Some(line);
         for sent in &sent {
             self.count_prefix(now, &jobs[sent.request], reported);
@@ -242,9 +259,14 @@ impl Router {
 
     fn workers(&self) -> Workers {
         let engines = self.engines.iter();
+        let peers_first = |worker: usize| {
+            let replicas = self.peers_first.iter();
+            replicas.filter_map(|first| *first.get(worker)?).min()
+        };
         Workers {
             loads: self.loads().collect(),
             promised: self.peers_waiting.clone(),
+            peers_first: (0..self.own.len()).map(peers_first).collect(),
             slots: engines.map(fleet::load::Load::learnt_slots).collect(),
             mean_prompt_token: self.speeds.mean_prompt_token(),
         }
@@ -364,21 +386,37 @@ impl Router {
         }
     }
 
+    pub(super) fn has_waiting(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| !line.is_empty())
+    }
+
+    /// Whether something else waits than what it last reported.
+    pub(super) fn has_unreported_line(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| {
+            line.promised() != self.reported_waiting || line.first() != self.reported_first
+        })
+    }
+
     /// What changed since the last report.
     pub(super) fn report(&mut self) -> Report {
-        let waiting = self
-            .line
-            .as_ref()
-            .map_or(&[][..], |line| line.promised.as_slice());
+        let waiting = self.line.as_ref().map_or(&[][..], Line::promised);
+        if let Some(line) = &self.line {
+            self.reported_first = line.first();
+        }
         Report {
             loads: changed(&self.own, &mut self.reported),
             waiting: changed(waiting, &mut self.reported_waiting),
+            first: self.reported_first.clone(),
             routed: std::mem::take(&mut self.routed),
         }
     }
 
     /// Counts what another replica reported.
-    pub(super) fn on_report(&mut self, now: Duration, jobs: &[Job], report: &Report) {
+    pub(super) fn on_report(&mut self, now: Duration, peer: usize, jobs: &[Job], report: &Report) {
+        if self.peers_first.len() <= peer {
+            self.peers_first.resize(peer + 1, Vec::new());
+        }
+        self.peers_first[peer].clone_from(&report.first);
         for (worker, before, load) in &report.loads {
             let others = &mut self.peers[*worker];
             *others = others.minus(*before).plus(*load);

@@ -12,7 +12,8 @@ use super::workload::{self, Arrival, Job};
 use crate::ids::BlockHash;
 use crate::sim::world::World;
 
-/// How often the routers learn the workers' speeds and expire entries of their indexes, as in production.
+/// How often the routers learn the workers' speeds and expire entries of their indexes, as in production, and look at
+/// those who wait even if nothing has happened.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The engines, the routers and the delays between them.
@@ -165,12 +166,16 @@ impl Run<'_> {
                 }
                 self.exact_index.remove(worker, &evicted);
             }
-            Event::Report { router } => self.on_report(now, router),
+            Event::Report { router } => {
+                self.on_report(now, router);
+                self.release_all(now);
+            }
             Event::Tick if self.unfinished > 0 => {
                 let gauges = self.gauges();
                 for router in &mut self.routers {
                     router.on_second(now, &gauges);
                 }
+                self.release_all(now);
                 self.events.set(now + TICK, Event::Tick);
             }
             Event::Tick => {}
@@ -183,7 +188,7 @@ impl Run<'_> {
         let report = self.routers[router].report();
         for (other, replica) in self.routers.iter_mut().enumerate() {
             if other != router {
-                replica.on_report(now, self.jobs, &report);
+                replica.on_report(now, router, self.jobs, &report);
             }
         }
     }
@@ -195,7 +200,7 @@ impl Run<'_> {
         let router = &mut self.routers[job.router];
         let chosen = router.choose(now, job, &self.exact_index, &gauges);
         let (worker, uncached_tokens) = chosen.expect("every modelled engine is usable");
-        if router.waits(now, request, uncached_tokens) {
+        if router.waits(now, request, job, (worker, uncached_tokens)) {
             self.release(now, job.router);
             return;
         }
@@ -213,10 +218,22 @@ impl Run<'_> {
 
     /// Sends what waited at a router and whose worker has room now.
     fn release(&mut self, now: Duration, router: usize) {
+        if !self.routers[router].has_waiting() {
+            return;
+        }
         let gauges = self.gauges();
         let sent = self.routers[router].release(now, self.jobs, &self.exact_index, &gauges);
         for sent in sent {
             self.send(now, sent);
+        }
+        if self.routers[router].has_unreported_line() {
+            self.schedule_report(now, router);
+        }
+    }
+
+    fn release_all(&mut self, now: Duration) {
+        for router in 0..self.routers.len() {
+            self.release(now, router);
         }
     }
 
@@ -243,9 +260,7 @@ impl Run<'_> {
         }
         let due = self.engines[worker].start(self.jobs);
         self.schedule(now, worker, due);
-        for router in 0..self.routers.len() {
-            self.release(now, router);
-        }
+        self.release_all(now);
     }
 
     fn on_first_token(&mut self, now: Duration, worker: usize, request: usize, cached: u32) {
@@ -297,11 +312,14 @@ impl Run<'_> {
     fn report(&mut self, now: Duration, request: usize, event: RequestEvent) {
         let job = &self.jobs[request];
         self.routers[job.router].apply(now, request, job, event);
+        self.schedule_report(now, job.router);
+    }
+
+    fn schedule_report(&mut self, now: Duration, router: usize) {
         if let Some(interval) = self.fleet.sync_interval
             && self.routers.len() > 1
-            && !std::mem::replace(&mut self.is_report_due[job.router], true)
+            && !std::mem::replace(&mut self.is_report_due[router], true)
         {
-            let router = job.router;
             if interval.is_zero() {
                 // As an event it would come after what else happens at this time.
                 self.on_report(now, router);

@@ -187,6 +187,44 @@ fn what_waits_in_the_router_is_all_answered_and_waits_no_longer_than_in_the_engi
     assert!(queued <= at_once, "{queued} {at_once}");
 }
 
+#[test]
+fn a_short_prompt_at_one_replica_goes_before_a_long_one_that_waits_at_another() {
+    // All at one engine, each at another replica, and none like another.
+    let prompts = [(0, 100), (1_000, 50), (2_000, 2)];
+    let entries = prompts.map(|(at_ms, blocks): (u64, u64)| {
+        let names: Vec<u64> = (1..=blocks).map(|block| at_ms * 1_000 + block).collect();
+        entry(at_ms, blocks as u32 * 10, &names)
+    });
+    let jobs = workload::jobs(&entries, &workload_settings());
+    let of_replica = |(router, job)| Job { router, ..job };
+    let jobs: Vec<Job> = jobs.into_iter().enumerate().map(of_replica).collect();
+    let engine = EngineSettings {
+        cache_blocks: 1_000,
+        ..engine()
+    };
+    let fleet = Fleet {
+        engines: vec![engine],
+        routers: 3,
+        sync_interval: Some(Duration::from_millis(20)),
+        ..fleet()
+    };
+    let settings = router::Settings {
+        queue: queue::Settings {
+            max_worker_queued_tokens: 10,
+            ..queue::Settings::default()
+        },
+        ..settings(ComparedPolicy::Queued, CacheIndexKind::Exact, &fleet)
+    };
+    let outcome = run(&jobs, fleet, &settings, observe::now(), |_| {});
+    let first_token_at = |request: usize| {
+        let answer = &outcome.answers[request];
+        answer.arrived + answer.first_token
+    };
+    // Both wait until the first prompt is computed, and the one that came last is next.
+    assert!(first_token_at(0) < first_token_at(2));
+    assert!(first_token_at(2) < first_token_at(1));
+}
+
 fn first_tokens(outcome: &Outcome) -> Vec<Duration> {
     let answers = outcome.answers.iter();
     answers.map(|answer| answer.first_token).collect()
