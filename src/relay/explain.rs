@@ -158,6 +158,7 @@ impl Relay {
         let leg = pairs.zip(split.prefill().map(|prefill| &prefill.expected));
         let workers = self.scores(plan, &view, &depths, each_end, chosen, leg);
         let mut waiting_prompts = view.waiting_prompts();
+        let mut shared_requests = view.shared_prefix().requests;
         let disaggregation = self.prefill_decode.as_ref().and_then(|settings| {
             let task = Task::Prefill(settings.connector, plan.api);
             let view = FleetView::new(prefixes, task, now, &[]).behind(before);
@@ -166,6 +167,7 @@ impl Relay {
             let of_view = (view.len(), workers);
             if view.len() > 0 {
                 waiting_prompts = view.waiting_prompts();
+                shared_requests = view.shared_prefix().requests;
             }
             explain_disaggregation(plan, settings, split, of_prefill, of_view)
         });
@@ -180,6 +182,7 @@ impl Relay {
             prompt_tokens: plan.request.prompt_tokens,
             answer_tokens: plan.request.answer_tokens.round() as u64,
             waiting_prompts: (10.0 * waiting_prompts).round() / 10.0,
+            shared_requests: (10.0 * shared_requests).round() / 10.0,
             prompt_blocks: match exact {
                 Some(exact) => exact.blocks(),
                 None => plan.prompt.blocks.len(),

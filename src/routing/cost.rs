@@ -5,6 +5,8 @@
 //! answers (learnt, `fleet/speed`), and how long answers of the model usually are (learnt). A factor of 3 in any of them costs 1
 //! to 5 %.
 
+use std::num::NonZeroU64;
+
 use serde::Serialize;
 
 use super::types::{Cached, Expected, Request, State, View};
@@ -23,6 +25,9 @@ const DELAYED_FOR_EACH: f64 = 2.0;
 /// What each request of the last seconds that had the same longest cached prefix takes off the part that a request pays of the
 /// delay of a copy ([`Costs::copy_part`]). 0.2 and 1 are about as good.
 const COPY_SHARED: f64 = 0.5;
+
+/// So many may be turns of one conversation, each of which adds less than a block.
+const TURNS: f64 = 3.0;
 
 /// A copy that many wait for still delays those that are there.
 const COPY_PART_MIN: f64 = 0.1;
@@ -95,7 +100,7 @@ pub struct Costs<'a> {
     /// What a prompt token takes from requests that are not there yet: from one in any case, and from more where prompts usually wait.
     later: f64,
     /// The longest prefix that a worker has.
-    pub(super) shared_tokens: u32,
+    pub(super) shared: Option<NonZeroU64>,
     /// Tokens of the prompt that the worker with that prefix computes.
     least_new: u32,
     /// The part that the request pays of the delay of computing the longest cached prefix again at a worker that lacks it. The
@@ -112,7 +117,7 @@ impl<'a> Costs<'a> {
             request,
             mean_prompt_token,
             later: mean_prompt_token * (1.0 + LATER_FOR_EACH * view.waiting_prompts()),
-            shared_tokens: shared.tokens,
+            shared: shared.key,
             least_new: request.prompt_tokens.saturating_sub(shared.tokens),
             copy_part: copy_part(shared.requests),
         }
@@ -203,7 +208,8 @@ impl<'a> Costs<'a> {
 /// See [`Costs::copy_part`]. `requests`: that shared the prefix lately.
 #[inline]
 fn copy_part(requests: f64) -> f64 {
-    (1.0 / (1.0 + COPY_SHARED * requests)).max(COPY_PART_MIN)
+    let others = (requests - TURNS).max(0.0);
+    (1.0 / (1.0 + COPY_SHARED * others)).max(COPY_PART_MIN)
 }
 
 /// How many of the requests that are there stand still while a prompt is computed.
@@ -320,6 +326,7 @@ mod tests {
             let shared = types::SharedPrefix {
                 tokens: 6_200,
                 requests,
+                ..types::SharedPrefix::default()
             };
             let (settings, table) = (
                 Settings::default(),
@@ -339,6 +346,7 @@ mod tests {
         let (settings, shared) = (
             Settings::default(),
             types::SharedPrefix {
+                key: None,
                 tokens: 0,
                 requests: 40.0,
             },

@@ -10,6 +10,8 @@
 //!   memory; so it is counted with `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth.
 //! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost.
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -187,7 +189,7 @@ struct Candidate {
     /// Of the request.
     seed: u64,
     cached_tokens: u32,
-    shared_tokens: u32,
+    shared: Option<NonZeroU64>,
     /// If it computes the missing tokens itself.
     local: Share,
     /// If it receives them; none if they are too few for a KV transfer.
@@ -229,7 +231,7 @@ impl Candidate {
             rank: None,
             reason,
             cached_tokens: self.cached_tokens,
-            shared_tokens: self.shared_tokens,
+            shared: self.shared,
             new_tokens: share.new_tokens,
             cost: share.cost,
             expected: share.expected,
@@ -361,7 +363,7 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
             requests: state.requests,
             seed: self.request.seed,
             cached_tokens: cached.tokens(),
-            shared_tokens: self.costs.shared_tokens,
+            shared: self.costs.shared,
             local,
             remote: (new_tokens >= self.min_remote_tokens).then(remote),
         }

@@ -65,7 +65,7 @@ fn decision(
         rank: None,
         reason,
         cached_tokens: cached.tokens(),
-        shared_tokens: costs.shared_tokens,
+        shared: costs.shared,
         new_tokens,
         cost: terms.sum(),
         expected: costs.expected(state, &terms),

@@ -1,6 +1,7 @@
 //! How many requests had a prefix in common lately. A fixed table, written and read without a lock.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -26,10 +27,10 @@ const PARTS: f64 = 64.0;
 /// Threads that read the clock just before a second ends may write after others that read it later.
 const LATE_SECONDS_MAX: u16 = 60;
 
-/// The hash of a prompt's first `tokens`, as far as they are whole blocks of text; on every replica the same.
-pub fn key(blocks: &[Block], tokens: u32) -> Option<u64> {
+/// Names the prefix of so many tokens, as far as they are whole blocks of text.
+pub fn key(blocks: &[Block], tokens: u32) -> Option<NonZeroU64> {
     let whole = blocks.partition_point(|block| block.end_tokens <= tokens);
-    Some(blocks[whole.checked_sub(1)?].path.0)
+    NonZeroU64::new(blocks[whole.checked_sub(1)?].path.0)
 }
 
 /// One prefix in its place of the table.
@@ -54,17 +55,17 @@ impl PrefixCounts {
     }
 
     /// Counts a request. `prefix`: a hash of the prefix.
-    pub fn count(&self, now: Instant, prefix: u64) {
+    pub fn count(&self, now: Instant, prefix: NonZeroU64) {
         let (slot, tag) = self.slot(prefix);
         let second = self.second(now);
-        // Of two threads that write at the same time one may be lost: it is a request more or less.
+        // What other threads counted meanwhile is lost: these are some requests more or less.
         let counted = Slot::of(slot.load(Relaxed)).count(second, tag);
         slot.store(counted.bits(), Relaxed);
     }
 
     /// The requests before this second, each the less the longer ago. Those of this second do not count: prompts that come all at
-    /// once, and no more after that, need no copies.
-    pub fn requests(&self, now: Instant, prefix: u64) -> f64 {
+    /// once, and no more after that, need no copies (unless a second ends just then).
+    pub fn requests(&self, now: Instant, prefix: NonZeroU64) -> f64 {
         let (slot, tag) = self.slot(prefix);
         let slot = Slot::of(slot.load(Relaxed));
         if slot.tag == tag {
@@ -74,7 +75,8 @@ impl PrefixCounts {
         }
     }
 
-    fn slot(&self, prefix: u64) -> (&AtomicU64, u16) {
+    fn slot(&self, prefix: NonZeroU64) -> (&AtomicU64, u16) {
+        let prefix = prefix.get();
         // A tag of 0 is that of an empty place.
         let tag = (prefix >> 48) as u16 | 1;
         (&self.slots[prefix as usize % PREFIXES], tag)
@@ -122,14 +124,14 @@ impl Slot {
     /// With one request more. A prefix of which less than one request is left gives its place to another.
     fn count(self, second: u16, tag: u16) -> Self {
         let before = self.before(second);
-        let (second, now) = match self.elapsed(second) {
+        let (latest, now) = match self.elapsed(second) {
             0 => (self.second, self.now),
             _ => (second, 0),
         };
         if self.tag == tag {
             Self {
                 tag,
-                second,
+                second: latest,
                 now: now.saturating_add(1),
                 before: (before * PARTS).round() as u16,
             }
@@ -161,7 +163,11 @@ mod tests {
     use super::*;
     use crate::observe;
 
-    const PREFIX: u64 = 0x1234_0000_0000_0007;
+    const PREFIX: NonZeroU64 = NonZeroU64::new(0x1234_0000_0000_0007).unwrap();
+    /// At the same place of the table.
+    const OTHER: NonZeroU64 = NonZeroU64::new(0x0234_0000_0000_0007).unwrap();
+    /// At the place beside it.
+    const BESIDE: NonZeroU64 = NonZeroU64::new(0x1234_0000_0000_0008).unwrap();
 
     #[test]
     fn the_requests_of_a_second_count_from_the_next_one_on_and_fade() {
@@ -177,8 +183,8 @@ mod tests {
         assert!((after(5) - 10.0 * (-1.0_f64).exp()).abs() < 0.1);
         assert!(after(60) < 0.1);
         // Of another prefix at the same place nothing is known.
-        assert_eq!(counts.requests(at(1_000), PREFIX ^ 1 << 60), 0.0);
-        assert_eq!(counts.requests(at(1_000), PREFIX + 1), 0.0);
+        assert_eq!(counts.requests(at(1_000), OTHER), 0.0);
+        assert_eq!(counts.requests(at(1_000), BESIDE), 0.0);
     }
 
     #[test]
@@ -189,7 +195,9 @@ mod tests {
         for second in [1, 1, 2, 1, 2] {
             counts.count(at(second), PREFIX);
         }
-        assert!((counts.requests(at(3), PREFIX) - 4.5).abs() < 0.6);
+        let before = 2.0 * (-0.2_f64).exp();
+        let left = (before + 3.0) * (-0.2_f64).exp();
+        assert!((counts.requests(at(3), PREFIX) - left).abs() < 0.05);
         assert!((counts.requests(at(1), PREFIX) - counts.requests(at(2), PREFIX)).abs() < 1e-9);
     }
 
@@ -197,20 +205,19 @@ mod tests {
     fn a_prefix_that_comes_all_the_time_keeps_its_place_and_one_that_came_once_gives_it_up() {
         let began = observe::now();
         let counts = PrefixCounts::new(began);
-        let other = PREFIX ^ 1 << 60;
         let at = |seconds| began + Duration::from_secs(seconds);
         for second in 0..30 {
             for _ in 0..3 {
                 counts.count(at(second), PREFIX);
             }
-            counts.count(at(second), other);
+            counts.count(at(second), OTHER);
         }
         // 3 a second: 3 / (e^0.2 - 1).
         assert!((counts.requests(at(30), PREFIX) - 13.5).abs() < 0.7);
-        assert_eq!(counts.requests(at(30), other), 0.0);
-        counts.count(at(60), other);
+        assert_eq!(counts.requests(at(30), OTHER), 0.0);
+        counts.count(at(60), OTHER);
         assert_eq!(counts.requests(at(61), PREFIX), 0.0);
-        assert!(counts.requests(at(61), other) > 0.8);
+        assert!(counts.requests(at(61), OTHER) > 0.8);
     }
 
     proptest! {

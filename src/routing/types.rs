@@ -1,5 +1,7 @@
 //! The input and output of a decision: a request, a view of the fleet, a worker with its reason.
 
+use std::num::NonZeroU64;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +78,9 @@ impl Cached {
 pub struct SharedPrefix {
     /// Its length, in tokens in the GPU.
     pub tokens: u32,
-    /// How many requests of the last seconds had the same, each the less the longer ago ([`PrefixCounts`](super::PrefixCounts)).
+    /// Names it, see [`PrefixCounts`](super::PrefixCounts).
+    pub key: Option<NonZeroU64>,
+    /// How many requests of the last seconds had the same, each the less the longer ago.
     pub requests: f64,
 }
 
@@ -251,8 +255,8 @@ pub struct Decision<Index = WorkerIndex> {
     pub reason: Reason,
     /// Length of its cached prefix, in all tiers.
     pub cached_tokens: u32,
-    /// Length of the longest prefix that a worker has, in tokens in the GPU.
-    pub shared_tokens: u32,
+    /// The longest prefix that a worker has ([`SharedPrefix::key`]).
+    pub shared: Option<NonZeroU64>,
     /// Tokens to compute; tokens in CPU memory or on disk count in part.
     pub new_tokens: u32,
     /// In seconds.

@@ -54,6 +54,32 @@ async fn a_conversation_stays_on_its_worker_which_beats_taking_turns() {
     );
 }
 
+/// How many requests shared the longest prefix of a prompt lately.
+async fn shared_requests(cluster: &Cluster, text: &str) -> f64 {
+    let explained = cluster.post_admin("/explain", &chat(text, 4, false)).await;
+    explained.json()["shared_requests"].as_f64().unwrap()
+}
+
+#[tokio::test]
+async fn requests_that_share_a_prefix_are_counted_and_others_are_not() {
+    let cluster = Cluster::start(vec![fast(); 2], with(Policy::CacheAware)).await;
+    let system = "You are the assistant of everybody. ".repeat(100);
+    let ask = |question: u32| format!("{system} Question {question}.");
+    eventually("they are counted", async || {
+        for question in 0..6 {
+            let answer = cluster.post(CHAT, &chat(&ask(question), 4, false)).await;
+            assert_eq!(answer.status, 200);
+        }
+        shared_requests(&cluster, &ask(7)).await > 3.0
+    })
+    .await;
+    let other = "Somebody else's prompt. ".repeat(100);
+    assert_eq!(shared_requests(&cluster, &other).await, 0.0);
+    let answer = cluster.post(CHAT, &chat(&other, 4, false)).await;
+    assert_eq!(answer.status, 200);
+    assert!(shared_requests(&cluster, &other).await <= 1.0);
+}
+
 #[tokio::test]
 async fn how_long_engines_take_is_learnt_from_streams_and_from_whole_answers() {
     let slow = Settings {

@@ -24,6 +24,9 @@ pub struct Explanation {
     /// Prompts that wait at a worker of the model, or at a dp rank, on average over all of them and the last seconds. This one delays
     /// three that come later for each.
     pub waiting_prompts: f64,
+    /// Requests of the last seconds with the same longest cached prefix. The more, the less the delay counts of computing that prefix
+    /// at one more worker.
+    pub shared_requests: f64,
     pub prompt_blocks: usize,
     /// False if the prompt is looked up by its text, because its tokens are not known.
     pub tokens_known: bool,

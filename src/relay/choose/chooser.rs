@@ -79,7 +79,7 @@ impl<'c> Chooser<'c> {
                 Some(chosen) => chosen,
                 None => self.find_first(plan, now, &failed, may_repeat)?,
             };
-            let shared_tokens = chosen::computes(&chosen).shared_tokens;
+            let shared = chosen::computes(&chosen).shared;
             let (decision, split) = chosen;
             let worker = plan.group.worker(decision.index);
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
@@ -121,7 +121,7 @@ impl<'c> Chooser<'c> {
                 let chosen = prefill.into_iter().chain([worker]);
                 chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
             }
-            if let Some(key) = routing::shared_key(&plan.prompt.blocks, shared_tokens) {
+            if let Some(key) = shared {
                 plan.model.counts.shared_prefixes.count(now, key);
             }
             return Some(Choice {

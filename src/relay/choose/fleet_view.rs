@@ -174,6 +174,12 @@ impl<'a> FleetView<'a> {
         }
     }
 
+    /// Whether the worker's circuit breaker admits requests, and it is not excluded.
+    fn is_free(&self, index: ViewIndex) -> bool {
+        let worker = self.worker(index);
+        worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id)
+    }
+
     /// A decision of this view with the worker's index and its rank.
     pub(in crate::relay) fn in_fleet(&self, decision: Decision<ViewIndex>) -> Decision {
         let mut expected = decision.expected;
@@ -183,7 +189,7 @@ impl<'a> FleetView<'a> {
             rank: self.rank(decision.index),
             reason: decision.reason,
             cached_tokens: decision.cached_tokens,
-            shared_tokens: decision.shared_tokens,
+            shared: decision.shared,
             new_tokens: decision.new_tokens,
             cost: decision.cost,
             expected,
@@ -220,7 +226,7 @@ impl View for FleetView<'_> {
     fn state(&self, index: ViewIndex) -> State {
         let worker = self.worker(index);
         let can = self.is_bootstrap_known(index) && self.may_transfer(index);
-        let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
+        let is_free = self.is_free(index);
         let share = self.share(index);
         let group = self.places.group();
         let mut usual = worker.load.usual_requests();
@@ -299,7 +305,16 @@ impl View for FleetView<'_> {
     }
 
     fn shared_prefix(&self) -> SharedPrefix {
-        self.prefixes.shared(self.owners.most, self.now)
+        let Some((index, tokens, key)) = self.owners.longest else {
+            return SharedPrefix::default();
+        };
+        // Nobody finds a copy of it where it cannot be sent now.
+        let key = key.filter(|_| self.is_free(index));
+        SharedPrefix {
+            tokens,
+            key,
+            requests: key.map_or(0.0, |key| self.prefixes.requests(key, self.now)),
+        }
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {

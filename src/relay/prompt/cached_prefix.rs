@@ -6,6 +6,7 @@ mod top;
 mod view_range;
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ use crate::kv::subscriber::{StatusBoard, StatusSnapshot};
 use crate::kv::tokenizer_check::{Subject, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::peers::routed::RoutedPrompts;
-use crate::routing::{self, Cached, PrefixCounts, SharedPrefix, TierCredit};
+use crate::routing::{self, Cached, PrefixCounts, TierCredit};
 
 /// What is known of the workers' caches.
 #[derive(Clone, Debug)]
@@ -52,6 +53,7 @@ pub struct CachedPrefixes<'a> {
     caches: &'a Caches,
     statuses: StatusSnapshot<'a>,
     blocks: &'a [Block],
+    tokens: Option<&'a TokenBlocks>,
     /// None if the prompt's tokens are not known.
     exact: Option<ReportedPrefixes>,
     /// The kind of prompt, while some engines' events show other tokens than the router's.
@@ -72,8 +74,8 @@ pub struct TopOwners {
     pub indices: SmallVec<[ViewIndex; 8]>,
     /// No other place has more, in tokens in the GPU.
     pub others_max: u32,
-    /// What the one with the longest has, in tokens in the GPU.
-    pub most: u32,
+    /// The one with the longest, what it has, and the name of that prefix.
+    pub longest: Option<(ViewIndex, u32, Option<NonZeroU64>)>,
 }
 
 impl<'a> CachedPrefixes<'a> {
@@ -97,6 +99,7 @@ impl<'a> CachedPrefixes<'a> {
             caches,
             statuses: caches.board.snapshot(),
             blocks: &prompt.blocks,
+            tokens: exact,
             exact: exact.map(|tokens| {
                 ReportedPrefixes::find(tokens, places, unconfirmed, credit, search_limit)
             }),
@@ -162,14 +165,15 @@ impl<'a> CachedPrefixes<'a> {
 
     /// The longest cached prefixes among the candidates of a view.
     pub fn owners(&self, view: &ViewRange) -> TopOwners {
-        let mut most = 0;
+        let mut longest = None;
         let mut indices = SmallVec::<[ViewIndex; 8]>::new();
         for (place, tokens) in &self.predicted {
             if let Some(index) = view.index(*place) {
                 indices.push(index);
-                most = most.max(*tokens);
+                longest = longest.max(Some((*tokens, index)));
             }
         }
+        let mut is_exact = false;
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
             let mut top = Top::new(self.max_owners);
@@ -184,23 +188,30 @@ impl<'a> CachedPrefixes<'a> {
                 }
             }
             others_max = others_max.max(top.others_max());
-            most = most.max(top.most());
+            is_exact = top.most() > longest;
+            longest = longest.max(top.most());
             indices.extend(top.indices());
         }
         TopOwners {
             indices,
             others_max,
-            most,
+            longest: longest.map(|(tokens, index)| (index, tokens, self.key(tokens, is_exact))),
         }
     }
 
-    /// How many requests shared a prefix of so many tokens lately.
-    pub(in crate::relay) fn shared(&self, tokens: u32, now: Instant) -> SharedPrefix {
-        let key = routing::shared_key(self.blocks, tokens);
-        SharedPrefix {
-            tokens,
-            requests: key.map_or(0.0, |key| self.counts.requests(now, key)),
+    /// Names the prefix of so many tokens of the prompt. Text blocks end elsewhere in each prompt, in tokens: with known tokens
+    /// their number is an estimate.
+    fn key(&self, tokens: u32, is_exact: bool) -> Option<NonZeroU64> {
+        if is_exact {
+            self.tokens.and_then(|known| known.shared_key(tokens))
+        } else {
+            routing::shared_key(self.blocks, tokens)
         }
+    }
+
+    /// How many requests of the last seconds had a prefix of this name.
+    pub(in crate::relay) fn requests(&self, key: NonZeroU64, now: Instant) -> f64 {
+        self.counts.requests(now, key)
     }
 
     /// Whether KV events decide what counts as cached at a place, even if they only say that nothing

@@ -1,8 +1,10 @@
 //! A request's prompt as blocks, in the forms in which the knowledge of caches is looked up.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fleet::Group;
 use crate::ids::{Block, WorkerId};
@@ -127,6 +129,21 @@ impl TokenBlocks {
         &sized.locals[..reusable.min(sized.locals.len())]
     }
 
+    /// Names the prefix of so many tokens, as far as they are whole blocks: by their number, the first block and the last two.
+    /// Hashing all of them would take longer, and is as good for a count.
+    pub(in crate::relay) fn shared_key(&self, tokens: u32) -> Option<NonZeroU64> {
+        let sized = self.sizes.first()?;
+        let blocks = (tokens / sized.shape.size.get()) as usize;
+        let prefix = &sized.locals[..blocks.min(sized.locals.len())];
+        let (first, last) = (prefix.first()?, prefix.last()?);
+        let before_last = prefix[prefix.len().saturating_sub(2)];
+        let mut hash = prefix.len() as u64;
+        for local in [*first, before_last, *last] {
+            hash = xxh3_64_with_seed(&local.0.to_le_bytes(), hash);
+        }
+        NonZeroU64::new(hash)
+    }
+
     /// Blocks of the smallest size.
     pub(in crate::relay) fn blocks(&self) -> usize {
         let lengths = self.sizes.iter().map(|sized| sized.locals.len());
@@ -191,6 +208,27 @@ mod tests {
             is_adapter: false,
             is_partial: false,
         }
+    }
+
+    #[test]
+    fn prompts_share_the_name_of_a_prefix_however_they_go_on() {
+        let registry = Registry::default();
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+        let size = std::num::NonZeroU32::new(4).unwrap();
+        let _index = indexes.index(&"m".into(), size);
+        let group = group(&[1]);
+        let blocks = |tokens: &[u32]| TokenBlocks::new(&indexes, &group, None, tokens);
+        let system: Vec<u32> = (0..40).collect();
+        let asking = |question: u32| blocks(&[&system[..], &[question; 9]].concat());
+        let key = asking(1).shared_key(40);
+        assert!(key.is_some());
+        assert_eq!(asking(2).shared_key(40), key);
+        assert_eq!(blocks(&system).shared_key(43), key);
+        assert_ne!(asking(1).shared_key(44), asking(2).shared_key(44));
+        assert_ne!(asking(1).shared_key(36), key);
+        assert_eq!(asking(1).shared_key(3), None);
+        let other: Vec<u32> = (1..41).collect();
+        assert_ne!(blocks(&other).shared_key(40), key);
     }
 
     #[test]

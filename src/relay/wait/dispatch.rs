@@ -370,7 +370,7 @@ mod tests {
             rank: None,
             reason: Reason::Cold,
             cached_tokens: 0,
-            shared_tokens: 0,
+            shared: None,
             new_tokens: 10,
             cost: 0.0,
             expected: Expected::default(),

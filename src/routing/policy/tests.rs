@@ -448,7 +448,7 @@ proptest! {
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
-        let mut table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests }, ..Table::new(&rows).with_times(&times).with_others(&others) };
+        let mut table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests, key: None }, ..Table::new(&rows).with_times(&times).with_others(&others) };
         table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[index.get()].3));
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
@@ -465,7 +465,7 @@ proptest! {
         others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
         tokens in 0u32..1_000, requests in 0.0f64..50.0, seed in any::<u64>(),
     ) {
-        let table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests }, ..Table::new(&rows).with_times(&times).with_others(&others) };
+        let table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests, key: None }, ..Table::new(&rows).with_times(&times).with_others(&others) };
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);

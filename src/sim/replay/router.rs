@@ -306,6 +306,7 @@ impl Router {
                 let view = FleetView {
                     shared: SharedPrefix {
                         tokens,
+                        key,
                         requests: key.map_or(0.0, of_key),
                     },
                     loads,

@@ -56,10 +56,10 @@ impl Top {
         }
     }
 
-    /// The most credit of an item.
-    pub(super) fn most(&self) -> u32 {
-        let credits = self.items.iter().map(|((credit, _), _)| *credit);
-        credits.max().unwrap_or(0)
+    /// The most credit of an item, and whose it is.
+    pub(super) fn most(&self) -> Option<(u32, ViewIndex)> {
+        let items = self.items.iter();
+        items.map(|((credit, _), index)| (*credit, *index)).max()
     }
 
     pub(super) fn indices(&self) -> impl Iterator<Item = ViewIndex> {
