@@ -67,7 +67,7 @@ async fn requests_that_share_a_prefix_are_counted_and_others_are_not() {
     let ask = |question: u32| format!("{system} Question {question}.");
     eventually("they are counted", async || {
         for question in 0..6 {
-            let answer = cluster.post(CHAT, &chat(&ask(question), 4, false)).await;
+            let answer = cluster.post(CHAT, chat(&ask(question), 4, false)).await;
             assert_eq!(answer.status, 200);
         }
         shared_requests(&cluster, &ask(7)).await > 3.0
@@ -75,7 +75,7 @@ async fn requests_that_share_a_prefix_are_counted_and_others_are_not() {
     .await;
     let other = "Somebody else's prompt. ".repeat(100);
     assert_eq!(shared_requests(&cluster, &other).await, 0.0);
-    let answer = cluster.post(CHAT, &chat(&other, 4, false)).await;
+    let answer = cluster.post(CHAT, chat(&other, 4, false)).await;
     assert_eq!(answer.status, 200);
     assert!(shared_requests(&cluster, &other).await <= 1.0);
 }
