@@ -215,7 +215,8 @@ mod tests {
         let registry = Registry::default();
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
         let size = std::num::NonZeroU32::new(4).unwrap();
-        let _index = indexes.index(&"m".into(), size);
+        let index = indexes.index(&"m".into(), size);
+        index.add_tree(WorkerId(1), 0).set_visible(true);
         let group = group(&[1]);
         let blocks = |tokens: &[u32]| TokenBlocks::new(&indexes, &group, None, tokens);
         let system: Vec<u32> = (0..40).collect();
