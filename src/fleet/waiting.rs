@@ -1,7 +1,7 @@
 //! Requests that wait in routers for workers with room: in this one, and in the other replicas.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwapOption, Guard};
 use rustc_hash::FxHashMap;
@@ -19,6 +19,18 @@ pub struct DueTime {
     /// That of its class.
     pub priority: i32,
     pub at: Instant,
+}
+
+/// Replicas say when a request is due in whole milliseconds from a report on, which takes some to arrive.
+const SAID_WITHIN: Duration = Duration::from_millis(5);
+
+impl DueTime {
+    /// Whether another report may have meant the same request.
+    pub fn is_about(self, other: Self) -> bool {
+        let later = self.at.saturating_duration_since(other.at);
+        let earlier = other.at.saturating_duration_since(self.at);
+        self.priority == other.priority && later.max(earlier) < SAID_WITHIN
+    }
 }
 
 /// When the first request in each line of this router is due, by cache owner: of the highest class that waits there,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use super::Queues;
-use super::in_line::InLine;
+use super::in_line::{InLine, LetFirst};
 use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
@@ -117,6 +117,9 @@ impl Queues {
         let rooms = self.rooms(&queue.models(), settings, &promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         let mut behind = queue.behind.lock();
+        let peers_first = self.fleet.waiting().peers_first().clone();
+        let mut let_first = queue.let_first.lock();
+        let_first.keep(peers_first.as_deref());
         let mut walk = QueueWalk {
             queues: self,
             snapshot: &snapshot,
@@ -128,7 +131,8 @@ impl Queues {
             promised,
             behind: &mut behind,
             is_behind: false,
-            peers_first: self.fleet.waiting().peers_first().clone(),
+            peers_first,
+            let_first: &mut let_first,
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
             walk.step(waiter, timing, stretch, in_line)
@@ -153,6 +157,8 @@ struct QueueWalk<'a> {
     is_behind: bool,
     /// The first ones in the lines of other replicas, by cache owner.
     peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
+    /// Those of them that are let go first.
+    let_first: &'a mut LetFirst,
 }
 
 impl QueueWalk<'_> {
@@ -258,24 +264,32 @@ impl QueueWalk<'_> {
     /// them is next, whatever that one sends then by the turns of its tenants. A request with a target does not wait
     /// for others.
     fn lets_another_first(
-        &self,
+        &mut self,
         waiter: &Waiter,
         timing: Timing,
         in_line: &InLine,
         owner: WorkerId,
     ) -> bool {
-        let DueTime { priority, at } = timing.due;
-        let first_due = in_line.first_due(owner, priority);
-        let own_first = first_due.map_or(at, |first| first.min(at));
-        let is_before = |peer: &DueTime| peer.priority == priority && peer.at < own_first;
-        let peers = self.peers_first.as_ref();
-        let firsts = peers.and_then(|peers| peers.get(&owner));
-        let is_another_before = firsts.is_some_and(|firsts| firsts.iter().any(is_before));
-        if waiter.had_room || timing.time_left.is_some() || !is_another_before {
+        if waiter.had_room || timing.time_left.is_some() {
             return false;
         }
-        let since = waiter.lets_first_since.get().unwrap_or(self.now);
-        waiter.lets_first_since.set(Some(since));
+        let DueTime { priority, at } = timing.due;
+        let peers = self.peers_first.as_ref();
+        let firsts = peers.and_then(|peers| peers.get(&owner));
+        let mut firsts = firsts.into_iter().flatten();
+        let Some(first) = firsts.find(|first| first.priority == priority) else {
+            return false;
+        };
+        let own_first = in_line.first_due(owner, priority);
+        if first.at >= own_first.map_or(at, |own_first| own_first.min(at)) {
+            return false;
+        }
+        let own_since = waiter.lets_first_since.get().unwrap_or(self.now);
+        waiter.lets_first_since.set(Some(own_since));
+        // Of several replicas only the earliest first one is known: while it does not leave, those behind it are let go
+        // first no more either.
+        let since = self.let_first.since(owner, *first, self.now);
+        let since = since.min(own_since);
         let is_over = self.now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
         if is_over {
             self.queues
@@ -660,6 +674,41 @@ mod tests {
         assert_eq!(left, [vec![], vec![], vec![0]]);
         let overtakes = &rig.queues.metrics.overtakes;
         assert_eq!(overtakes.with_label_values(&["m"]).get(), 1);
+    }
+
+    #[test]
+    fn all_requests_together_let_one_that_does_not_leave_go_first_for_a_second() {
+        let mut rig = Rig::new();
+        let start = rig.now;
+        let ms = Duration::from_millis;
+        rig.set_peers_first(0, start - ms(60_000));
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+        rig.now = start + ms(500);
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+        rig.now = start + ms(1_000);
+        assert_eq!(rig.advance(), [0, 1]);
+        // The next one there is another one.
+        rig.set_peers_first(0, start - ms(50_000));
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+    }
+
+    #[test]
+    fn a_request_lets_all_that_come_to_another_replica_go_first_for_a_second_together() {
+        let mut rig = Rig::new();
+        let start = rig.now;
+        let ms = Duration::from_millis;
+        rig.enter_for_idle(|_| {});
+        for at in (0..1_000).step_by(100) {
+            rig.now = start + ms(at);
+            rig.set_peers_first(0, start - ms(60_000 - at));
+            assert!(rig.advance().is_empty());
+        }
+        rig.now = start + ms(1_000);
+        rig.set_peers_first(0, start - ms(50_000));
+        assert_eq!(rig.advance(), [0]);
     }
 
     #[test]
