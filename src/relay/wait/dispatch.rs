@@ -133,6 +133,7 @@ impl Queues {
             is_behind: false,
             peers_first,
             let_first: &mut let_first,
+            who_let_first: Vec::new(),
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
             walk.step(waiter, timing, stretch, in_line)
@@ -159,6 +160,8 @@ struct QueueWalk<'a> {
     peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
     /// Those of them that are let go first.
     let_first: &'a mut LetFirst,
+    /// The lines and priorities of those that wait for them, as far as the walk has come.
+    who_let_first: Vec<(WorkerId, i32)>,
 }
 
 impl QueueWalk<'_> {
@@ -241,11 +244,7 @@ impl QueueWalk<'_> {
         }
         let owner = worker.id.cache_owner(rank);
         if self.lets_another_first(waiter, timing, in_line, owner) {
-            let looked = self.wait_for(worker.id, placed.promises);
-            // Those behind it wait, too.
-            self.rooms
-                .on_promised(&worker, self.settings, &self.promised);
-            return looked;
+            return self.let_another_first(owner, timing.due.priority, placed.promises);
         }
         let seconds = chosen::first_token(&placed.chosen);
         let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -261,8 +260,8 @@ impl QueueWalk<'_> {
 
     /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there:
     /// that one is of the same class, and due before all of the class in the line here. So replicas agree on which of
-    /// them is next, whatever that one sends then by the turns of its tenants. A request with a target does not wait
-    /// for others.
+    /// them is next, whatever that one sends then by the turns of its tenants. Lower classes wait behind it. A request
+    /// with a target does not wait for others.
     fn lets_another_first(
         &mut self,
         waiter: &Waiter,
@@ -274,6 +273,12 @@ impl QueueWalk<'_> {
             return false;
         }
         let DueTime { priority, at } = timing.due;
+        let is_higher = |(other, class): &(WorkerId, i32)| {
+            *class > priority && (*other == owner || other.worker() == owner)
+        };
+        if self.who_let_first.iter().any(is_higher) {
+            return true;
+        }
         let peers = self.peers_first.as_ref();
         let firsts = peers.and_then(|peers| peers.get(&owner));
         let mut firsts = firsts.into_iter().flatten();
@@ -301,6 +306,20 @@ impl QueueWalk<'_> {
         !is_over
     }
 
+    /// A request waits beside its line: the worker stays open for those that let nobody go first.
+    fn let_another_first(&mut self, owner: WorkerId, priority: i32, promises: Promises) -> Looked {
+        self.who_let_first.push((owner, priority));
+        self.promised.add_beside_line(&promises);
+        if self.is_behind {
+            self.behind.promised.add_beside_line(&promises);
+        }
+        Looked::Wait(WaitsFor {
+            at: self.now,
+            worker: owner.worker(),
+            promises,
+        })
+    }
+
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
     /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
     fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
@@ -308,8 +327,10 @@ impl QueueWalk<'_> {
         let working = workers.usable(self.now);
         let working = working.filter(|worker| !stalled.contains(&worker.id));
         let is_open = |worker: &Worker| {
-            self.rooms
-                .is_open(worker, None, self.settings, &self.promised)
+            let mut waiting = self.who_let_first.iter();
+            let is_waited_for = waiting.any(|(owner, _)| owner.worker() == worker.id);
+            let rooms = &self.rooms;
+            !is_waited_for && rooms.is_open(worker, None, self.settings, &self.promised)
         };
         let by_room = |worker: &&Arc<Worker>| {
             let promised = self.promised.of(worker.id).all.queued_tokens;
@@ -674,6 +695,27 @@ mod tests {
         assert_eq!(left, [vec![], vec![], vec![0]]);
         let overtakes = &rig.queues.metrics.overtakes;
         assert_eq!(overtakes.with_label_values(&["m"]).get(), 1);
+    }
+
+    #[test]
+    fn behind_a_request_that_lets_another_go_first_only_those_go_that_let_nobody() {
+        let ms = Duration::from_millis(1);
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - ms);
+        rig.enter_for_idle(|_| {});
+        rig.enter_for_idle(|request| request.ttft_target = Some(100 * ms));
+        // No other replica has one of its class.
+        rig.enter_for_idle(|request| request.priority = -1);
+        rig.enter_for_idle(|request| request.has_room = true);
+        let mut left = rig.advance();
+        left.sort_unstable();
+        assert_eq!(left, [1, 3]);
+        // A plan makes no difference.
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - ms);
+        rig.enter_for_idle(|_| {});
+        rig.enter_one(None);
+        assert!(rig.advance().is_empty());
     }
 
     #[test]
