@@ -1,6 +1,8 @@
 //! Requests that wait in routers for workers with room: in this one, and in the other replicas.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -48,6 +50,7 @@ pub struct Waiting {
     peers: ArcSwapOption<WaitingByOwner>,
     own_first: ArcSwapOption<FirstInLine>,
     peers_first: ArcSwapOption<FxHashMap<WorkerId, FirstOfPeers>>,
+    is_heard: AtomicBool,
 }
 
 impl Waiting {
@@ -65,6 +68,16 @@ impl Waiting {
 
     pub fn set_peers_first(&self, first: FxHashMap<WorkerId, FirstOfPeers>) {
         set(&self.peers_first, first);
+    }
+
+    /// Whether another replica is connected.
+    pub fn set_heard(&self, is_heard: bool) {
+        self.is_heard.store(is_heard, Relaxed);
+    }
+
+    /// Whether another replica hears when the first ones here are due.
+    pub fn is_heard(&self) -> bool {
+        self.is_heard.load(Relaxed)
     }
 
     /// In this router.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
 use super::in_line::{InLine, LetFirst};
@@ -13,7 +13,7 @@ use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers, WaitingByOwner};
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::observe;
 use crate::queue::{
     LOOKED_AT_IN_ORDER, Look, Outcome, PASSED_OVER_FOR, STANDS_BEHIND_MAX, Settings, Stretch,
@@ -87,7 +87,8 @@ impl Queues {
         let queues = self.by_name.load();
         let settings = self.settings.load();
         let mut waiting = Promised::default();
-        let mut first = FirstInLine::default();
+        let mut first = self.fleet.waiting().is_heard().then(FirstInLine::default);
+        let mut models = Vec::new();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
@@ -98,13 +99,34 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
-            queue.add_waiting(&mut waiting, &mut first);
+            queue.add_waiting(&mut waiting, first.as_mut());
+            if first.is_some() {
+                models.extend(queue.models());
+            }
         }
         self.fleet.waiting().set_own(waiting.waiting());
+        let mut first = first.unwrap_or_default();
+        self.drop_unusable(&mut first, &models, now);
         self.fleet.waiting().set_own_first(first);
         let mut promised = self.released();
         promised.add_all(&waiting);
         self.granted.last.store(Arc::new(promised));
+    }
+
+    /// Leaves out the lines of workers that get nothing from this replica now: nobody is to let their first ones go
+    /// first. `models`: those that wait.
+    fn drop_unusable(&self, first: &mut FirstInLine, models: &[Model], now: Instant) {
+        if first.is_empty() {
+            return;
+        }
+        let snapshot = self.fleet.snapshot();
+        let mut usable = FxHashSet::default();
+        for group in models.iter().filter_map(|model| snapshot.models.get(model)) {
+            let prompts = self.workers_of(group, now).usable(now);
+            let others = Self::decode_workers_of(group).usable(now);
+            usable.extend(prompts.chain(others).map(|worker| worker.id));
+        }
+        first.retain(|owner, _| usable.contains(&owner.worker()));
     }
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were
@@ -384,14 +406,12 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use rustc_hash::FxHashSet;
-
     use super::*;
     use crate::fleet::Group;
     use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::ids::{ClientKey, Model, WorkerIndex};
+    use crate::ids::{ClientKey, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
@@ -765,6 +785,9 @@ mod tests {
         assert_eq!(published(&rig), None);
         let now = rig.now;
         rig.enter(2, 0, Duration::ZERO, 0);
+        // No other replica is there to hear of it.
+        assert_eq!(published(&rig), None);
+        rig.queues.fleet.waiting().set_heard(true);
         // All workers are full, so nobody is looked at.
         let full = InFlight::new(rig.group.workers[2].clone(), 1_000, 0);
         let due = DueTime {
@@ -774,6 +797,10 @@ mod tests {
         assert_eq!(published(&rig), Some(due));
         drop(full);
         assert_eq!(published(&rig), Some(due));
+        // This replica sends its worker nothing now.
+        let worker = rig.group.workers[0].clone();
+        while !worker.breaker.on_failure(rig.now) {}
+        assert_eq!(published(&rig), None);
         rig.waiting.clear();
         rig.queues.forget_waiting();
         assert_eq!(published(&rig), None);

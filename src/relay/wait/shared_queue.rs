@@ -418,11 +418,13 @@ impl SharedQueue {
     }
 
     /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of
-    /// each line.
-    pub(super) fn add_waiting(&self, promised: &mut Promised, first: &mut FirstInLine) {
+    /// each line if somebody hears of it.
+    pub(super) fn add_waiting(&self, promised: &mut Promised, first: Option<&mut FirstInLine>) {
         let state = self.state.lock();
         promised.add_all(&state.promised);
-        state.in_line.add_first(first);
+        if let Some(first) = first {
+            state.in_line.add_first(first);
+        }
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests.
