@@ -313,7 +313,7 @@ impl QueueWalk<'_> {
         }
         let own_since = waiter.lets_first_since.get().unwrap_or(self.now);
         waiter.lets_first_since.set(Some(own_since));
-        // Of several replicas only the earliest first one is known: while it does not leave, those behind it are let go
+        // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
         // first no more either.
         let since = self.let_first.since(owner, *first, self.now);
         let since = since.min(own_since);

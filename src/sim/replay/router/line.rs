@@ -364,6 +364,7 @@ mod tests {
         assert_eq!(sent(&mut line, 0, &open, |_| 1), [7]);
         assert!(line.lines.waiting.is_empty() && line.first() == [None; 2]);
     }
+
     #[test]
     fn all_requests_together_let_one_that_does_not_leave_go_first_for_a_second() {
         let epoch = observe::now();
