@@ -99,8 +99,9 @@ impl InLine {
     }
 }
 
-/// Since when this replica lets the first one in another replica's line go first, by cache owner and priority. The bound
-/// is against one that does not leave: once it is over, nobody here waits for that one any more.
+/// Since when this replica lets the first one in another replica's line go first, by cache owner and priority. The
+/// bound is against one that does not leave: once it is over, nobody here waits for that one any more. Its time goes on
+/// while the worker is full.
 #[derive(Debug, Default)]
 pub(super) struct LetFirst {
     by_line: FxHashMap<(WorkerId, i32), (DueTime, Instant)>,
