@@ -1,7 +1,9 @@
 //! Requests that wait in routers for workers with room: in this one, and in the other replicas.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwapOption, Guard};
 use rustc_hash::FxHashMap;
@@ -21,6 +23,18 @@ pub struct DueTime {
     pub at: Instant,
 }
 
+/// Replicas say when a request is due in whole milliseconds from a report on, which takes some to arrive.
+const SAID_WITHIN: Duration = Duration::from_millis(5);
+
+impl DueTime {
+    /// Whether another report may have meant the same request.
+    pub fn is_about(self, other: Self) -> bool {
+        let later = self.at.saturating_duration_since(other.at);
+        let earlier = other.at.saturating_duration_since(self.at);
+        self.priority == other.priority && later.max(earlier) < SAID_WITHIN
+    }
+}
+
 /// When the first request in each line of this router is due, by cache owner: of the highest class that waits there,
 /// the one that is due the earliest.
 pub type FirstInLine = FxHashMap<WorkerId, DueTime>;
@@ -36,6 +50,7 @@ pub struct Waiting {
     peers: ArcSwapOption<WaitingByOwner>,
     own_first: ArcSwapOption<FirstInLine>,
     peers_first: ArcSwapOption<FxHashMap<WorkerId, FirstOfPeers>>,
+    is_heard: AtomicBool,
 }
 
 impl Waiting {
@@ -53,6 +68,16 @@ impl Waiting {
 
     pub fn set_peers_first(&self, first: FxHashMap<WorkerId, FirstOfPeers>) {
         set(&self.peers_first, first);
+    }
+
+    /// Whether another replica is connected.
+    pub fn set_heard(&self, is_heard: bool) {
+        self.is_heard.store(is_heard, Relaxed);
+    }
+
+    /// Whether another replica hears when the first ones here are due.
+    pub fn is_heard(&self) -> bool {
+        self.is_heard.load(Relaxed)
     }
 
     /// In this router.

@@ -270,13 +270,18 @@ impl LoadTable {
     }
 
     /// False if the replica has not named the number.
-    fn set(&mut self, peer: InstanceId, number: u32, new: WorkerLoad) -> bool {
+    fn set(&mut self, peer: InstanceId, number: u32, mut new: WorkerLoad) -> bool {
         let Some(load) = self.peers.get_mut(&peer) else {
             return false;
         };
         let Some(entry) = load.workers.get_mut(&number) else {
             return false;
         };
+        new.first = new.first.map(|first| match entry.load.first {
+            // It is the same one, or another one that seems to be due a little later than it is, but never earlier.
+            Some(known) if known.is_about(first) && known.at > first.at => known,
+            _ => first,
+        });
         let old = std::mem::replace(&mut entry.load, new);
         if old == new {
             return true;

@@ -223,6 +223,7 @@ impl State {
         }
         inner.was_connected = true;
         self.routed.set_connected(true);
+        self.fleet.waiting().set_heard(true);
         self.routed.on_missed(now);
         self.update_alone(now, inner);
         self.version.send_modify(|version| *version += 1);
@@ -233,7 +234,9 @@ impl State {
     pub(super) fn close(&self, now: Instant, peer: InstanceId, stream: StreamId, reason: &str) {
         let inner = &mut *self.inner.lock();
         inner.streams.remove(stream);
-        self.routed.set_connected(!inner.streams.is_empty());
+        let is_connected = !inner.streams.is_empty();
+        self.routed.set_connected(is_connected);
+        self.fleet.waiting().set_heard(is_connected);
         let Some(lost) = inner.roster.on_end(peer, stream) else {
             return;
         };

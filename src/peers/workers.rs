@@ -37,6 +37,14 @@ pub(super) struct Workers {
     departed: Vec<(Arc<str>, Arc<WorkerState>)>,
 }
 
+/// What has changed of what waits in the other replicas.
+#[derive(Clone, Copy, Debug, Default)]
+struct Changed {
+    waiting: bool,
+    /// The first ones in their lines.
+    first: bool,
+}
+
 #[derive(Debug)]
 struct Listed {
     worker: Arc<Worker>,
@@ -132,7 +140,11 @@ impl Workers {
         self.first.clear();
         let addresses: Vec<Arc<str>> = self.by_address.keys().cloned().collect();
         self.set(now, addresses, table, false);
-        self.publish_waiting(fleet);
+        let all = Changed {
+            waiting: true,
+            first: true,
+        };
+        self.publish(all, fleet);
     }
 
     /// Writes what the others have at each worker where that has changed to where routing reads it. `is_first`: a replica
@@ -145,33 +157,35 @@ impl Workers {
         fleet: &Registry,
     ) {
         let changed = table.take_changed();
-        if self.set(now, changed, table, is_first) {
-            self.publish_waiting(fleet);
+        let changed = self.set(now, changed, table, is_first);
+        self.publish(changed, fleet);
+    }
+
+    fn publish(&self, changed: Changed, fleet: &Registry) {
+        if changed.waiting {
+            fleet.waiting().set_peers(self.waiting.clone());
+        }
+        if changed.first {
+            fleet.waiting().set_peers_first(self.first.clone());
         }
     }
 
-    fn publish_waiting(&self, fleet: &Registry) {
-        fleet.waiting().set_peers(self.waiting.clone());
-        fleet.waiting().set_peers_first(self.first.clone());
-    }
-
-    /// True if what waits has changed.
     fn set(
         &mut self,
         now: Instant,
         addresses: impl IntoIterator<Item = Arc<str>>,
         table: &LoadTable,
         is_first: bool,
-    ) -> bool {
-        let mut is_changed = false;
+    ) -> Changed {
+        let mut changed = Changed::default();
         for address in addresses {
             if let Some(listed) = self.by_address.get(&address) {
                 listed.set(now, &address, table, is_first);
-                is_changed |= listed.set_waiting(&mut self.waiting, &address, table);
-                is_changed |= listed.set_first(&mut self.first, &address, table);
+                changed.waiting |= listed.set_waiting(&mut self.waiting, &address, table);
+                changed.first |= listed.set_first(&mut self.first, &address, table);
             }
         }
-        is_changed
+        changed
     }
 
     /// What this replica has learnt of how fast the workers are, for a replica that has just connected.

@@ -179,6 +179,33 @@ fn of_the_first_ones_in_line_at_several_replicas_the_earliest_of_each_priority_c
 }
 
 #[test]
+fn who_is_reported_to_be_first_again_changes_nothing_and_never_seems_due_earlier() {
+    let start = observe::now();
+    let ms = Duration::from_millis;
+    let mut table = LoadTable::new(100);
+    table.on_stream(id(1));
+    table.on_names(id(1), &names(&[(0, "a:1", None), (1, "a:1", Some(0))]));
+    let mut sequence = 0;
+    let mut first = |at: u64, priority: i32, due: i32| {
+        sequence += 1;
+        let report = report_of_lines(sequence, [Some((priority, due)), None]);
+        table.on_report(start + ms(at), id(1), &report);
+        let is_changed = !table.take_changed().is_empty();
+        let first = table.first(&keys("a:1")[0])[0];
+        let due = first.at.duration_since(start).as_millis();
+        (is_changed, first.priority, due)
+    };
+    assert_eq!(first(0, 0, 100), (true, 0, 100));
+    // Reports take more time to arrive or less.
+    assert_eq!(first(10, 0, 92), (true, 0, 102));
+    assert_eq!(first(20, 0, 78), (false, 0, 102));
+    assert_eq!(first(30, 0, 72), (false, 0, 102));
+    // Another one is due clearly earlier, and one of another class.
+    assert_eq!(first(40, 0, 57), (true, 0, 97));
+    assert_eq!(first(50, 1, 46), (true, 1, 96));
+}
+
+#[test]
 fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
     let mut table = LoadTable::new(100);
     let peer = id(1);

@@ -80,6 +80,16 @@ impl Promised {
         }
     }
 
+    /// Adds the load of a request that waits although the first of these has room: nobody else has to wait for it.
+    pub(in crate::relay) fn add_beside_line(&mut self, promises: &[(WorkerId, LoadShare)]) {
+        for (owner, more) in promises {
+            self.change(*owner, |promise| {
+                promise.all = promise.all.plus(*more);
+                promise.waiting = promise.waiting.plus(*more);
+            });
+        }
+    }
+
     /// Takes off the load of a request that waits no longer for room at the first of these.
     pub(in crate::relay) fn remove_waiting(&mut self, promises: &[(WorkerId, LoadShare)]) {
         for (place, (owner, less)) in promises.iter().enumerate() {
@@ -161,6 +171,18 @@ mod tests {
             promised.remove_waiting(promises);
         }
         assert_eq!(promised.by_owner, before.by_owner);
+    }
+
+    #[test]
+    fn a_request_that_waits_beside_the_line_is_load_that_waits() {
+        let mut promised = Promised::default();
+        promised.add_beside_line(&[(WorkerId(1), SHARE)]);
+        let expected = Promise {
+            all: SHARE,
+            waiting: SHARE,
+            in_line: 0,
+        };
+        assert_eq!(promised.of(WorkerId(1)), expected);
     }
 
     #[test]

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
-use super::in_line::InLine;
+use super::in_line::{InLine, LetFirst};
 use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers, WaitingByOwner};
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::observe;
 use crate::queue::{
     LOOKED_AT_IN_ORDER, Look, Outcome, PASSED_OVER_FOR, STANDS_BEHIND_MAX, Settings, Stretch,
@@ -87,7 +87,8 @@ impl Queues {
         let queues = self.by_name.load();
         let settings = self.settings.load();
         let mut waiting = Promised::default();
-        let mut first = FirstInLine::default();
+        let mut first = self.fleet.waiting().is_heard().then(FirstInLine::default);
+        let mut models = Vec::new();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
@@ -98,13 +99,34 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
-            queue.add_waiting(&mut waiting, &mut first);
+            queue.add_waiting(&mut waiting, first.as_mut());
+            if first.is_some() {
+                models.extend(queue.models());
+            }
         }
         self.fleet.waiting().set_own(waiting.waiting());
+        let mut first = first.unwrap_or_default();
+        self.drop_unusable(&mut first, &models, now);
         self.fleet.waiting().set_own_first(first);
         let mut promised = self.released();
         promised.add_all(&waiting);
         self.granted.last.store(Arc::new(promised));
+    }
+
+    /// Leaves out the lines of workers that get nothing from this replica now: nobody is to let their first ones go
+    /// first. `models`: those that wait.
+    fn drop_unusable(&self, first: &mut FirstInLine, models: &[Model], now: Instant) {
+        if first.is_empty() {
+            return;
+        }
+        let snapshot = self.fleet.snapshot();
+        let mut usable = FxHashSet::default();
+        for group in models.iter().filter_map(|model| snapshot.models.get(model)) {
+            let prompts = self.workers_of(group, now).usable(now);
+            let others = Self::decode_workers_of(group).usable(now);
+            usable.extend(prompts.chain(others).map(|worker| worker.id));
+        }
+        first.retain(|owner, _| usable.contains(&owner.worker()));
     }
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were
@@ -117,6 +139,9 @@ impl Queues {
         let rooms = self.rooms(&queue.models(), settings, &promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         let mut behind = queue.behind.lock();
+        let peers_first = self.fleet.waiting().peers_first().clone();
+        let mut let_first = queue.let_first.lock();
+        let_first.keep(peers_first.as_deref());
         let mut walk = QueueWalk {
             queues: self,
             snapshot: &snapshot,
@@ -128,7 +153,9 @@ impl Queues {
             promised,
             behind: &mut behind,
             is_behind: false,
-            peers_first: self.fleet.waiting().peers_first().clone(),
+            peers_first,
+            let_first: &mut let_first,
+            who_let_first: Vec::new(),
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
             walk.step(waiter, timing, stretch, in_line)
@@ -153,6 +180,10 @@ struct QueueWalk<'a> {
     is_behind: bool,
     /// The first ones in the lines of other replicas, by cache owner.
     peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
+    /// Those of them that are let go first.
+    let_first: &'a mut LetFirst,
+    /// The lines and priorities of those that wait for them, as far as the walk has come.
+    who_let_first: Vec<(WorkerId, i32)>,
 }
 
 impl QueueWalk<'_> {
@@ -235,11 +266,7 @@ impl QueueWalk<'_> {
         }
         let owner = worker.id.cache_owner(rank);
         if self.lets_another_first(waiter, timing, in_line, owner) {
-            let looked = self.wait_for(worker.id, placed.promises);
-            // Those behind it wait, too.
-            self.rooms
-                .on_promised(&worker, self.settings, &self.promised);
-            return looked;
+            return self.let_another_first(owner, timing.due.priority, placed.promises);
         }
         let seconds = chosen::first_token(&placed.chosen);
         let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -255,27 +282,41 @@ impl QueueWalk<'_> {
 
     /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there:
     /// that one is of the same class, and due before all of the class in the line here. So replicas agree on which of
-    /// them is next, whatever that one sends then by the turns of its tenants. A request with a target does not wait
-    /// for others.
+    /// them is next, whatever that one sends then by the turns of its tenants. Lower classes wait behind it. A request
+    /// with a target does not wait for others.
     fn lets_another_first(
-        &self,
+        &mut self,
         waiter: &Waiter,
         timing: Timing,
         in_line: &InLine,
         owner: WorkerId,
     ) -> bool {
-        let DueTime { priority, at } = timing.due;
-        let first_due = in_line.first_due(owner, priority);
-        let own_first = first_due.map_or(at, |first| first.min(at));
-        let is_before = |peer: &DueTime| peer.priority == priority && peer.at < own_first;
-        let peers = self.peers_first.as_ref();
-        let firsts = peers.and_then(|peers| peers.get(&owner));
-        let is_another_before = firsts.is_some_and(|firsts| firsts.iter().any(is_before));
-        if waiter.had_room || timing.time_left.is_some() || !is_another_before {
+        if waiter.had_room || timing.time_left.is_some() {
             return false;
         }
-        let since = waiter.lets_first_since.get().unwrap_or(self.now);
-        waiter.lets_first_since.set(Some(since));
+        let DueTime { priority, at } = timing.due;
+        let is_higher = |(other, class): &(WorkerId, i32)| {
+            *class > priority && (*other == owner || other.worker() == owner)
+        };
+        if self.who_let_first.iter().any(is_higher) {
+            return true;
+        }
+        let peers = self.peers_first.as_ref();
+        let firsts = peers.and_then(|peers| peers.get(&owner));
+        let mut firsts = firsts.into_iter().flatten();
+        let Some(first) = firsts.find(|first| first.priority == priority) else {
+            return false;
+        };
+        let own_first = in_line.first_due(owner, priority);
+        if first.at >= own_first.map_or(at, |own_first| own_first.min(at)) {
+            return false;
+        }
+        let own_since = waiter.lets_first_since.get().unwrap_or(self.now);
+        waiter.lets_first_since.set(Some(own_since));
+        // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
+        // first no more either.
+        let since = self.let_first.since(owner, *first, self.now);
+        let since = since.min(own_since);
         let is_over = self.now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
         if is_over {
             self.queues
@@ -287,6 +328,20 @@ impl QueueWalk<'_> {
         !is_over
     }
 
+    /// A request waits beside its line: the worker stays open for those that let nobody go first.
+    fn let_another_first(&mut self, owner: WorkerId, priority: i32, promises: Promises) -> Looked {
+        self.who_let_first.push((owner, priority));
+        self.promised.add_beside_line(&promises);
+        if self.is_behind {
+            self.behind.promised.add_beside_line(&promises);
+        }
+        Looked::Wait(WaitsFor {
+            at: self.now,
+            worker: owner.worker(),
+            promises,
+        })
+    }
+
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
     /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
     fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
@@ -294,8 +349,10 @@ impl QueueWalk<'_> {
         let working = workers.usable(self.now);
         let working = working.filter(|worker| !stalled.contains(&worker.id));
         let is_open = |worker: &Worker| {
-            self.rooms
-                .is_open(worker, None, self.settings, &self.promised)
+            let mut waiting = self.who_let_first.iter();
+            let is_waited_for = waiting.any(|(owner, _)| owner.worker() == worker.id);
+            let rooms = &self.rooms;
+            !is_waited_for && rooms.is_open(worker, None, self.settings, &self.promised)
         };
         let by_room = |worker: &&Arc<Worker>| {
             let promised = self.promised.of(worker.id).all.queued_tokens;
@@ -349,14 +406,12 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use rustc_hash::FxHashSet;
-
     use super::*;
     use crate::fleet::Group;
     use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::ids::{ClientKey, Model, WorkerIndex};
+    use crate::ids::{ClientKey, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
@@ -663,6 +718,62 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_request_that_lets_another_go_first_only_those_go_that_let_nobody() {
+        let ms = Duration::from_millis(1);
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - ms);
+        rig.enter_for_idle(|_| {});
+        rig.enter_for_idle(|request| request.ttft_target = Some(100 * ms));
+        // No other replica has one of its class.
+        rig.enter_for_idle(|request| request.priority = -1);
+        rig.enter_for_idle(|request| request.has_room = true);
+        let mut left = rig.advance();
+        left.sort_unstable();
+        assert_eq!(left, [1, 3]);
+        // A plan makes no difference.
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - ms);
+        rig.enter_for_idle(|_| {});
+        rig.enter_one(None);
+        assert!(rig.advance().is_empty());
+    }
+
+    #[test]
+    fn all_requests_together_let_one_that_does_not_leave_go_first_for_a_second() {
+        let mut rig = Rig::new();
+        let start = rig.now;
+        let ms = Duration::from_millis;
+        rig.set_peers_first(0, start - ms(60_000));
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+        rig.now = start + ms(500);
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+        rig.now = start + ms(1_000);
+        assert_eq!(rig.advance(), [0, 1]);
+        // The next one there is another one.
+        rig.set_peers_first(0, start - ms(50_000));
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+    }
+
+    #[test]
+    fn a_request_lets_all_that_come_to_another_replica_go_first_for_a_second_together() {
+        let mut rig = Rig::new();
+        let start = rig.now;
+        let ms = Duration::from_millis;
+        rig.enter_for_idle(|_| {});
+        for at in (0..1_000).step_by(100) {
+            rig.now = start + ms(at);
+            rig.set_peers_first(0, start - ms(60_000 - at));
+            assert!(rig.advance().is_empty());
+        }
+        rig.now = start + ms(1_000);
+        rig.set_peers_first(0, start - ms(50_000));
+        assert_eq!(rig.advance(), [0]);
+    }
+
+    #[test]
     fn what_is_first_in_line_is_published_while_it_waits() {
         let mut rig = Rig::new();
         let first = rig.group.workers[0].id;
@@ -674,6 +785,9 @@ mod tests {
         assert_eq!(published(&rig), None);
         let now = rig.now;
         rig.enter(2, 0, Duration::ZERO, 0);
+        // No other replica is there to hear of it.
+        assert_eq!(published(&rig), None);
+        rig.queues.fleet.waiting().set_heard(true);
         // All workers are full, so nobody is looked at.
         let full = InFlight::new(rig.group.workers[2].clone(), 1_000, 0);
         let due = DueTime {
@@ -683,6 +797,10 @@ mod tests {
         assert_eq!(published(&rig), Some(due));
         drop(full);
         assert_eq!(published(&rig), Some(due));
+        // This replica sends its worker nothing now.
+        let worker = rig.group.workers[0].clone();
+        while !worker.breaker.on_failure(rig.now) {}
+        assert_eq!(published(&rig), None);
         rig.waiting.clear();
         rig.queues.forget_waiting();
         assert_eq!(published(&rig), None);

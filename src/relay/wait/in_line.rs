@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use crate::fleet::waiting::{DueTime, FirstInLine};
+use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers};
 use crate::ids::WorkerId;
 
 /// Requests of one priority, counted by when they are due.
@@ -99,6 +99,30 @@ impl InLine {
     }
 }
 
+/// Since when this replica lets the first one in another replica's line go first, by cache owner and priority. The
+/// bound is against one that does not leave: once it is over, nobody here waits for that one any more. Its time goes on
+/// while the worker is full.
+#[derive(Debug, Default)]
+pub(super) struct LetFirst {
+    by_line: FxHashMap<(WorkerId, i32), (DueTime, Instant)>,
+}
+
+impl LetFirst {
+    /// Forgets those that are not first any more: the next one there may be let go first as long.
+    pub(super) fn keep(&mut self, peers_first: Option<&FxHashMap<WorkerId, FirstOfPeers>>) {
+        self.by_line.retain(|(owner, _), (known, _)| {
+            let firsts = peers_first.and_then(|peers| peers.get(owner));
+            firsts.is_some_and(|firsts| firsts.iter().any(|first| first.is_about(*known)))
+        });
+    }
+
+    /// Since when `first` is let go first, which is so now.
+    pub(super) fn since(&mut self, owner: WorkerId, first: DueTime, now: Instant) -> Instant {
+        let line = self.by_line.entry((owner, first.priority));
+        line.or_insert((first, now)).1
+    }
+}
+
 /// A cache owner, and its worker if it is a rank.
 fn with_worker(owner: WorkerId) -> impl Iterator<Item = WorkerId> {
     let worker = owner.worker();
@@ -153,6 +177,31 @@ mod tests {
         lines.move_to(&places[2], None);
         lines.move_to(&places[0], None);
         assert!(lines.by_owner.is_empty());
+    }
+
+    #[test]
+    fn who_is_first_in_another_line_is_let_go_first_since_it_was_first_there() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let worker = WorkerId(3);
+        let mut let_first = LetFirst::default();
+        let mut since = |at: u64, priority: i32, due: u64| {
+            let first = DueTime {
+                priority,
+                at: start + ms(due),
+            };
+            let firsts = FirstOfPeers::from_iter([first]);
+            let peers = FxHashMap::from_iter([(worker, firsts)]);
+            let_first.keep(Some(&peers));
+            let since = let_first.since(worker, first, start + ms(at));
+            since.duration_since(start).as_millis()
+        };
+        assert_eq!([since(10, 0, 100), since(20, 0, 104)], [10, 10]);
+        // It does not move along with small changes.
+        assert_eq!([since(30, 0, 106), since(40, 0, 106)], [30, 30]);
+        assert_eq!([since(50, 1, 106), since(60, 0, 106)], [50, 60]);
+        let_first.keep(None);
+        assert!(let_first.by_line.is_empty());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::in_line::{InLine, PlaceInLine};
+use super::in_line::{InLine, LetFirst, PlaceInLine};
 use crate::fleet::Group;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
@@ -128,6 +128,8 @@ pub(in crate::relay) struct SharedQueue {
     is_all_promised: AtomicBool,
     /// The walk over those who wait behind the first ones.
     pub(super) behind: Mutex<Behind>,
+    /// The first ones in other replicas' lines that are let go first.
+    pub(super) let_first: Mutex<LetFirst>,
     state: Mutex<State>,
 }
 
@@ -277,6 +279,7 @@ impl SharedQueue {
             waiting: AtomicU32::new(0),
             is_all_promised: AtomicBool::new(true),
             behind: Mutex::default(),
+            let_first: Mutex::default(),
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
                 models: FxHashMap::default(),
@@ -415,11 +418,13 @@ impl SharedQueue {
     }
 
     /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of
-    /// each line.
-    pub(super) fn add_waiting(&self, promised: &mut Promised, first: &mut FirstInLine) {
+    /// each line if somebody hears of it.
+    pub(super) fn add_waiting(&self, promised: &mut Promised, first: Option<&mut FirstInLine>) {
         let state = self.state.lock();
         promised.add_all(&state.promised);
-        state.in_line.add_first(first);
+        if let Some(first) = first {
+            state.in_line.add_first(first);
+        }
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests.

@@ -33,6 +33,8 @@ struct WorkerLines {
     /// By worker: what waits for it, and when.
     promised: Vec<LoadShare>,
     due: Vec<BTreeSet<(Instant, usize)>>,
+    /// By worker: the first one in another replica's line that is let go first, and since when.
+    let_first: Vec<Option<(Instant, Duration)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,17 +73,26 @@ impl WorkerLines {
     /// Whether a request whose worker has room waits on, so that another replica sends its first one there, which is
     /// due at `peers_first`.
     fn lets_another_first(
-        &self,
+        &mut self,
         now: Duration,
         job: &mut WaitingJob,
         peers_first: Option<Instant>,
     ) -> bool {
         let own_first = self.first(job.worker).unwrap_or(job.due).min(job.due);
-        if job.had_room || peers_first.is_none_or(|first| first >= own_first) {
+        let is_before = |first: &Instant| *first < own_first;
+        let Some(first) = peers_first.filter(is_before).filter(|_| !job.had_room) else {
             return false;
+        };
+        let own_since = *job.lets_first_since.get_or_insert(now);
+        let (_, since) = *self.let_first[job.worker].get_or_insert((first, now));
+        now - since.min(own_since) < STANDS_BEHIND_MAX
+    }
+
+    /// Forgets those let go first that are not first any more.
+    fn keep_let_first(&mut self, peers_first: &[Option<Instant>]) {
+        for (let_first, first) in self.let_first.iter_mut().zip(peers_first) {
+            *let_first = let_first.filter(|(known, _)| *first == Some(*known));
         }
-        let since = *job.lets_first_since.get_or_insert(now);
-        now - since < STANDS_BEHIND_MAX
     }
 }
 
@@ -143,6 +154,7 @@ impl Line {
                 waiting: FxHashMap::default(),
                 promised: vec![LoadShare::default(); workers],
                 due: vec![BTreeSet::new(); workers],
+                let_first: vec![None; workers],
             },
             epoch,
         }
@@ -219,6 +231,7 @@ impl Line {
             epoch,
             ..
         } = self;
+        lines.keep_let_first(&workers.peers_first);
         let mut is_waited_for = vec![false; workers.loads.len()];
         let mut in_order = LOOKED_AT_IN_ORDER;
         let mut sent = Vec::new();
@@ -246,11 +259,13 @@ impl Line {
                 ..before
             };
             let peers_first = workers.peers_first[worker];
-            let is_sent = is_open(worker) && !lines.lets_another_first(now, &mut job, peers_first);
+            let has_room = is_open(worker);
+            let is_sent = has_room && !lines.lets_another_first(now, &mut job, peers_first);
             workers.loads[worker] = workers.loads[worker].plus(job.load);
             if !is_sent {
                 lines.set(*request, job);
-                is_waited_for[worker] = true;
+                // One that lets another go first waits beside the line.
+                is_waited_for[worker] |= !has_room;
                 return Look::Wait;
             }
             lines.remove(*request);
@@ -348,5 +363,19 @@ mod tests {
         line.enter(Duration::ZERO, 7, (1, load), &open);
         assert_eq!(sent(&mut line, 0, &open, |_| 1), [7]);
         assert!(line.lines.waiting.is_empty() && line.first() == [None; 2]);
+    }
+
+    #[test]
+    fn all_requests_together_let_one_that_does_not_leave_go_first_for_a_second() {
+        let epoch = observe::now();
+        let load = LoadShare::of_request(10, 10);
+        let mut line = line(epoch);
+        let open = workers([LoadShare::default(); 2], Some(epoch));
+        let busy = workers([FULL; 2], None);
+        line.enter(Duration::ZERO, 7, (1, load), &busy);
+        assert_eq!(sent(&mut line, 50, &open, |_| 1), [0_usize; 0]);
+        line.enter(Duration::from_millis(600), 8, (1, load), &open);
+        assert_eq!(sent(&mut line, 600, &open, |_| 1), [0_usize; 0]);
+        assert_eq!(sent(&mut line, 1_050, &open, |_| 1), [7, 8]);
     }
 }
