@@ -216,7 +216,8 @@ mod tests {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
         let size = std::num::NonZeroU32::new(4).unwrap();
         let index = indexes.index(&"m".into(), size);
-        index.add_tree(WorkerId(1), 0).set_visible(true);
+        let mut tree = index.add_tree(WorkerId(1), 0);
+        tree.set_visible(true);
         let group = group(&[1]);
         let blocks = |tokens: &[u32]| TokenBlocks::new(&indexes, &group, None, tokens);
         let system: Vec<u32> = (0..40).collect();
