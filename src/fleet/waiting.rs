@@ -29,9 +29,14 @@ const SAID_WITHIN: Duration = Duration::from_millis(5);
 impl DueTime {
     /// Whether another report may have meant the same request.
     pub fn is_about(self, other: Self) -> bool {
+        self.is_within(SAID_WITHIN, other)
+    }
+
+    /// Whether the other is of the same class, and due at nearly the same time.
+    pub fn is_within(self, time: Duration, other: Self) -> bool {
         let later = self.at.saturating_duration_since(other.at);
         let earlier = other.at.saturating_duration_since(self.at);
-        self.priority == other.priority && later.max(earlier) < SAID_WITHIN
+        self.priority == other.priority && later.max(earlier) < time
     }
 }
 

@@ -330,10 +330,19 @@ impl QueueWalk<'_> {
 
     /// A request waits beside its line: the worker stays open for those that let nobody go first.
     fn let_another_first(&mut self, owner: WorkerId, priority: i32, promises: Promises) -> Looked {
-        self.who_let_first.push((owner, priority));
+        let line = (owner, priority);
+        let is_first = !self.who_let_first.contains(&line);
+        if is_first {
+            self.who_let_first.push(line);
+        }
         self.promised.add_beside_line(&promises);
         if self.is_behind {
             self.behind.promised.add_beside_line(&promises);
+        }
+        if !is_first {
+            // A walk ends after some that wait. All of these wait for the same one elsewhere, and those behind them may have
+            // room at other workers.
+            return Looked::Other(Look::PassOver);
         }
         Looked::Wait(WaitsFor {
             at: self.now,
@@ -755,6 +764,18 @@ mod tests {
         rig.set_peers_first(0, start - ms(50_000));
         rig.enter_for_idle(|_| {});
         assert!(rig.advance().is_empty());
+    }
+
+    #[test]
+    fn many_that_let_another_go_first_keep_nobody_from_another_worker() {
+        let mut rig = Rig::new();
+        rig.computing.remove(1);
+        rig.set_peers_first(0, rig.now - Duration::from_millis(1));
+        for _ in 0..100 {
+            rig.enter_for_idle(|_| {});
+        }
+        rig.enter(1, 1, Duration::ZERO, 1);
+        assert_eq!(rig.advance(), [100]);
     }
 
     #[test]

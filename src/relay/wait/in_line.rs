@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
@@ -99,6 +99,9 @@ impl InLine {
     }
 }
 
+/// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
+const LATE_MAX: Duration = Duration::from_millis(50);
+
 /// Since when this replica lets the first one in another replica's line go first, by cache owner and priority. The
 /// bound is against one that does not leave: once it is over, nobody here waits for that one any more. Its time goes on
 /// while the worker is full.
@@ -112,7 +115,8 @@ impl LetFirst {
     pub(super) fn keep(&mut self, peers_first: Option<&FxHashMap<WorkerId, FirstOfPeers>>) {
         self.by_line.retain(|(owner, _), (known, _)| {
             let firsts = peers_first.and_then(|peers| peers.get(owner));
-            firsts.is_some_and(|firsts| firsts.iter().any(|first| first.is_about(*known)))
+            let mut firsts = firsts.into_iter().flatten();
+            firsts.any(|first| first.is_within(LATE_MAX, *known))
         });
     }
 
@@ -132,8 +136,6 @@ fn with_worker(owner: WorkerId) -> impl Iterator<Item = WorkerId> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::observe;
 
