@@ -62,10 +62,10 @@ impl Claim<'_> {
         relay.map_or(LAST, |relay| relay.priority_of(self.tenant, self.headers))
     }
 
-    /// Bytes that requests of lower priority give up.
-    fn make_room(&self, bytes: u64) -> u64 {
+    /// Bytes that requests of lower priority give up. `all_or_none`: they give none unless they give so many.
+    fn make_room(&self, bytes: u64, all_or_none: bool) -> u64 {
         match self.relay {
-            Some(relay) if bytes > 0 => relay.queues().give_up(self.priority(), bytes),
+            Some(relay) if bytes > 0 => relay.queues().give_up(self.priority(), bytes, all_or_none),
             _ => 0,
         }
     }
@@ -186,6 +186,16 @@ impl BodyBudget {
         }
         // Kept until the wait has ended.
         let unread = leave_unread(ask.place.stage == Stage::Growing);
+        let mut given = 0;
+        if unread.is_none() {
+            // It may wait only for what others give up at once.
+            let lacks = memory.shares.lock().lacks(&ask);
+            given = claim.make_room(lacks, true);
+            if given == 0 {
+                return Err(self.refuse());
+            }
+            memory.shares.lock().expect(given);
+        }
         let (body, ended) = oneshot::channel();
         let mut waiting = Waiting { memory, ask, ended };
         memory.asking.fetch_add(1, SeqCst);
@@ -200,11 +210,9 @@ impl BodyBudget {
             Ok(false) => return Err(self.refuse()),
             Err(_) => {}
         }
-        let given = claim.make_room(lacks);
-        memory.shares.lock().expect(given);
-        let is_given = lacks > 0 && given >= lacks;
-        if unread.is_none() && !is_given {
-            return Err(self.refuse());
+        if given == 0 {
+            let given = claim.make_room(lacks, false);
+            memory.shares.lock().expect(given);
         }
         if !has_waited {
             self.waited.inc();

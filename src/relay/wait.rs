@@ -255,14 +255,18 @@ impl Queues {
     }
 
     /// Ends the wait of requests of lower priority until they give so many bytes of their bodies back: of the newest of the
-    /// lowest class first. Returns how many they give.
-    pub fn give_up(&self, priority: i32, bytes: u64) -> u64 {
+    /// lowest class first. Returns how many they give. `all_or_none`: if all of them together have fewer, none gives any.
+    pub fn give_up(&self, priority: i32, bytes: u64, all_or_none: bool) -> u64 {
         let now = observe::now();
         let queues = self.by_name.load();
         let mut below = Vec::new();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let found = queue.below(priority).into_iter();
             below.extend(found.map(|waiting| (waiting, queue)));
+        }
+        let all: u64 = below.iter().map(|(waiting, _)| waiting.bytes).sum();
+        if all_or_none && all < bytes {
+            return 0;
         }
         below.sort_unstable_by_key(|(waiting, _)| {
             std::cmp::Reverse((waiting.class, waiting.entered))

@@ -828,6 +828,18 @@ mod tests {
     }
 
     #[test]
+    fn waiting_requests_give_memory_up_to_a_higher_class_and_none_if_all_of_it_is_too_little() {
+        let mut rig = Rig::new();
+        rig.enter(3, 0, Duration::ZERO, 0);
+        let give_up = |bytes, all_or_none| rig.queues.give_up(i32::MAX, bytes, all_or_none);
+        assert_eq!(give_up(31, true), 0);
+        assert_eq!(rig.queue.waiting(), 3);
+        assert_eq!(give_up(15, true), 20);
+        assert_eq!(give_up(31, false), 10);
+        assert_eq!(rig.queue.waiting(), 0);
+    }
+
+    #[test]
     fn those_whose_workers_are_all_out_keep_nobody_from_an_idle_one() {
         let mut rig = Rig::new();
         let (first, other) = rig.share_first();
