@@ -769,7 +769,7 @@ mod tests {
     #[test]
     fn many_that_let_another_go_first_keep_nobody_from_another_worker() {
         let mut rig = Rig::new();
-        rig.computing.remove(1);
+        drop(rig.computing.remove(1));
         rig.set_peers_first(0, rig.now - Duration::from_millis(1));
         for _ in 0..100 {
             rig.enter_for_idle(|_| {});
