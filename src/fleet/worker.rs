@@ -149,6 +149,9 @@ pub struct WorkerState {
     since: Instant,
     /// When the newest request was sent that it has taken, in microseconds since it joined; 0 before the first.
     newest_taken_us: AtomicU64,
+    /// When the newest request was sent for which it has refused the router's key, in microseconds since it joined; 0
+    /// before the first.
+    key_refused_us: AtomicU64,
     /// What its answers reported of their prompts.
     pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
@@ -219,6 +222,7 @@ impl WorkerState {
             adapters: AdapterSlots::default(),
             since: observe::now(),
             newest_taken_us: AtomicU64::new(0),
+            key_refused_us: AtomicU64::new(0),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
@@ -314,6 +318,7 @@ impl WorkerState {
         for refusal in refusals {
             refusal.store(false, Relaxed);
         }
+        self.key_refused_us.store(0, Relaxed);
     }
 }
 
@@ -363,6 +368,7 @@ impl Worker {
         worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
         // The key may be another one now.
         worker.refuses_key.store(false, Relaxed);
+        worker.key_refused_us.store(0, Relaxed);
         Arc::new(worker)
     }
 
@@ -468,6 +474,17 @@ impl Worker {
         self.newest_taken_us.load(Relaxed) > self.age_us(sent)
     }
 
+    /// It has refused the router's key for it to a request that was sent at `sent`.
+    pub fn on_key_refused(&self, sent: Instant) {
+        let sent = self.age_us(sent);
+        self.key_refused_us.fetch_max(sent, Relaxed);
+    }
+
+    /// True if it has refused the router's key, and taken no request that was sent later.
+    pub fn refuses_key_now(&self) -> bool {
+        self.key_refused_us.load(Relaxed) > self.newest_taken_us.load(Relaxed)
+    }
+
     fn age_us(&self, now: Instant) -> u64 {
         u64::try_from(self.age(now).as_micros()).unwrap_or(u64::MAX)
     }
@@ -507,5 +524,22 @@ mod tests {
         assert!(worker.has_taken_since(at(1)));
         assert!(!worker.has_taken_since(at(2)));
         assert!(!worker.has_taken_since(at(3)));
+    }
+
+    #[test]
+    fn a_worker_refuses_the_key_until_it_takes_a_later_request_or_is_another_process() {
+        let (worker, now) = (worker("a"), observe::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        assert!(!worker.refuses_key_now());
+        worker.on_taken(at(1));
+        worker.on_key_refused(at(2));
+        worker.on_key_refused(at(1));
+        assert!(worker.refuses_key_now());
+        worker.on_taken(at(3));
+        assert!(!worker.refuses_key_now());
+        worker.on_key_refused(at(4));
+        assert!(worker.refuses_key_now());
+        worker.forget_engine();
+        assert!(!worker.refuses_key_now());
     }
 }

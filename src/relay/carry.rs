@@ -21,6 +21,7 @@ use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
 use crate::fleet::Worker;
 use crate::http::Body;
+use crate::http::circuit_breaker::State;
 use crate::limits::Known;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
@@ -208,7 +209,7 @@ impl Relay {
     }
 
     /// True if each worker that could do what was refused last has refused the router's key for it, also those that are
-    /// down now.
+    /// down now. One request may not try them all, so what a worker refused earlier requests counts as well.
     fn is_refused_by_each(&self, plan: &Plan, course: &Course) -> bool {
         let Some(stage) = course.last_stage() else {
             return false;
@@ -218,7 +219,8 @@ impl Relay {
             status.worker.is_down() && status.facts.models.contains_key(&plan.group.model)
         });
         let are_down = are_down.map(|status| &status.worker);
-        course.is_refused_by_each(stage, plan.group.workers.iter().chain(are_down))
+        let workers = plan.group.workers.iter().chain(are_down);
+        course.is_refused_by_each(stage, workers, refuses_key)
     }
 
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.
@@ -233,6 +235,13 @@ impl Relay {
             trace.event(now, Event::Tokenized { took, tokens });
         }
     }
+}
+
+/// True if a worker that takes requests now has refused the router's key for it since it last took one. Where one is
+/// down, or its circuit breaker is open, the key may be right again by the time that it takes requests.
+fn refuses_key(worker: &Worker) -> bool {
+    let is_usable = !worker.is_down() && worker.breaker.state() == State::Closed;
+    is_usable && worker.refuses_key_now()
 }
 
 /// True if the request seems to end the engines that get it, or ended connections of each that could have it.

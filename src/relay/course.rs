@@ -355,11 +355,13 @@ impl Course {
     }
 
     /// True if nothing else has failed, and each of these workers that does what failed at this `stage` has refused the
-    /// key, or cannot have the request: it can be sent to none of them, however soon it comes again.
+    /// key, or cannot have the request: it can be sent to none of them, however soon it comes again. `refuses`: whether
+    /// a worker that this request was not sent to is known to refuse the key, too.
     pub(super) fn is_refused_by_each<'a>(
         &self,
         stage: Stage,
         workers: impl Iterator<Item = &'a Arc<Worker>>,
+        refuses: impl Fn(&Worker) -> bool,
     ) -> bool {
         let other_role = if stage == Stage::Prefill {
             Role::Decode
@@ -371,7 +373,7 @@ impl Course {
             .peekable();
         self.has_only_refused_keys()
             && workers.peek().is_some()
-            && workers.all(|worker| self.failed.unfit.contains(&worker.id))
+            && workers.all(|worker| self.failed.unfit.contains(&worker.id) || refuses(worker))
     }
 
     /// Where the last attempt failed.

@@ -63,7 +63,7 @@ impl Relay {
                     let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
                     // One that each worker refuses would wait in vain.
                     let workers = plan.group.workers.iter();
-                    let is_in_vain = course.is_refused_by_each(Stage::Worker, workers);
+                    let is_in_vain = course.is_refused_by_each(Stage::Worker, workers, |_| false);
                     let waits = waits.filter(|_| !is_in_vain);
                     match self.find_room(job, plan, &course.failed, waits).await {
                         Ok(found) => {
@@ -319,6 +319,9 @@ impl Relay {
         }
         let is_key_refused =
             fault.failure == Failure::KeyRefused && fault.owner != FailureOwner::Unattributed;
+        if is_key_refused {
+            worker.on_key_refused(chosen_at);
+        }
         if is_key_refused && !worker.refuses_key.swap(true, Relaxed) {
             warn!(
                 worker = %worker.name,

@@ -309,12 +309,36 @@ fn a_key_is_refused_for_good_only_if_each_worker_that_could_have_the_request_ref
             };
             let _ = rig.course.on_failed(rig.now, ended, None, 0.5);
         }
-        let is_for_good = |rig: &Rig| rig.course.is_refused_by_each(stage, workers.iter());
+        let is_for_good = |rig: &Rig| {
+            rig.course
+                .is_refused_by_each(stage, workers.iter(), |_| false)
+        };
         assert_eq!(is_for_good(&rig), expected, "{roles:?} {stage:?}");
         // Whatever else has failed may be over soon.
         let _ = rig.fail(Failure::Connect, 0.5);
         assert!(!is_for_good(&rig), "{roles:?} {stage:?}");
     }
+}
+
+#[test]
+fn a_key_is_refused_for_good_also_where_earlier_requests_found_it_out() {
+    let (workers, mut rig) = (workers(&[Role::Both; 3]), attempts(1));
+    let is_for_good = |rig: &Rig, refusing: &[WorkerId]| {
+        let refuses = |worker: &Worker| refusing.contains(&worker.id);
+        rig.course
+            .is_refused_by_each(Stage::Worker, workers.iter(), refuses)
+    };
+    let all: Vec<WorkerId> = workers.iter().map(|worker| worker.id).collect();
+    // This request has to be refused as well.
+    assert!(!is_for_good(&rig, &all));
+    rig.course.on_sent();
+    let ended = Ended {
+        worker: all[0],
+        ..ended(fault(Stage::Worker, Failure::KeyRefused), None)
+    };
+    let _ = rig.course.on_failed(rig.now, ended, None, 0.5);
+    assert!(!is_for_good(&rig, &all[..2]));
+    assert!(is_for_good(&rig, &all[1..]));
 }
 
 #[test]

@@ -360,6 +360,39 @@ async fn a_worker_of_a_pair_that_refuses_the_routers_key_costs_no_answer() {
 }
 
 #[tokio::test]
+async fn a_key_that_more_decode_workers_refuse_than_a_request_may_try_is_the_operators_to_correct()
+{
+    let fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {
+        unnoticed(config);
+        with_keys(config);
+        // Each refusal costs the prompt that was computed for it, so it uses up an attempt.
+        config.requests.max_attempts = 2;
+    })
+    .await;
+    for place in 0..3 {
+        fleet.decode(place).fault(refuse(401)).await;
+    }
+    let mut statuses = Vec::new();
+    while statuses.last() != Some(&502) && statuses.len() < ROUNDS {
+        let number = statuses.len();
+        let text = format!("request {number}: all that was said before. ").repeat(8);
+        let body = chat(&text, 2, false);
+        let answer = fleet.cluster.post("/v1/chat/completions", body).await;
+        let code = match answer.status {
+            503 => "no_healthy_worker",
+            _ => "engine_key_refused",
+        };
+        assert_eq!(answer.code(), code, "{}", answer.text());
+        statuses.push(answer.status);
+    }
+    // The first has not tried the third worker, and workers take turns.
+    assert_eq!(
+        (statuses.first(), statuses.last()),
+        (Some(&503), Some(&502))
+    );
+}
+
+#[tokio::test]
 async fn what_a_prefill_worker_does_not_understand_is_the_clients_to_know() {
     for connector in BOTH {
         let mut fleet = Fleet::start(connector, (2, 1), unnoticed).await;
