@@ -44,7 +44,7 @@ pub trait Outbox: Send + Sync + Debug {
     /// nothing is dropped, events are taken on, and only claims with this fingerprint get none.
     fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64>;
 
-    /// Takes events for the endpoint again. False if it took them all along: also if a fingerprint was disabled that
-    /// was not the newest, whose claims get none until it is a new address.
+    /// Takes events for the endpoint again, and lets claims with each fingerprint have them, also with one that was
+    /// disabled while it was not the newest. False if all of them had events all along.
     fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool>;
 }

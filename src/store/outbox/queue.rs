@@ -98,6 +98,15 @@ impl Addresses {
         true
     }
 
+    /// False if none was disabled while another one was the newest.
+    fn enable_all(&mut self) -> bool {
+        let mut was_disabled = false;
+        for known in &mut self.known {
+            was_disabled |= std::mem::take(&mut known.is_disabled);
+        }
+        was_disabled
+    }
+
     fn is_disabled(&self, fingerprint: &str) -> bool {
         let mut known = self.known.iter();
         known.any(|known| known.is_disabled && known.fingerprint == fingerprint)
@@ -238,7 +247,8 @@ impl EventQueue {
     }
 
     pub(in crate::store) fn enable(&mut self) -> bool {
-        self.disabled.take().is_some()
+        let was_former_disabled = self.addresses.enable_all();
+        self.disabled.take().is_some() || was_former_disabled
     }
 
     fn is_disabled(&self, fingerprint: &str) -> bool {
@@ -489,6 +499,23 @@ mod tests {
         assert_eq!((newest.is_disabled, newest.dropped_disabled), (true, 1));
         // An endpoint that moves takes events again.
         assert!(!queue.claim(8, &look("f", true), &BOUNDS).is_disabled);
+    }
+
+    /// This is so after a restart with the former configuration: nobody says that its address is a new one.
+    #[test]
+    fn a_former_address_that_is_enabled_has_events_again_and_is_no_newer_than_before() {
+        let mut queue = EventQueue::default();
+        let _ = queue.claim(0, &look("f", false), &BOUNDS);
+        let _ = queue.claim(1, &look("g", true), &BOUNDS);
+        assert_eq!(queue.disable(2, "f"), 0);
+        let _ = queue.add(3, event(1), "f", &BOUNDS);
+        assert!(queue.claim(4, &look("f", false), &BOUNDS).is_disabled);
+        assert!(queue.enable() && !queue.enable());
+        let claimed = queue.claim(5, &look("f", false), &BOUNDS);
+        assert_eq!((claimed.is_disabled, claimed.waiting), (false, 1));
+        // Others still have the newer one.
+        assert_eq!(queue.disable(6, "f"), 0);
+        assert_eq!(queue.claim(7, &look("g", false), &BOUNDS).waiting, 1);
     }
 
     #[test]

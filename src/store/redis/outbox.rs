@@ -228,10 +228,9 @@ impl Outbox for Redis {
     fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool> {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::EnableEndpoint, move || async move {
-            let [.., disabled, _] = self.keys.outbox(&endpoint);
-            let delete = Request::command("DEL", disabled);
-            let deleted = self.execute(Kind::Write, delete).await?;
-            Ok(deleted == redis::Value::Int(1))
+            let [.., disabled, addresses] = self.keys.outbox(&endpoint);
+            let call = Call::new(Name::OUTBOX_ENABLE).keys([disabled, addresses]);
+            Ok(self.call(Kind::Write, call).await?.count()? == 1)
         })
     }
 }

@@ -79,6 +79,7 @@ scripts! {
         DOCUMENTS = 29, "documents.lua";
         DOCUMENTS_DUE = 30, "documents_due.lua";
         CLOCK = 31, "clock.lua";
+        OUTBOX_ENABLE = 32, "outbox_enable.lua";
     }
 }
 
@@ -352,11 +353,12 @@ mod tests {
             (Name::DOCUMENT, "document.lua"),
             (Name::DOCUMENTS_DUE, "documents_due.lua"),
             (Name::CLOCK, "clock.lua"),
+            (Name::OUTBOX_ENABLE, "outbox_enable.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 32);
+        assert_eq!(ALL.len(), 33);
     }
 
     #[test]

@@ -360,6 +360,26 @@ async fn a_disabled_address_drops_no_events_of_a_newer_one() {
     .await;
 }
 
+/// This is so after a restart with the former configuration: nobody says that its address is a new one.
+#[tokio::test]
+async fn a_former_address_that_an_operator_enables_has_events_again() {
+    on_each(Bounds::default(), async |a, b| {
+        a.claim_at("f", false).await;
+        b.claim_at("g", true).await;
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(0));
+        a.end(Status::Completed).await;
+        assert!(a.claim_at("f", false).await.is_disabled);
+        assert_eq!(a.outbox.enable(HOOK).await, Ok(true));
+        assert_eq!(a.outbox.enable(HOOK).await, Ok(false));
+        let claimed = a.claim_at("f", false).await;
+        assert_eq!((claimed.is_disabled, claimed.events.len()), (false, 1));
+        // It is no newer than it was.
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(0));
+        assert_eq!(b.claim_at("g", false).await.waiting, 1);
+    })
+    .await;
+}
+
 /// Another replica is late: it has read that the endpoint moved, not that it moved back.
 #[tokio::test]
 async fn an_endpoint_that_moves_back_has_its_former_address_as_the_newest() {
