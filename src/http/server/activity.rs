@@ -30,7 +30,8 @@ const DISCARD_TURNS: u32 = 4;
 /// the connection with all that run on it. In this time a stream's window comes over 1 Mbit/s.
 const LEFT_OPEN_FOR: Duration = Duration::from_secs(2);
 /// So many at a time, which is half of the streams that a client's connection may have: the others are for requests.
-/// Those beyond are reset at once.
+/// Those beyond are reset at once, so a connection on which more uploads than this are refused in each
+/// [`LEFT_OPEN_FOR`] can still end so: h2 counts late frames of honest clients and attackers alike, and forgets none.
 const LEFT_OPEN_MAX: u32 = 512;
 
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
