@@ -322,20 +322,27 @@ async fn a_replica_that_reads_a_new_configuration_validates_what_it_has_refused(
 
 #[tokio::test]
 async fn a_batch_with_other_errors_fails_at_once_where_its_model_is_refused() {
-    let (shared, acceptor, lagging) = accepting_and_lagging();
-    let line = lines_of("m", 1).remove(0);
-    let twice = [line.clone(), line];
-    let file = shared.file(&acceptor, &twice).await;
-    let created = acceptor.create(&file).await;
-    let batch = lagging
-        .until(created["id"].as_str().unwrap(), has_ended)
-        .await;
-    assert_eq!(batch["status"], "failed", "{batch}");
-    let codes = [0_usize, 1].map(|error| batch["errors"]["data"][error]["code"].clone());
-    assert_eq!(codes, ["model_not_found", "duplicate_custom_id"]);
-    let works = &lagging.batches.metrics.works;
-    let returned = works.with_label_values(&["validate", "returned"]);
-    assert_eq!(returned.get(), 0);
+    let [line, other]: [String; 2] = lines_of("m", 2).try_into().unwrap();
+    let unnamed = other.replace("\"m\"", "\"\"");
+    let unreadable = other.replace("\"m\"", "7");
+    for (second, code) in [
+        (line.clone(), "duplicate_custom_id"),
+        (unnamed, "empty_string"),
+        (unreadable, "invalid_type"),
+    ] {
+        let (shared, acceptor, lagging) = accepting_and_lagging();
+        let file = shared.file(&acceptor, &[line.clone(), second]).await;
+        let created = acceptor.create(&file).await;
+        let batch = lagging
+            .until(created["id"].as_str().unwrap(), has_ended)
+            .await;
+        assert_eq!(batch["status"], "failed", "{batch}");
+        let codes = [0_usize, 1].map(|error| batch["errors"]["data"][error]["code"].clone());
+        assert_eq!(codes, ["model_not_found", code]);
+        let works = &lagging.batches.metrics.works;
+        let returned = works.with_label_values(&["validate", "returned"]);
+        assert_eq!(returned.get(), 0, "{code}");
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,32 @@ const PIECE_BYTES: usize = 128 << 10;
 /// What was found, or what is wrong.
 type Found = Result<Plan, Vec<LineError>>;
 
+/// What this replica refuses of a file. Other replicas may have another configuration.
+#[derive(Default)]
+struct Refused {
+    /// Not all models if they are many.
+    models: BTreeSet<String>,
+    /// The codes of the errors of their lines, of which there are few.
+    codes: BTreeSet<String>,
+}
+
+impl Refused {
+    fn on_refusal(&mut self, model: &str, code: &str) {
+        if self.models.len() < MAX_MODELS {
+            self.models.insert(model.to_owned());
+        }
+        if !self.codes.contains(code) {
+            self.codes.insert(code.to_owned());
+        }
+    }
+
+    /// True if another replica may accept the line of this error. One that has no proper name of a model fails whoever
+    /// checks it.
+    fn has_led_to(&self, error: &LineError) -> bool {
+        error.param.as_deref() == Some(MODEL_PARAM) && self.codes.contains(&error.code)
+    }
+}
+
 pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
@@ -66,7 +92,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
 
 async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> {
     let _room = work.batches.memory.whole_file().await;
-    let mut refused = BTreeSet::new();
+    let mut refused = Refused::default();
     let validated = match paths::input(work.key().tenant, record) {
         Some(path) => validate(work, record, &path, &mut refused).await,
         None => Err(StorageError::NotFound),
@@ -74,9 +100,8 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     let plan = match validated {
         Ok(Ok(plan)) => plan,
         Ok(Err(errors)) => {
-            let is_of_model = |error: &LineError| error.param.as_deref() == Some(MODEL_PARAM);
             // With any other error the batch fails whoever checks it.
-            if !refused.is_empty() && errors.iter().all(is_of_model) {
+            if errors.iter().all(|error| refused.has_led_to(error)) {
                 leave_refusal(work, record)?;
             }
             return Ok(Err(errors));
@@ -123,13 +148,13 @@ async fn validate(
     work: &WorkContext,
     record: &BatchRecord,
     path: &str,
-    refused: &mut BTreeSet<String>,
+    refused: &mut Refused,
 ) -> Result<Found, StorageError> {
     let found = validate_once(work, record, path, refused).await?;
-    if !look_up(work, &record.tenant_name, refused).await {
+    if !look_up(work, &record.tenant_name, &refused.models).await {
         return Ok(found);
     }
-    refused.clear();
+    *refused = Refused::default();
     validate_once(work, record, path, refused).await
 }
 
@@ -148,20 +173,20 @@ async fn look_up(work: &WorkContext, tenant: &str, models: &BTreeSet<String>) ->
     is_any_found
 }
 
-/// `refused`: gets the models that were refused, not all of them if they are many.
+/// `refused`: gets what was refused.
 async fn validate_once(
     work: &WorkContext,
     record: &BatchRecord,
     path: &str,
-    refused: &mut BTreeSet<String>,
+    refused: &mut Refused,
 ) -> Result<Found, StorageError> {
     let mut reader = work.batches.storage.read(path, None).await?;
     let max_lines = work.batches.settings.max_lines;
     let (endpoint, tenant) = (record.endpoint, record.tenant_name.as_str());
     let refusal = |model: &str| {
         let refusal = work.sender.refusal(tenant, model, endpoint);
-        if refusal.is_some() && refused.len() < MAX_MODELS {
-            refused.insert(model.to_owned());
+        if let Some((code, _)) = &refusal {
+            refused.on_refusal(model, code);
         }
         refusal
     };
