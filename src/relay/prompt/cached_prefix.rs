@@ -19,6 +19,7 @@ use self::top::Top;
 pub use self::view_range::ViewRange;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use crate::fleet::Places;
+use crate::http::circuit_breaker::State;
 use crate::ids::{Block, RankPlace, ViewIndex};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::PredictedIndex;
@@ -74,7 +75,7 @@ pub struct TopOwners {
     pub indices: SmallVec<[ViewIndex; 8]>,
     /// No other place has more, in tokens in the GPU.
     pub others_max: u32,
-    /// The one with the longest, what it has, and the name of that prefix.
+    /// The one with the longest, what it has, and the name of that prefix. Among several, one that takes requests.
     pub longest: Option<(ViewIndex, u32, Option<NonZeroU64>)>,
 }
 
@@ -165,14 +166,11 @@ impl<'a> CachedPrefixes<'a> {
 
     /// The longest cached prefixes among the candidates of a view.
     pub fn owners(&self, view: &ViewRange) -> TopOwners {
-        let mut longest = None;
-        let mut indices = SmallVec::<[ViewIndex; 8]>::new();
-        for (place, tokens) in &self.predicted {
-            if let Some(index) = view.index(*place) {
-                indices.push(index);
-                longest = longest.max(Some((*tokens, index)));
-            }
-        }
+        let entries = self.predicted.iter();
+        let predicted = entries.filter_map(|(place, tokens)| Some((*tokens, view.index(*place)?)));
+        let mut indices: SmallVec<[ViewIndex; 8]> =
+            predicted.clone().map(|(_, index)| index).collect();
+        let mut longest = self.longest(view, predicted);
         let mut is_exact = false;
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
@@ -188,15 +186,32 @@ impl<'a> CachedPrefixes<'a> {
                 }
             }
             others_max = others_max.max(top.others_max());
-            is_exact = top.most() > longest;
-            longest = longest.max(top.most());
+            let reported = self.longest(view, top.credits());
+            is_exact = reported > longest;
+            longest = longest.max(reported);
             indices.extend(top.indices());
         }
         TopOwners {
             indices,
             others_max,
-            longest: longest.map(|(tokens, index)| (index, tokens, self.key(tokens, is_exact))),
+            longest: longest.map(|(tokens, _, index)| (index, tokens, self.key(tokens, is_exact))),
         }
+    }
+
+    /// The longest of these prefixes: its tokens, whether its worker takes requests, and whose it is. Among equally
+    /// long ones it is one whose worker does: behind an open circuit breaker nobody finds the prefix.
+    fn longest(
+        &self,
+        view: &ViewRange,
+        owners: impl Iterator<Item = (u32, ViewIndex)> + Clone,
+    ) -> Option<(u32, bool, ViewIndex)> {
+        let most = owners.clone().map(|(tokens, _)| tokens).max()?;
+        let longest = owners.filter(|(tokens, _)| *tokens == most);
+        let with_state = longest.map(|(tokens, index)| {
+            let worker = self.places.worker(view.place(index));
+            (tokens, worker.breaker.state() != State::Open, index)
+        });
+        with_state.max()
     }
 
     /// Names the prefix of so many tokens of the prompt. Text blocks end elsewhere in each prompt, in tokens: with known tokens
@@ -290,4 +305,81 @@ impl fmt::Debug for CachedPrefixes<'_> {
 /// Another order of places for each request, so that ties do not always fall on the same ones.
 fn order_of(seed: u64, place: RankPlace) -> u64 {
     (seed ^ place.get() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::ids::{BlockHash, Model};
+    use crate::kv::{predicted, unconfirmed};
+    use crate::observe::{self, metrics};
+
+    const MODEL: &str = "m";
+
+    fn caches(now: Instant) -> Caches {
+        let metrics = metrics::Registry::default();
+        let predicted = Arc::new(PredictedIndex::new(
+            predicted::Settings::default(),
+            predicted::Metrics::new(&metrics),
+            now,
+        ));
+        let unconfirmed = UnconfirmedBlocks::new(
+            unconfirmed::Settings::default(),
+            unconfirmed::Metrics::new(&metrics),
+        );
+        let routed = RoutedPrompts::new(16, predicted.clone(), unconfirmed.clone(), &metrics);
+        Caches {
+            indexes: PrefixIndexes::new(Default::default(), &metrics),
+            board: Arc::new(StatusBoard::default()),
+            unconfirmed,
+            predicted,
+            tokenizer_check: TokenizerCheck::new(Default::default(), &metrics).0,
+            routed: Arc::new(routed),
+        }
+    }
+
+    #[test]
+    fn of_equally_long_prefixes_one_counts_whose_worker_takes_requests() {
+        let now = observe::now();
+        let blocks: Vec<Block> = (1..=4_u32)
+            .map(|number| Block {
+                path: BlockHash(u64::from(number)),
+                end_tokens: 64 * number,
+            })
+            .collect();
+        let prompt = Prompt {
+            blocks,
+            exact: None,
+        };
+        let (credit, counts) = (TierCredit::default(), PrefixCounts::new(now));
+        // The workers that have all of it; those whose circuit breakers are open; whose prefix counts.
+        for (owners, open, expected) in [
+            (&["a", "b"][..], &["a"][..], "b"),
+            (&["a", "b"][..], &["b"][..], "a"),
+            (&["b"][..], &["b"][..], "b"),
+        ] {
+            let (fleet, caches) = (registry(&["a", "b"]), caches(now));
+            bring_up(&fleet, MODEL);
+            let snapshot = fleet.snapshot();
+            let group = &*snapshot.models[&Model::from(MODEL)];
+            for worker in &group.workers {
+                let name = &*worker.name;
+                // The other one has the shorter half.
+                let length = if owners.contains(&name) { 4 } else { 2 };
+                let cached = &prompt.blocks[..length];
+                caches.predicted.record(now, worker.id, 0, cached);
+                while open.contains(&name) && worker.breaker.state() != State::Open {
+                    worker.breaker.on_failure(now);
+                }
+            }
+            let prefixes = CachedPrefixes::new(group, &caches, &prompt, &credit, (8, 7), &counts);
+            let everywhere = ViewRange::everywhere(prefixes.places);
+            let (index, tokens, key) = prefixes.owners(&everywhere).longest.unwrap();
+            let place = everywhere.place(index);
+            let found = &*prefixes.places.worker(place).name;
+            assert_eq!((found, tokens), (expected, 256), "{owners:?} {open:?}");
+            assert!(key.is_some());
+        }
+    }
 }

@@ -56,10 +56,10 @@ impl Top {
         }
     }
 
-    /// The most credit of an item, and whose it is.
-    pub(super) fn most(&self) -> Option<(u32, ViewIndex)> {
+    /// The credit of each item that was kept, and whose it is.
+    pub(super) fn credits(&self) -> impl Iterator<Item = (u32, ViewIndex)> + Clone {
         let items = self.items.iter();
-        items.map(|((credit, _), index)| (*credit, *index)).max()
+        items.map(|((credit, _), index)| (*credit, *index))
     }
 
     pub(super) fn indices(&self) -> impl Iterator<Item = ViewIndex> {
