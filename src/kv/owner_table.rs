@@ -23,6 +23,8 @@ pub(super) struct Owner {
 const NONE: u32 = u32::MAX;
 
 const MIN_ENTRIES: usize = 8;
+/// A shard's table of no more entries than this is kept whatever goes: it takes 4 KiB.
+const KEPT_ENTRIES: usize = 256;
 const MAX_SHARD_BITS: u32 = 10;
 
 #[derive(Debug)]
@@ -334,12 +336,37 @@ impl Entries {
         }
         self.entries[hole] = FREE;
         self.len -= 1;
+        // The smaller table is at most a quarter full: half of its blocks must go, or as many come, before it changes
+        // again.
+        if self.entries.len() > KEPT_ENTRIES && self.len < self.entries.len() / 8 {
+            self.shrink();
+        }
     }
 
     #[cold]
     fn grow(&mut self) {
-        let twice = vec![FREE; self.entries.len() * 2];
-        let former = std::mem::replace(&mut self.entries, twice);
+        self.resize(self.entries.len() * 2);
+    }
+
+    /// Gives memory back when workers have left or have restarted. The lists of owners get new numbers.
+    #[cold]
+    fn shrink(&mut self) {
+        self.resize(self.entries.len() / 2);
+        let mut shared = Vec::new();
+        for entry in &mut self.entries {
+            if entry.owner.worker == SEVERAL {
+                let number = entry.owner.value as usize;
+                entry.owner.value = shared.len() as u32;
+                shared.push(std::mem::take(&mut self.shared[number]));
+            }
+        }
+        self.shared = shared;
+        self.free = Vec::new();
+    }
+
+    fn resize(&mut self, entries: usize) {
+        let resized = vec![FREE; entries];
+        let former = std::mem::replace(&mut self.entries, resized);
         for entry in former {
             if entry.owner.value != NONE
                 && let Err(at) = self.find(self.spread.hash(entry.path), entry.path)
@@ -491,5 +518,53 @@ mod tests {
         });
         assert!(entries <= 1_000 * 8, "{entries}");
         assert!(shared <= 1_000 * 4, "{shared}");
+    }
+
+    #[test]
+    fn a_table_that_has_lost_most_of_its_blocks_gives_their_memory_back() {
+        let table = OwnerTable::with_spread(64, SPREAD);
+        let sizes = || {
+            let shards = table.shards.iter().map(|shard| shard.0.read());
+            shards.fold((0, 0), |(entries, shared), shard| {
+                (entries + shard.entries.len(), shared + shard.shared.len())
+            })
+        };
+        for path in 0..200_000_u64 {
+            for worker in 0..3 {
+                table.insert(WorkerId(worker), BlockHash(path), || path as u32 + worker);
+            }
+        }
+        let (entries_before, shared_before) = sizes();
+        assert!(entries_before >= 200_000 && shared_before == 200_000);
+        // Each hundredth block keeps one owner, each thousandth two.
+        for path in 0..200_000_u64 {
+            for worker in 0..3 {
+                let stays = match worker {
+                    1 => path.is_multiple_of(100),
+                    2 => path.is_multiple_of(1_000),
+                    _ => false,
+                };
+                if !stays {
+                    table.remove(WorkerId(worker), BlockHash(path));
+                }
+            }
+        }
+        let (entries, shared) = sizes();
+        assert!(entries <= 64 * KEPT_ENTRIES, "{entries}");
+        assert!(shared < shared_before / 10, "{shared}");
+        for path in 0..200_000_u64 {
+            let workers = match (path % 100, path % 1_000) {
+                (_, 0) => 1..3,
+                (0, _) => 1..2,
+                _ => 0..0,
+            };
+            let owner = |worker: u32| Owner {
+                worker: WorkerId(worker),
+                value: path as u32 + worker,
+            };
+            let expected: Vec<Owner> = workers.map(owner).collect();
+            let found = table.read(BlockHash(path), <[Owner]>::to_vec);
+            assert_eq!(found, expected, "{path}");
+        }
     }
 }
