@@ -191,11 +191,33 @@ impl TreeTaker {
             rank: wanted.rank,
             model: wanted.model.to_string(),
         };
+        let mut may_ask_again = true;
+        loop {
+            let first = self.begin(&slot, source, &request).await?;
+            match self.take_rest(&slot, source, wanted, first).await {
+                // It began to give the tree, so it most likely still has it.
+                Err(NotTaken::Failure(failure)) if may_ask_again => {
+                    may_ask_again = false;
+                    debug!(%source, reason = %failure, "a stream was lost in the middle of a tree; asking once more");
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Takes a tree whose first chunk has come.
+    async fn take_rest(
+        &self,
+        slot: &Slot,
+        source: &Arc<str>,
+        wanted: &WantedTree,
+        first: FirstChunk,
+    ) -> Result<FetchedTree, NotTaken> {
         let FirstChunk {
             mut link,
             mut chunk,
             asked_at,
-        } = self.begin(&slot, source, &request).await?;
+        } = first;
         let mut arriving = ArrivingTree::new(Expected {
             shape: wanted.shape,
             known_blocks: wanted.known_blocks,

@@ -45,6 +45,29 @@ async fn giving_one_a_stream() -> Replica {
     giver
 }
 
+/// A replica that closes the first stream in the middle of a tree.
+async fn giving_at_the_second_time() -> Replica {
+    let giver = replica(&[]).await;
+    giver.peers.set_ready(true);
+    let has_begun = Arc::new(AtomicBool::new(false));
+    giver.peers.serve_trees(TreeHandler::new(move |mut link| {
+        let is_first = !has_begun.swap(true, Relaxed);
+        Box::pin(async move {
+            while let Ok(Some(_)) = link.receive().await {
+                let all = chunks(&copy(&[(16, true, 0); 3_000]));
+                let sent = if is_first { first_chunk(all) } else { all };
+                for chunk in sent {
+                    let _ = link.send(framed(Kind::TreeChunk(chunk))).await;
+                }
+                if is_first {
+                    return;
+                }
+            }
+        })
+    }));
+    giver
+}
+
 /// A replica that answers nothing, and how many streams were opened to it.
 async fn silent() -> (Replica, Arc<AtomicUsize>) {
     let giver = replica(&[]).await;
@@ -106,6 +129,15 @@ async fn after_a_source_that_is_lost_in_the_middle_of_a_tree_the_next_one_is_ask
     }
     assert!(lost(&taker) > 0);
     assert!(!taker.are_sources_lost());
+}
+
+#[tokio::test]
+async fn a_stream_that_is_lost_once_in_the_middle_of_a_tree_costs_no_tree() {
+    let giver = giving_at_the_second_time().await;
+    let (taker, _late) = taker(&[&giver]).await;
+    let tree = taker.fetch(wanted()).await.unwrap();
+    assert_eq!(tree.copy.blocks.len(), 48_000);
+    assert_eq!(lost(&taker), 0);
 }
 
 #[tokio::test]
