@@ -591,9 +591,9 @@ mod tests {
             .budget
             .start_unread(large.claim, 900 << 10, &mut leave_unread);
         assert!(start.await.is_err());
-        let mut begun = rig.budget.start(large.claim, 0).await.unwrap();
+        let mut started = rig.budget.start(large.claim, 0).await.unwrap();
         assert!(
-            begun
+            started
                 .grow_unread(100 << 10, &mut leave_unread)
                 .await
                 .is_err()

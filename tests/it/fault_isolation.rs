@@ -620,15 +620,17 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
     assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
 }
 
-#[tokio::test]
-async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_others() {
+/// A router of which one client's four uploads hold half of the memory for bodies. Returns with it the body of each,
+/// the uploads, and what they lack.
+async fn with_held_bodies(max_wait: Duration) -> (Fleet, String, (Vec<TcpStream>, String)) {
     let fleet = Fleet::start(&["sim"], |config| {
         config.api.requests.max_total_body = 8 << 20;
-        config.api.requests.max_body_wait = Duration::from_millis(100);
+        config.api.requests.max_body_wait = max_wait;
     })
     .await;
     let body = chat(&"x".repeat(900 << 10), 1, false);
-    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
+    let (uploads, lacking) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
+    let rest = lacking.to_owned();
     let held = 4 << 20;
     eventually("four bodies are held", async || {
         fleet
@@ -636,6 +638,12 @@ async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_oth
             .await
     })
     .await;
+    (fleet, body, (uploads, rest))
+}
+
+#[tokio::test]
+async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_others() {
+    let (fleet, body, (uploads, rest)) = with_held_bodies(Duration::from_millis(100)).await;
     // As the uploads, from the address of the proxy itself.
     let refused = client::post(fleet.router.api, CHAT, body.clone()).await;
     assert_eq!(
@@ -649,7 +657,7 @@ async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_oth
     }
     let small = client::post(fleet.router.api, CHAT, chat("x", 1, false)).await;
     assert_eq!(small.status, 200);
-    finish(uploads, rest).await;
+    finish(uploads, &rest).await;
     eventually("their memory is free", async || {
         fleet.has_metric("warmroute_request_body_bytes 0").await
     })
@@ -670,20 +678,7 @@ async fn finish(uploads: Vec<TcpStream>, rest: &str) {
 
 #[tokio::test]
 async fn a_body_that_waits_for_memory_holds_up_no_other_of_its_http2_connection() {
-    let fleet = Fleet::start(&["sim"], |config| {
-        config.api.requests.max_total_body = 8 << 20;
-        config.api.requests.max_body_wait = too_long();
-    })
-    .await;
-    let body = chat(&"x".repeat(900 << 10), 1, false);
-    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
-    let held = 4 << 20;
-    eventually("four bodies are held", async || {
-        fleet
-            .has_metric(&format!("warmroute_request_body_bytes {held}"))
-            .await
-    })
-    .await;
+    let (fleet, _, (uploads, rest)) = with_held_bodies(too_long()).await;
     let waits = "warmroute_request_bodies_waiting 1";
     let connection = client::Http2::connect(fleet.router.api).await;
     // From the address of the uploads, which has its share. Its bytes alone would fill hyper's window of a connection.
@@ -698,7 +693,7 @@ async fn a_body_that_waits_for_memory_holds_up_no_other_of_its_http2_connection(
     let (status, text) = tokio::time::timeout(too_long(), other).await.unwrap();
     assert_eq!(status, 200, "{text}");
     assert!(fleet.has_metric(waits).await, "the large one still waits");
-    finish(uploads, rest).await;
+    finish(uploads, &rest).await;
     let (status, text) = tokio::time::timeout(too_long(), large)
         .await
         .unwrap()
@@ -708,20 +703,7 @@ async fn a_body_that_waits_for_memory_holds_up_no_other_of_its_http2_connection(
 
 #[tokio::test]
 async fn many_bodies_that_wait_for_memory_leave_their_http2_connection_to_others() {
-    let fleet = Fleet::start(&["sim"], |config| {
-        config.api.requests.max_total_body = 8 << 20;
-        config.api.requests.max_body_wait = too_long();
-    })
-    .await;
-    let body = chat(&"x".repeat(900 << 10), 1, false);
-    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
-    let held = 4 << 20;
-    eventually("four bodies are held", async || {
-        fleet
-            .has_metric(&format!("warmroute_request_body_bytes {held}"))
-            .await
-    })
-    .await;
+    let (fleet, body, (uploads, rest)) = with_held_bodies(too_long()).await;
     // From the address of the uploads, which has its share. Together they would fill the window of the connection.
     let connection = client::Http2::connect(fleet.router.api).await;
     let mut large = tokio::task::JoinSet::new();
@@ -747,7 +729,7 @@ async fn many_bodies_that_wait_for_memory_leave_their_http2_connection_to_others
     }
     assert!(fleet.has_metric(waits).await, "they still wait");
     drop(large);
-    finish(uploads, rest).await;
+    finish(uploads, &rest).await;
 }
 
 #[tokio::test]

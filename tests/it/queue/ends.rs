@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use warmroute::config::ModelOverride;
 
-use super::{Blocker, CHAT, block, cluster, seconds, send, wait, waiting, with_queue};
-use crate::client;
+use super::{Blocker, CHAT, Waiter, block, cluster, seconds, send, wait, waiting, with_queue};
+use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, chat, eventually, fast};
 use crate::patience::too_long;
 use crate::reload::{Folder, applied, text, workers};
@@ -21,8 +21,13 @@ async fn refusals(cluster: &Cluster, reason: &str) -> f64 {
         .await
 }
 
-#[tokio::test]
-async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_that_wait() {
+fn body(kib: usize) -> String {
+    chat(&"x".repeat(kib << 10), 1, false)
+}
+
+/// A router with a busy engine, and three requests of low priority that wait there, the oldest first. They have most of
+/// the memory for bodies.
+async fn with_low_that_wait() -> (Cluster, Blocker, Vec<Waiter>) {
     let cluster = Cluster::start(vec![fast()], |config| {
         with_queue(config, |_| {});
         let requests = &mut config.api.requests;
@@ -32,21 +37,32 @@ async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_tha
         requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
     })
     .await;
-    let _blocker = block(&cluster, "busy ").await;
-    let body = || chat(&"x".repeat(200 << 10), 1, false);
+    let blocker = block(&cluster, "busy ").await;
     let mut low = Vec::new();
     for client in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
         let headers = [("x-forwarded-for", client), ("x-warmroute-priority", "-5")];
-        low.push(wait(&cluster, &headers, body()).await);
+        low.push(wait(&cluster, &headers, body(200)).await);
     }
-    let _high = send(&cluster, &[("x-forwarded-for", "10.0.0.4")], body());
-    let newest = low.pop().unwrap().answer().await;
+    (cluster, blocker, low)
+}
+
+/// The answer of a request that has to give its memory up.
+async fn given_up(waiter: Waiter) -> Answer {
+    let answer = waiter.answer().await;
     assert_eq!(
-        (newest.status, newest.code()),
+        (answer.status, answer.code()),
         (429, "queue_full".to_owned()),
         "{}",
-        newest.text()
+        answer.text()
     );
+    answer
+}
+
+#[tokio::test]
+async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_that_wait() {
+    let (cluster, _blocker, mut low) = with_low_that_wait().await;
+    let _high = send(&cluster, &[("x-forwarded-for", "10.0.0.4")], body(200));
+    let newest = given_up(low.pop().unwrap()).await;
     assert!(newest.text().contains("api.max_total_body"));
     eventually("it waits in its place", async || {
         waiting(&cluster).await == 3
@@ -58,21 +74,7 @@ async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_tha
 
 #[tokio::test]
 async fn a_request_of_higher_priority_gets_memory_though_bodies_that_wait_hold_its_http2_window() {
-    let cluster = Cluster::start(vec![fast()], |config| {
-        with_queue(config, |_| {});
-        let requests = &mut config.api.requests;
-        requests.max_total_body = 5 << 18;
-        requests.max_body_wait = too_long();
-        requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
-    })
-    .await;
-    let _blocker = block(&cluster, "busy ").await;
-    let body = |kib: usize| chat(&"x".repeat(kib << 10), 1, false);
-    let mut low = Vec::new();
-    for client in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
-        let headers = [("x-forwarded-for", client), ("x-warmroute-priority", "-5")];
-        low.push(wait(&cluster, &headers, body(200)).await);
-    }
+    let (cluster, _blocker, mut low) = with_low_that_wait().await;
     let connection = client::Http2::connect(cluster.router.api).await;
     let mut uploads = JoinSet::new();
     // As many as may wait, which are larger than what is left.
@@ -89,13 +91,7 @@ async fn a_request_of_higher_priority_gets_memory_though_bodies_that_wait_hold_i
     })
     .await;
     uploads.spawn(connection.post(CHAT, &[("x-forwarded-for", "10.0.0.4")], body(280)));
-    let newest = low.pop().unwrap().answer().await;
-    assert_eq!(
-        (newest.status, newest.code()),
-        (429, "queue_full".to_owned()),
-        "{}",
-        newest.text()
-    );
+    given_up(low.pop().unwrap()).await;
 }
 
 #[tokio::test]
