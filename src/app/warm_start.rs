@@ -186,3 +186,60 @@ impl Start {
 fn is_known(fleet: &Snapshot) -> bool {
     !fleet.workers.is_empty() && !fleet.has_unprobed_workers()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::events::{Endpoint, Events};
+    use crate::fleet::registry::tests::{facts, member, registry};
+    use crate::fleet::{Facts, Member};
+    use crate::kv::predicted;
+
+    #[test]
+    fn a_start_waits_for_no_rank_of_a_worker_that_is_down() {
+        let metrics = metrics::Registry::default();
+        let fleet = registry(&[]);
+        let endpoint = Endpoint::Zmq {
+            publisher: "tcp://*:5557".to_owned(),
+            replay: None,
+            topic: String::new(),
+        };
+        let members = [("a", 2), ("b", 3)].map(|(name, ranks)| Member {
+            events: Events::At(vec![endpoint.clone(); ranks]),
+            ..member(name)
+        });
+        fleet.set_members("static", members.into());
+        let predicted = PredictedIndex::new(
+            predicted::Settings::default(),
+            predicted::Metrics::new(&metrics),
+            observe::now(),
+        );
+        let start = Start::new(
+            &peers::Settings::default(),
+            &Peers::off(&metrics),
+            &fleet,
+            &Arc::default(),
+            &Arc::new(predicted),
+            &metrics,
+        );
+        let found = || {
+            let mut progress = Progress::default();
+            start.look(&mut progress);
+            (progress.is_fleet_known, progress.ranks)
+        };
+        assert_eq!(found(), (false, 0));
+        let workers: Vec<_> = fleet.snapshot().workers.clone();
+        for status in &workers {
+            let known = Facts {
+                base: Some("m".into()),
+                ..facts(&["m"])
+            };
+            fleet.set_facts(status.worker.id, known);
+            fleet.set_health(status.worker.id, Health::Up);
+        }
+        assert_eq!(found(), (true, 5));
+        let other = workers.iter().find(|status| &*status.worker.name == "b");
+        fleet.set_health(other.unwrap().worker.id, Health::Down);
+        assert_eq!(found(), (true, 2));
+    }
+}

@@ -12,6 +12,7 @@ use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
+use crate::fleet::Worker;
 use crate::observe;
 use crate::prompt::Api;
 use crate::relay::answer::first_token_gate::Verdict;
@@ -69,6 +70,13 @@ impl Watch {
             Some(self.until)
         }
     }
+}
+
+/// True if requests wait in the decode engine. One whose leg has no answer may be among them, and its blocks not
+/// fetched yet.
+fn has_waiting(decode: &Worker) -> bool {
+    let reported = decode.load.reported();
+    reported.is_some_and(|report| report.waiting > 0)
 }
 
 impl LegContext<'_> {
@@ -134,7 +142,7 @@ impl LegContext<'_> {
             if is_watched && self.is_prefill_gone() {
                 return Err(DecodeFailure::BeforeFirstToken(PREFILL_GONE));
             }
-            let next_check = watch.next_check(observe::now(), self.may_wait_at_decode());
+            let next_check = watch.next_check(observe::now(), has_waiting(&self.choice.worker));
             let Some(next_check) = next_check else {
                 break;
             };
@@ -150,12 +158,6 @@ impl LegContext<'_> {
             self.prefill.set_done(observe::now());
             answer.await
         }
-    }
-
-    /// True if requests wait in the decode engine. This one may be among them, and its blocks not fetched yet.
-    fn may_wait_at_decode(&self) -> bool {
-        let reported = self.choice.worker.load.reported();
-        reported.is_some_and(|report| report.waiting > 0)
     }
 
     /// What the end of the decode leg that was sent at `sent` means for the attempt. `tokens`: the prompt's, and
@@ -294,6 +296,8 @@ impl LegContext<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::load::LoadReport;
+    use crate::fleet::registry::tests::worker;
 
     #[test]
     fn an_answer_that_may_wait_at_the_decode_worker_is_watched_on() {
@@ -322,6 +326,22 @@ mod tests {
                 next, expected,
                 "{is_stream} {checks_prefill} {after} {may_wait}"
             );
+        }
+    }
+
+    #[test]
+    fn requests_wait_at_a_decode_worker_while_its_engine_says_so() {
+        let worker = worker("d");
+        assert!(!has_waiting(&worker), "it has reported nothing");
+        for (running, waiting, expected) in [(3, 0, false), (3, 1, true), (0, 0, false)] {
+            worker.load.report(LoadReport {
+                at: observe::now(),
+                running,
+                waiting,
+                deferred: 0,
+                kv_usage: 0.5,
+            });
+            assert_eq!(has_waiting(&worker), expected, "{running} {waiting}");
         }
     }
 }

@@ -30,14 +30,19 @@ fn start() -> (Arc<Memory>, Arc<Webhooks>) {
     let keep = RetentionSettings::default();
     let memory = Memory::new(&Default::default(), &keep, &Registry::default());
     let memory = Arc::new(memory);
-    let webhooks = Webhooks::new(
+    let webhooks = replica(&memory);
+    (memory, webhooks)
+}
+
+/// One of the replicas that share a store.
+fn replica(memory: &Arc<Memory>) -> Arc<Webhooks> {
+    Webhooks::new(
         &settings(FIRST),
         memory.clone(),
         Arc::default(),
         Tasks::default(),
         &Registry::default(),
-    );
-    (memory, webhooks)
+    )
 }
 
 fn current(webhooks: &Webhooks) -> Arc<Endpoint> {
@@ -102,4 +107,26 @@ async fn an_event_that_a_former_address_did_not_want_is_due_for_the_newer_one() 
     assert_eq!(claim(&memory, "newer").await, []);
     webhooks.disable(&former, &claimed).await;
     assert_eq!(claim(&memory, "newer").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_410_that_one_replica_gets_disables_the_endpoint_at_all_until_one_of_them_enables_it() {
+    let (memory, first) = start();
+    let second = replica(&memory);
+    add_event(&memory).await;
+    let hook = current(&first);
+    let claimed = claim(&memory, &hook.fingerprint).await[0];
+    first.disable(&hook, &claimed).await;
+    let is_disabled = |replica: &Webhooks| current(replica).state.seen.lock().is_disabled;
+    assert!(is_disabled(&first) && !is_disabled(&second));
+    // It learns so when it looks for events.
+    second.look(&second.table(), &current(&second)).await;
+    assert!(is_disabled(&second));
+    assert_eq!(second.enable(HOOK).await, Some(Ok(true)));
+    for replica in [&first, &second] {
+        replica.look(&replica.table(), &current(replica)).await;
+        assert!(!is_disabled(replica));
+    }
+    add_event(&memory).await;
+    assert_eq!(claim(&memory, &hook.fingerprint).await.len(), 1);
 }
