@@ -47,6 +47,19 @@ pub type FirstInLine = FxHashMap<WorkerId, DueTime>;
 /// When the first requests in the lines of other routers are due: for each priority that any of them has, the earliest.
 pub type FirstOfPeers = SmallVec<[DueTime; 2]>;
 
+/// The earliest one of each priority among the first ones in several lines.
+pub fn earliest(firsts: impl IntoIterator<Item = DueTime>) -> FirstOfPeers {
+    let mut earliest = FirstOfPeers::new();
+    for first in firsts {
+        let is_same = |other: &&mut DueTime| other.priority == first.priority;
+        match earliest.iter_mut().find(is_same) {
+            Some(known) => known.at = known.at.min(first.at),
+            None => earliest.push(first),
+        }
+    }
+    earliest
+}
+
 /// Written by who lets requests wait and by who hears of other replicas; read by both.
 #[derive(Debug, Default)]
 pub struct Waiting {

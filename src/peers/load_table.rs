@@ -14,7 +14,7 @@ use super::handshake::InstanceId;
 use super::numbers::WorkerKey;
 use super::wire;
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::{DueTime, FirstOfPeers};
+use crate::fleet::waiting::{self, DueTime, FirstOfPeers};
 
 /// A report beyond these is a mistake of the other replica; so cut, no sum overflows.
 const MAX_REQUESTS: u32 = 1 << 20;
@@ -222,15 +222,8 @@ impl LoadTable {
 
     /// When the first ones in the lines of all other replicas are due, for each priority the earliest.
     pub fn first(&self, key: &WorkerKey) -> FirstOfPeers {
-        let mut earliest = FirstOfPeers::new();
-        for first in self.first.get(key).into_iter().flat_map(BTreeMap::values) {
-            let is_same = |other: &&mut DueTime| other.priority == first.priority;
-            match earliest.iter_mut().find(is_same) {
-                Some(known) => known.at = known.at.min(first.at),
-                None => earliest.push(*first),
-            }
-        }
-        earliest
+        let of_replicas = self.first.get(key).into_iter().flat_map(BTreeMap::values);
+        waiting::earliest(of_replicas.copied())
     }
 
     /// What one replica has at a worker.

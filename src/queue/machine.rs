@@ -42,11 +42,6 @@ const BEHIND_EVERY: Duration = Duration::from_millis(10);
 pub const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long one of the first 512 is passed over. Within this time the looks of each 10 ms come around at them.
 pub const PASSED_OVER_FOR: Duration = Duration::from_secs(1);
-/// For how long a replica at most lets the first one in another replica's line go first, and each of its requests all
-/// of those, one after another. The other replica may be kept from sending it by what this one does not know, such as
-/// the turns of its tenants or a worker that it leaves out; and one tenant's flood there may never end. Replicas hear
-/// of each other within some 10 ms, so who is sent at all is sent long before.
-pub const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
 
 /// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]

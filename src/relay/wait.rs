@@ -5,7 +5,6 @@
 //! its best worker, as things are then, and releases those whose worker has room.
 
 mod dispatch;
-mod in_line;
 mod metrics;
 mod room;
 mod shared_queue;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
-use super::in_line::{InLine, LetFirst};
 use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
@@ -16,8 +15,8 @@ use crate::http::drain::Tasks;
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 use crate::queue::{
-    LOOKED_AT_IN_ORDER, Look, Outcome, PASSED_OVER_FOR, STANDS_BEHIND_MAX, Settings, Stretch,
-    Timing,
+    InLine, LOOKED_AT_IN_ORDER, LetFirst, Look, Outcome, PASSED_OVER_FOR, Settings, Stretch,
+    Timing, Turn,
 };
 use crate::relay::choose::chosen;
 use crate::relay::choose::promised::Promised;
@@ -141,7 +140,7 @@ impl Queues {
         let mut behind = queue.behind.lock();
         let peers_first = self.fleet.waiting().peers_first().clone();
         let mut let_first = queue.let_first.lock();
-        let_first.keep(peers_first.as_deref());
+        let_first.begin_walk(|owner| first_of_peers(peers_first.as_deref(), owner));
         let mut walk = QueueWalk {
             queues: self,
             snapshot: &snapshot,
@@ -155,7 +154,6 @@ impl Queues {
             is_behind: false,
             peers_first,
             let_first: &mut let_first,
-            who_let_first: Vec::new(),
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
             walk.step(waiter, timing, stretch, in_line)
@@ -182,8 +180,6 @@ struct QueueWalk<'a> {
     peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
     /// Those of them that are let go first.
     let_first: &'a mut LetFirst,
-    /// The lines and priorities of those that wait for them, as far as the walk has come.
-    who_let_first: Vec<(WorkerId, i32)>,
 }
 
 impl QueueWalk<'_> {
@@ -265,8 +261,19 @@ impl QueueWalk<'_> {
             return self.wait_for(worker.id, placed.promises);
         }
         let owner = worker.id.cache_owner(rank);
-        if self.lets_another_first(waiter, timing, in_line, owner) {
-            return self.let_another_first(owner, timing.due.priority, placed.promises);
+        let firsts = first_of_peers(self.peers_first.as_deref(), owner);
+        let turn = self
+            .let_first
+            .turn(self.now, &waiter.patience, timing, owner, in_line, firsts);
+        match turn {
+            Turn::Next => {}
+            Turn::Overtakes => {
+                let overtakes = &self.queues.metrics.overtakes;
+                overtakes.with_label_values(&[&*waiter.model]).inc();
+            }
+            Turn::Waits { is_first } => {
+                return self.wait_beside_line(owner.worker(), is_first, placed.promises);
+            }
         }
         let seconds = chosen::first_token(&placed.chosen);
         let first_token = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -280,61 +287,8 @@ impl QueueWalk<'_> {
         self.release(&worker, release)
     }
 
-    /// Whether a request whose worker has room waits on, so that another replica sends the first one in its line there:
-    /// that one is of the same class, and due before all of the class in the line here. So replicas agree on which of
-    /// them is next, whatever that one sends then by the turns of its tenants. Lower classes wait behind it. A request
-    /// with a target does not wait for others.
-    fn lets_another_first(
-        &mut self,
-        waiter: &Waiter,
-        timing: Timing,
-        in_line: &InLine,
-        owner: WorkerId,
-    ) -> bool {
-        if waiter.had_room || timing.time_left.is_some() {
-            return false;
-        }
-        let DueTime { priority, at } = timing.due;
-        let is_higher = |(other, class): &(WorkerId, i32)| {
-            *class > priority && (*other == owner || other.worker() == owner)
-        };
-        if self.who_let_first.iter().any(is_higher) {
-            return true;
-        }
-        let peers = self.peers_first.as_ref();
-        let firsts = peers.and_then(|peers| peers.get(&owner));
-        let mut firsts = firsts.into_iter().flatten();
-        let Some(first) = firsts.find(|first| first.priority == priority) else {
-            return false;
-        };
-        let own_first = in_line.first_due(owner, priority);
-        if first.at >= own_first.map_or(at, |own_first| own_first.min(at)) {
-            return false;
-        }
-        let own_since = waiter.lets_first_since.get().unwrap_or(self.now);
-        waiter.lets_first_since.set(Some(own_since));
-        // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
-        // first no more either.
-        let since = self.let_first.since(owner, *first, self.now);
-        let since = since.min(own_since);
-        let is_over = self.now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
-        if is_over {
-            self.queues
-                .metrics
-                .overtakes
-                .with_label_values(&[&*waiter.model])
-                .inc();
-        }
-        !is_over
-    }
-
     /// A request waits beside its line: the worker stays open for those that let nobody go first.
-    fn let_another_first(&mut self, owner: WorkerId, priority: i32, promises: Promises) -> Looked {
-        let line = (owner, priority);
-        let is_first = !self.who_let_first.contains(&line);
-        if is_first {
-            self.who_let_first.push(line);
-        }
+    fn wait_beside_line(&mut self, worker: WorkerId, is_first: bool, promises: Promises) -> Looked {
         self.promised.add_beside_line(&promises);
         if self.is_behind {
             self.behind.promised.add_beside_line(&promises);
@@ -346,7 +300,7 @@ impl QueueWalk<'_> {
         }
         Looked::Wait(WaitsFor {
             at: self.now,
-            worker: owner.worker(),
+            worker,
             promises,
         })
     }
@@ -358,10 +312,9 @@ impl QueueWalk<'_> {
         let working = workers.usable(self.now);
         let working = working.filter(|worker| !stalled.contains(&worker.id));
         let is_open = |worker: &Worker| {
-            let mut waiting = self.who_let_first.iter();
-            let is_waited_for = waiting.any(|(owner, _)| owner.worker() == worker.id);
             let rooms = &self.rooms;
-            !is_waited_for && rooms.is_open(worker, None, self.settings, &self.promised)
+            !self.let_first.is_waited_for(worker.id)
+                && rooms.is_open(worker, None, self.settings, &self.promised)
         };
         let by_room = |worker: &&Arc<Worker>| {
             let promised = self.promised.of(worker.id).all.queued_tokens;
@@ -408,6 +361,15 @@ impl QueueWalk<'_> {
             self.behind.promised.add_waiting(promises);
         }
     }
+}
+
+/// The first ones in other replicas' lines for a worker, or for one of its dp ranks.
+fn first_of_peers(
+    peers: Option<&FxHashMap<WorkerId, FirstOfPeers>>,
+    owner: WorkerId,
+) -> &[DueTime] {
+    let firsts = peers.and_then(|peers| peers.get(&owner));
+    firsts.map_or(&[][..], FirstOfPeers::as_slice)
 }
 
 #[cfg(test)]

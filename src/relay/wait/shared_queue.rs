@@ -13,15 +13,14 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::in_line::{InLine, LetFirst, PlaceInLine};
 use crate::fleet::Group;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, FirstInLine};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
-    Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, Request, Room,
-    Settings, Stretch, Timing,
+    Below, ClassStatus, Entered, EntryId, InLine, Left, LetFirst, Look, Outcome, Patience,
+    PlaceInLine, Queue, Refusal, Request, Room, Settings, Stretch, Timing,
 };
 use crate::relay::choose::chosen::Chosen;
 use crate::relay::choose::promised::Promised;
@@ -74,10 +73,8 @@ pub(super) struct Waiter {
     pub(super) waits_for: RefCell<Option<WaitsFor>>,
     /// The line of the worker that `waits_for` names.
     place: Cell<Option<PlaceInLine>>,
-    /// Its worker had room when it entered: it lets no request of another replica go first.
-    pub(super) had_room: bool,
-    /// Since when it lets one of another replica go first, or has once done so.
-    pub(super) lets_first_since: Cell<Option<Instant>>,
+    /// With requests of other replicas that go first.
+    pub(super) patience: Patience,
     wake: oneshot::Sender<Woken>,
 }
 
@@ -337,8 +334,7 @@ impl SharedQueue {
             placing,
             waits_for: RefCell::new(waits_for),
             place: Cell::new(place),
-            had_room: request.has_room,
-            lets_first_since: Cell::new(None),
+            patience: Patience::new(request.has_room),
             wake,
         };
         let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {

@@ -24,6 +24,7 @@ use super::workload::{Job, tokens_of};
 use crate::fleet;
 use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{AnswerTokens, Passed};
+use crate::fleet::waiting::{self, DueTime};
 use crate::ids::{ViewIndex, WorkerId};
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
@@ -57,9 +58,9 @@ pub(super) struct Router {
     /// The load of its own requests that wait for each worker, as it last reported.
     reported_waiting: Vec<LoadShare>,
     /// By replica and worker: when the first one in the other replica's line is due, as that one last reported.
-    peers_first: Vec<Vec<Option<Instant>>>,
+    peers_first: Vec<Vec<Option<DueTime>>>,
     /// When the first one in the own line for each worker is due, as it last reported.
-    reported_first: Vec<Option<Instant>>,
+    reported_first: Vec<Option<DueTime>>,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
     /// The requests that wait, if requests do.
@@ -109,7 +110,7 @@ pub(super) struct Report {
     /// Worker, what waited for it in the report before, what waits for it now.
     waiting: Vec<(usize, LoadShare, LoadShare)>,
     /// By worker.
-    first: Vec<Option<Instant>>,
+    first: Vec<Option<DueTime>>,
     routed: Vec<(usize, usize)>,
 }
 
@@ -261,7 +262,7 @@ impl Router {
         let engines = self.engines.iter();
         let peers_first = |worker: usize| {
             let replicas = self.peers_first.iter();
-            replicas.filter_map(|first| *first.get(worker)?).min()
+            waiting::earliest(replicas.filter_map(|first| *first.get(worker)?))
         };
         Workers {
             loads: self.loads().collect(),

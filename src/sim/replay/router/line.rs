@@ -1,7 +1,7 @@
 //! The requests that wait in a replay's router for the worker where they cost the least: the router's own queue, without classes,
 //! tenants and bounds. Pure.
 
-use std::collections::BTreeSet;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,11 @@ use rustc_hash::FxHashMap;
 
 use crate::fleet;
 use crate::fleet::load::LoadShare;
-use crate::ids::ClientKey;
+use crate::fleet::waiting::{DueTime, FirstOfPeers};
+use crate::ids::{ClientKey, WorkerId};
 use crate::queue::{
-    LOOKED_AT_IN_ORDER, Look, Outcome, PASSED_OVER_FOR, Queue, Request, Room, STANDS_BEHIND_MAX,
-    Settings, Stretch,
+    InLine, LOOKED_AT_IN_ORDER, LetFirst, Look, Outcome, PASSED_OVER_FOR, Patience, PlaceInLine,
+    Queue, Request, Room, Settings, Stretch, Timing, Turn,
 };
 
 /// Longer than any replay.
@@ -30,70 +31,82 @@ pub(super) struct Line {
 #[derive(Debug)]
 struct WorkerLines {
     waiting: FxHashMap<usize, WaitingJob>,
-    /// By worker: what waits for it, and when.
+    /// By worker: what waits for it.
     promised: Vec<LoadShare>,
-    due: Vec<BTreeSet<(Instant, usize)>>,
-    /// By worker: the first one in another replica's line that is let go first, and since when.
-    let_first: Vec<Option<(Instant, Duration)>>,
+    in_line: InLine,
+    /// The first ones in other replicas' lines that are let go first.
+    let_first: LetFirst,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct WaitingJob {
+    seen: Seen,
+    /// The line of the worker where it was seen.
+    place: Cell<Option<PlaceInLine>>,
+    patience: Patience,
+}
+
+/// The worker for which a request was last seen to wait.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
     worker: usize,
     load: LoadShare,
-    due: Instant,
-    /// When it was last looked at.
     at: Duration,
-    /// Its worker had room when it arrived: it lets no request of another replica go first.
-    had_room: bool,
-    /// Since when it lets one of another replica go first, or has once done so.
-    lets_first_since: Option<Duration>,
 }
 
 impl WorkerLines {
-    /// Puts a request into the line where it waits now.
-    fn set(&mut self, request: usize, job: WaitingJob) {
-        self.remove(request);
-        self.promised[job.worker] = self.promised[job.worker].plus(job.load);
-        self.due[job.worker].insert((job.due, request));
+    /// Puts a new request into its line.
+    fn add(&mut self, request: usize, seen: Seen, due: DueTime, patience: Patience) {
+        let place = (owner_of(seen.worker), due);
+        self.in_line.add(place);
+        self.promised[seen.worker] = self.promised[seen.worker].plus(seen.load);
+        let job = WaitingJob {
+            seen,
+            place: Cell::new(Some(place)),
+            patience,
+        };
         self.waiting.insert(request, job);
+    }
+
+    /// Puts a request into the line where it waits now.
+    fn set(&mut self, request: usize, seen: Seen, due: DueTime) {
+        let Some(job) = self.waiting.get_mut(&request) else {
+            return;
+        };
+        let before = std::mem::replace(&mut job.seen, seen);
+        self.promised[before.worker] = self.promised[before.worker].minus(before.load);
+        self.promised[seen.worker] = self.promised[seen.worker].plus(seen.load);
+        let place = (owner_of(seen.worker), due);
+        self.in_line.move_to(&job.place, Some(place));
     }
 
     fn remove(&mut self, request: usize) {
         if let Some(job) = self.waiting.remove(&request) {
-            self.promised[job.worker] = self.promised[job.worker].minus(job.load);
-            self.due[job.worker].remove(&(job.due, request));
+            let Seen { worker, load, .. } = job.seen;
+            self.promised[worker] = self.promised[worker].minus(load);
+            self.in_line.move_to(&job.place, None);
         }
     }
 
-    fn first(&self, worker: usize) -> Option<Instant> {
-        self.due[worker].first().map(|(due, _)| *due)
-    }
-
-    /// Whether a request whose worker has room waits on, so that another replica sends its first one there, which is
-    /// due at `peers_first`.
-    fn lets_another_first(
+    /// Whether a request whose `worker` has room is sent, by what is first in other replicas' lines there.
+    fn turn(
         &mut self,
-        now: Duration,
-        job: &mut WaitingJob,
-        peers_first: Option<Instant>,
-    ) -> bool {
-        let own_first = self.first(job.worker).unwrap_or(job.due).min(job.due);
-        let is_before = |first: &Instant| *first < own_first;
-        let Some(first) = peers_first.filter(is_before).filter(|_| !job.had_room) else {
-            return false;
-        };
-        let own_since = *job.lets_first_since.get_or_insert(now);
-        let (_, since) = *self.let_first[job.worker].get_or_insert((first, now));
-        now - since.min(own_since) < STANDS_BEHIND_MAX
+        now: Instant,
+        request: usize,
+        timing: Timing,
+        worker: usize,
+        first_of_peers: &[DueTime],
+    ) -> Turn {
+        let patience = &self.waiting[&request].patience;
+        let (owner, in_line) = (owner_of(worker), &self.in_line);
+        self.let_first
+            .turn(now, patience, timing, owner, in_line, first_of_peers)
     }
+}
 
-    /// Forgets those let go first that are not first any more.
-    fn keep_let_first(&mut self, peers_first: &[Option<Instant>]) {
-        for (let_first, first) in self.let_first.iter_mut().zip(peers_first) {
-            *let_first = let_first.filter(|(known, _)| *first == Some(*known));
-        }
-    }
+/// The id of a worker that has no ranks.
+fn owner_of(worker: usize) -> WorkerId {
+    WorkerId(worker as u32)
 }
 
 /// A request that is sent.
@@ -110,8 +123,8 @@ pub(super) struct Workers {
     pub(super) loads: Vec<LoadShare>,
     /// What other replicas' waiting requests are promised.
     pub(super) promised: Vec<LoadShare>,
-    /// When the first of those is due.
-    pub(super) peers_first: Vec<Option<Instant>>,
+    /// The first of those in each other replica's line.
+    pub(super) peers_first: Vec<FirstOfPeers>,
     pub(super) slots: Vec<Option<u32>>,
     /// Seconds for a prompt token at their mean rate.
     pub(super) mean_prompt_token: f64,
@@ -153,8 +166,8 @@ impl Line {
             lines: WorkerLines {
                 waiting: FxHashMap::default(),
                 promised: vec![LoadShare::default(); workers],
-                due: vec![BTreeSet::new(); workers],
-                let_first: vec![None; workers],
+                in_line: InLine::default(),
+                let_first: LetFirst::default(),
             },
             epoch,
         }
@@ -166,9 +179,10 @@ impl Line {
     }
 
     /// When the first one in each worker's line is due.
-    pub(super) fn first(&self) -> Vec<Option<Instant>> {
-        let workers = 0..self.lines.due.len();
-        workers.map(|worker| self.lines.first(worker)).collect()
+    pub(super) fn first(&self) -> Vec<Option<DueTime>> {
+        let workers = 0..self.lines.promised.len();
+        let first = |worker| self.lines.in_line.first(owner_of(worker));
+        workers.map(first).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -201,15 +215,14 @@ impl Line {
             has_lost_target: false,
         };
         let has_room = workers.has_room(worker, self.max_worker_queued_tokens);
-        let job = WaitingJob {
+        let had_room = has_room && self.lines.promised[worker].requests == 0;
+        let seen = Seen {
             worker,
             load,
-            due: self.queue.due(&waiting).at,
             at: now,
-            had_room: has_room && self.lines.first(worker).is_none(),
-            lets_first_since: None,
         };
-        self.lines.set(request, job);
+        let due = self.queue.due(&waiting);
+        self.lines.add(request, seen, due, Patience::new(had_room));
         let room = workers.room(self.max_worker_queued_tokens);
         let entered = self.queue.enter(arrived, room, waiting, request);
         entered.expect("nothing bounds it");
@@ -231,17 +244,20 @@ impl Line {
             epoch,
             ..
         } = self;
-        lines.keep_let_first(&workers.peers_first);
+        let at = *epoch + now;
+        let peers_first = std::mem::take(&mut workers.peers_first);
+        let first_of_peers = |owner: WorkerId| peers_first[owner.0 as usize].as_slice();
+        lines.let_first.begin_walk(first_of_peers);
         let mut is_waited_for = vec![false; workers.loads.len()];
         let mut in_order = LOOKED_AT_IN_ORDER;
         let mut sent = Vec::new();
         let room = workers.room(max);
-        let look = |request: &usize, _, stretch: Stretch| {
+        let look = |request: &usize, timing: Timing, stretch: Stretch| {
             let is_open = |worker: usize| !is_waited_for[worker] && workers.has_room(worker, max);
             if stretch != Stretch::First || !(0..workers.loads.len()).any(is_open) {
                 return Look::Full;
             }
-            let before = lines.waiting[request];
+            let before = lines.waiting[request].seen;
             let is_new = now - before.at < PASSED_OVER_FOR;
             if in_order == 0 && is_new && !is_open(before.worker) {
                 workers.loads[before.worker] = workers.loads[before.worker].plus(before.load);
@@ -252,21 +268,27 @@ impl Line {
             let behind = workers.loads.iter().zip(&workers.promised);
             let behind: Vec<LoadShare> = behind.map(|(load, peers)| load.plus(*peers)).collect();
             let (worker, prompt_tokens, uncached_tokens) = choose(*request, &behind);
-            let mut job = WaitingJob {
+            let seen = Seen {
                 worker,
                 load: LoadShare::of_request(prompt_tokens, uncached_tokens),
                 at: now,
-                ..before
             };
-            let peers_first = workers.peers_first[worker];
             let has_room = is_open(worker);
-            let is_sent = has_room && !lines.lets_another_first(now, &mut job, peers_first);
-            workers.loads[worker] = workers.loads[worker].plus(job.load);
-            if !is_sent {
-                lines.set(*request, job);
-                // One that lets another go first waits beside the line.
-                is_waited_for[worker] |= !has_room;
+            workers.loads[worker] = workers.loads[worker].plus(seen.load);
+            if !has_room {
+                lines.set(*request, seen, timing.due);
+                is_waited_for[worker] = true;
                 return Look::Wait;
+            }
+            let first_of_peers = &peers_first[worker];
+            match lines.turn(at, *request, timing, worker, first_of_peers) {
+                Turn::Next | Turn::Overtakes => {}
+                // It waits beside its line, and those behind it may have room at other workers.
+                Turn::Waits { is_first: false } => return Look::PassOver,
+                Turn::Waits { is_first: true } => {
+                    lines.set(*request, seen, timing.due);
+                    return Look::Wait;
+                }
             }
             lines.remove(*request);
             sent.push(Sent {
@@ -276,7 +298,7 @@ impl Line {
             });
             Look::Send
         };
-        let left = queue.advance(*epoch + now, room, 0, look);
+        let left = queue.advance(at, room, 0, look);
         debug_assert!(left.iter().all(|left| left.outcome == Outcome::Released));
         sent
     }
@@ -297,10 +319,16 @@ mod tests {
         Workers {
             loads: loads.to_vec(),
             promised: vec![LoadShare::default(); 2],
-            peers_first: vec![None, peers_first],
+            peers_first: vec![FirstOfPeers::new(), first_at(peers_first)],
             slots: vec![None; 2],
             mean_prompt_token: 0.001,
         }
+    }
+
+    /// Another replica's first one, which is of the class of all requests.
+    fn first_at(at: Option<Instant>) -> FirstOfPeers {
+        let due = |at| DueTime { priority: 0, at };
+        at.into_iter().map(due).collect()
     }
 
     fn line(epoch: Instant) -> Line {

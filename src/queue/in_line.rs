@@ -4,28 +4,31 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers};
+use crate::fleet::waiting::{DueTime, FirstInLine};
 use crate::ids::WorkerId;
 
 /// Requests of one priority, counted by when they are due.
 type ByDue = BTreeMap<Instant, u32>;
 
 /// A request in the line of a cache owner.
-pub(super) type PlaceInLine = (WorkerId, DueTime);
+pub type PlaceInLine = (WorkerId, DueTime);
+
+/// Requests in one line, highest priority first.
+type Line = BTreeMap<Reverse<i32>, ByDue>;
 
 /// By cache owner: a worker, with those that wait for its dp ranks, and each of these.
 #[derive(Debug, Default)]
-pub(super) struct InLine {
-    /// Highest priority first.
-    by_owner: FxHashMap<WorkerId, BTreeMap<Reverse<i32>, ByDue>>,
+pub struct InLine {
+    by_owner: FxHashMap<WorkerId, Line>,
 }
 
 impl InLine {
-    pub(super) fn add(&mut self, (owner, due): PlaceInLine) {
+    /// A request waits in this line.
+    pub fn add(&mut self, (owner, due): PlaceInLine) {
         for counted in with_worker(owner) {
             let line = self.by_owner.entry(counted).or_default();
             let same = line.entry(Reverse(due.priority)).or_default();
@@ -58,7 +61,7 @@ impl InLine {
     }
 
     /// Puts a request into the line where it waits now. `place` is where it has been.
-    pub(super) fn move_to(&mut self, place: &Cell<Option<PlaceInLine>>, new: Option<PlaceInLine>) {
+    pub fn move_to(&mut self, place: &Cell<Option<PlaceInLine>>, new: Option<PlaceInLine>) {
         let before = place.replace(new);
         if before == new {
             return;
@@ -72,23 +75,21 @@ impl InLine {
     }
 
     /// When the first request of a priority in an owner's line is due.
-    pub(super) fn first_due(&self, owner: WorkerId, priority: i32) -> Option<Instant> {
+    pub fn first_due(&self, owner: WorkerId, priority: i32) -> Option<Instant> {
         let same = self.by_owner.get(&owner)?.get(&Reverse(priority))?;
         same.first_key_value().map(|(at, _)| *at)
     }
 
+    /// The first one in an owner's line: of those of the highest priority there, the one that is due the earliest.
+    pub fn first(&self, owner: WorkerId) -> Option<DueTime> {
+        first_of(self.by_owner.get(&owner)?)
+    }
+
     /// Adds the first of each line to those of other queues.
-    pub(super) fn add_first(&self, to: &mut FirstInLine) {
+    pub fn add_first(&self, to: &mut FirstInLine) {
         for (owner, line) in &self.by_owner {
-            let Some((priority, same)) = line.first_key_value() else {
+            let Some(first) = first_of(line) else {
                 continue;
-            };
-            let Some((at, _)) = same.first_key_value() else {
-                continue;
-            };
-            let first = DueTime {
-                priority: priority.0,
-                at: *at,
             };
             let known = to.entry(*owner).or_insert(first);
             let order = |due: &DueTime| (Reverse(due.priority), due.at);
@@ -99,32 +100,13 @@ impl InLine {
     }
 }
 
-/// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
-const LATE_MAX: Duration = Duration::from_millis(50);
-
-/// Since when this replica lets the first one in another replica's line go first, by cache owner and priority. The
-/// bound is against one that does not leave: once it is over, nobody here waits for that one any more. Its time goes on
-/// while the worker is full.
-#[derive(Debug, Default)]
-pub(super) struct LetFirst {
-    by_line: FxHashMap<(WorkerId, i32), (DueTime, Instant)>,
-}
-
-impl LetFirst {
-    /// Forgets those that are not first any more: the next one there may be let go first as long.
-    pub(super) fn keep(&mut self, peers_first: Option<&FxHashMap<WorkerId, FirstOfPeers>>) {
-        self.by_line.retain(|(owner, _), (known, _)| {
-            let firsts = peers_first.and_then(|peers| peers.get(owner));
-            let mut firsts = firsts.into_iter().flatten();
-            firsts.any(|first| first.is_within(LATE_MAX, *known))
-        });
-    }
-
-    /// Since when `first` is let go first, which is so now.
-    pub(super) fn since(&mut self, owner: WorkerId, first: DueTime, now: Instant) -> Instant {
-        let line = self.by_line.entry((owner, first.priority));
-        line.or_insert((first, now)).1
-    }
+fn first_of(line: &Line) -> Option<DueTime> {
+    let (Reverse(priority), same) = line.first_key_value()?;
+    let (at, _) = same.first_key_value()?;
+    Some(DueTime {
+        priority: *priority,
+        at: *at,
+    })
 }
 
 /// A cache owner, and its worker if it is a rank.
@@ -136,6 +118,8 @@ fn with_worker(owner: WorkerId) -> impl Iterator<Item = WorkerId> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::observe;
 
@@ -179,31 +163,6 @@ mod tests {
         lines.move_to(&places[2], None);
         lines.move_to(&places[0], None);
         assert!(lines.by_owner.is_empty());
-    }
-
-    #[test]
-    fn who_is_first_in_another_line_is_let_go_first_since_it_was_first_there() {
-        let start = observe::now();
-        let ms = Duration::from_millis;
-        let worker = WorkerId(3);
-        let mut let_first = LetFirst::default();
-        let mut since = |at: u64, priority: i32, due: u64| {
-            let first = DueTime {
-                priority,
-                at: start + ms(due),
-            };
-            let firsts = FirstOfPeers::from_iter([first]);
-            let peers = FxHashMap::from_iter([(worker, firsts)]);
-            let_first.keep(Some(&peers));
-            let since = let_first.since(worker, first, start + ms(at));
-            since.duration_since(start).as_millis()
-        };
-        assert_eq!([since(10, 0, 100), since(20, 0, 149)], [10, 10]);
-        // It does not move along with small changes.
-        assert_eq!([since(30, 0, 151), since(40, 0, 151)], [30, 30]);
-        assert_eq!([since(50, 1, 151), since(60, 0, 151)], [50, 60]);
-        let_first.keep(None);
-        assert!(let_first.by_line.is_empty());
     }
 
     #[test]

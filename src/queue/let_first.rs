@@ -1,0 +1,213 @@
+//! Which requests that wait in other replicas go before those that wait here. Pure.
+//!
+//! Each replica reports when the first request in each of its lines is due. A request here whose worker has room waits on
+//! while another replica's first one for that worker is of its class, and due before all of the class in the line here. So
+//! replicas agree on which of them is next, whatever that one sends then by the turns of its tenants.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::in_line::InLine;
+use super::types::Timing;
+use crate::fleet::waiting::DueTime;
+use crate::ids::WorkerId;
+
+/// For how long a replica at most lets the first one in another replica's line go first, and each of its requests all
+/// of those, one after another. The other replica may be kept from sending it by what this one does not know, such as
+/// the turns of its tenants or a worker that it leaves out; and one tenant's flood there may never end. Replicas hear
+/// of each other within some 10 ms, so who is sent at all is sent long before.
+const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
+
+/// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
+const LATE_MAX: Duration = Duration::from_millis(50);
+
+/// A cache owner, and the priority of the requests in its line that are meant.
+type LineOfClass = (WorkerId, i32);
+
+/// How long a waiting request lets those of other replicas go first.
+#[derive(Debug)]
+pub struct Patience {
+    has_any: bool,
+    /// Since when it lets one of another replica go first, or has once done so.
+    since: Cell<Option<Instant>>,
+}
+
+impl Patience {
+    /// A request whose worker had room when it entered lets none go first.
+    pub fn new(had_room: bool) -> Self {
+        Self {
+            has_any: !had_room,
+            since: Cell::new(None),
+        }
+    }
+}
+
+/// What becomes of a waiting request whose worker has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is sent.
+    Next,
+    /// It is sent before one of another replica that is due earlier: it has let that one, or several one after another,
+    /// go first for as long as it may.
+    Overtakes,
+    /// It waits on beside its line: the worker stays open for those that let nobody go first. `is_first`: in this walk
+    /// it is the first of its line and class that does.
+    Waits { is_first: bool },
+}
+
+/// The first ones in other replicas' lines that are let go first.
+#[derive(Debug, Default)]
+pub struct LetFirst {
+    /// Since when each of them is let go first. The bound is against one that does not leave: once it is over, nobody
+    /// here waits for that one any more. Its time goes on while the worker is full.
+    by_line: FxHashMap<LineOfClass, (DueTime, Instant)>,
+    /// The lines and priorities of those that wait for them, as far as the walk has come.
+    waited_in: Vec<LineOfClass>,
+}
+
+impl LetFirst {
+    /// Begins a walk over the waiting requests. Forgets those that are not first any more, by what `first_of_peers` says
+    /// of an owner's line: the next one there may be let go first as long.
+    pub fn begin_walk<'a>(&mut self, first_of_peers: impl Fn(WorkerId) -> &'a [DueTime]) {
+        self.waited_in.clear();
+        self.by_line.retain(|(owner, _), (known, _)| {
+            let mut firsts = first_of_peers(*owner).iter();
+            firsts.any(|first| first.is_within(LATE_MAX, *known))
+        });
+    }
+
+    /// Whether a request whose worker, or dp rank, has room waits on, so that another replica sends the first one in its
+    /// line there: one of `first_of_peers`. Lower classes wait behind it. A request with a target does not wait for
+    /// others. `in_line`: the lines here, without those that this walk has sent.
+    pub fn turn(
+        &mut self,
+        now: Instant,
+        patience: &Patience,
+        timing: Timing,
+        owner: WorkerId,
+        in_line: &InLine,
+        first_of_peers: &[DueTime],
+    ) -> Turn {
+        if !patience.has_any || timing.time_left.is_some() {
+            return Turn::Next;
+        }
+        let DueTime { priority, at } = timing.due;
+        let is_higher = |(other, class): &LineOfClass| {
+            *class > priority && (*other == owner || other.worker() == owner)
+        };
+        if self.waited_in.iter().any(is_higher) {
+            return self.wait_in((owner, priority));
+        }
+        let mut firsts = first_of_peers.iter();
+        let Some(first) = firsts.find(|first| first.priority == priority) else {
+            return Turn::Next;
+        };
+        let own_first = in_line.first_due(owner, priority);
+        if first.at >= own_first.map_or(at, |own_first| own_first.min(at)) {
+            return Turn::Next;
+        }
+        let own_since = patience.since.get().unwrap_or(now);
+        patience.since.set(Some(own_since));
+        // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
+        // first no more either.
+        let since = self.since(owner, *first, now).min(own_since);
+        if now.saturating_duration_since(since) >= STANDS_BEHIND_MAX {
+            return Turn::Overtakes;
+        }
+        self.wait_in((owner, priority))
+    }
+
+    /// Whether one of those the walk has come to waits beside a line of a worker, or of one of its dp ranks.
+    pub fn is_waited_for(&self, worker: WorkerId) -> bool {
+        let mut waited_in = self.waited_in.iter();
+        waited_in.any(|(owner, _)| owner.worker() == worker)
+    }
+
+    fn wait_in(&mut self, line: LineOfClass) -> Turn {
+        let is_first = !self.waited_in.contains(&line);
+        if is_first {
+            self.waited_in.push(line);
+        }
+        Turn::Waits { is_first }
+    }
+
+    /// Since when `first` is let go first, which is so now.
+    fn since(&mut self, owner: WorkerId, first: DueTime, now: Instant) -> Instant {
+        let line = self.by_line.entry((owner, first.priority));
+        line.or_insert((first, now)).1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    #[test]
+    fn who_is_first_in_another_line_is_let_go_first_since_it_was_first_there() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let worker = WorkerId(3);
+        let mut let_first = LetFirst::default();
+        let mut since = |at: u64, priority: i32, due: u64| {
+            let first = DueTime {
+                priority,
+                at: start + ms(due),
+            };
+            let firsts = [first];
+            let_first.begin_walk(|_| &firsts);
+            let since = let_first.since(worker, first, start + ms(at));
+            since.duration_since(start).as_millis()
+        };
+        assert_eq!([since(10, 0, 100), since(20, 0, 149)], [10, 10]);
+        // It does not move along with small changes.
+        assert_eq!([since(30, 0, 151), since(40, 0, 151)], [30, 30]);
+        assert_eq!([since(50, 1, 151), since(60, 0, 151)], [50, 60]);
+        let_first.begin_walk(|_| &[]);
+        assert!(let_first.by_line.is_empty());
+    }
+
+    #[test]
+    fn behind_one_that_waits_for_another_replica_only_lower_classes_of_its_worker_wait() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let worker = WorkerId(3);
+        let ranks = [0, 1].map(|rank| worker.cache_owner(Some(rank)));
+        let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+        let mut turn = |owner: WorkerId, priority: i32| {
+            let due = DueTime {
+                priority,
+                at: start,
+            };
+            let timing = Timing {
+                time_left: None,
+                due,
+            };
+            // Another replica has one of this class that is due earlier.
+            let first = DueTime {
+                priority: 1,
+                at: start - ms(1),
+            };
+            let patience = Patience::new(false);
+            let_first.turn(start, &patience, timing, owner, &in_line, &[first])
+        };
+        let waits = |is_first| Turn::Waits { is_first };
+        assert_eq!(turn(worker, 0), Turn::Next);
+        assert_eq!(
+            [turn(ranks[0], 1), turn(ranks[0], 1)],
+            [waits(true), waits(false)]
+        );
+        assert_eq!(
+            [turn(ranks[0], 0), turn(ranks[1], 0)],
+            [waits(true), Turn::Next]
+        );
+        // It may come to any rank.
+        assert_eq!(
+            [turn(worker, 0), turn(worker, 2)],
+            [waits(true), Turn::Next]
+        );
+        assert!(let_first.is_waited_for(worker) && !let_first.is_waited_for(WorkerId(4)));
+    }
+}
