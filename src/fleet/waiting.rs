@@ -1,5 +1,6 @@
 //! Requests that wait in routers for workers with room: in this one, and in the other replicas.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,9 +12,6 @@ use smallvec::SmallVec;
 
 use super::load::LoadShare;
 use crate::ids::WorkerId;
-
-/// What waits, by cache owner: for a worker as a whole, and for each of its dp ranks that requests are pinned to.
-pub type WaitingByOwner = FxHashMap<WorkerId, LoadShare>;
 
 /// When a waiting request is due, to compare it with others of its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +38,12 @@ impl DueTime {
     }
 }
 
-/// When the first request in each line of this router is due, by cache owner: of the highest class that waits there,
-/// the one that is due the earliest.
-pub type FirstInLine = FxHashMap<WorkerId, DueTime>;
-
-/// When the first requests in the lines of other routers are due: for each priority that any of them has, the earliest.
-pub type FirstOfPeers = SmallVec<[DueTime; 2]>;
+/// When the first requests in lines for one worker are due: for each priority at most one.
+pub type FirstInLine = SmallVec<[DueTime; 2]>;
 
 /// The earliest one of each priority among the first ones in several lines.
-pub fn earliest(firsts: impl IntoIterator<Item = DueTime>) -> FirstOfPeers {
-    let mut earliest = FirstOfPeers::new();
+pub fn earliest(firsts: impl IntoIterator<Item = DueTime>) -> FirstInLine {
+    let mut earliest = FirstInLine::new();
     for first in firsts {
         let is_same = |other: &&mut DueTime| other.priority == first.priority;
         match earliest.iter_mut().find(is_same) {
@@ -60,14 +54,81 @@ pub fn earliest(firsts: impl IntoIterator<Item = DueTime>) -> FirstOfPeers {
     earliest
 }
 
+/// What waits for a worker, or for one of its dp ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitingAt {
+    pub load: LoadShare,
+    /// In this router of the highest class that waits there, the one that is due the earliest. In the other replicas for
+    /// each priority that any of these reports, the earliest.
+    pub first: FirstInLine,
+}
+
+/// What waits, by cache owner: for a worker as a whole, and for each of its dp ranks that requests are pinned to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitingByOwner {
+    by_owner: FxHashMap<WorkerId, WaitingAt>,
+}
+
+impl WaitingByOwner {
+    /// The load of what waits.
+    #[inline]
+    pub fn get(&self, owner: &WorkerId) -> Option<&LoadShare> {
+        Some(&self.by_owner.get(owner)?.load)
+    }
+
+    pub fn at(&self, owner: WorkerId) -> Option<&WaitingAt> {
+        self.by_owner.get(&owner)
+    }
+
+    /// The first ones in line.
+    pub fn first(&self, owner: WorkerId) -> &[DueTime] {
+        let waiting = self.by_owner.get(&owner);
+        waiting.map_or(&[][..], |waiting| &waiting.first[..])
+    }
+
+    /// True if it has changed.
+    pub fn set(&mut self, owner: WorkerId, new: WaitingAt) -> bool {
+        if new.load.requests == 0 && new.first.is_empty() {
+            return self.by_owner.remove(&owner).is_some();
+        }
+        if self.by_owner.get(&owner) == Some(&new) {
+            return false;
+        }
+        self.by_owner.insert(owner, new);
+        true
+    }
+
+    /// Adds the first one in a line here. Where several queues have a line, one counts: of the highest class, and there
+    /// the one that is due the earliest.
+    pub fn add_first(&mut self, owner: WorkerId, first: DueTime) {
+        let known = &mut self.by_owner.entry(owner).or_default().first;
+        let order = |due: &DueTime| (Reverse(due.priority), due.at);
+        if known.iter().all(|known| order(&first) < order(known)) {
+            known.clear();
+            known.push(first);
+        }
+    }
+}
+
+impl FromIterator<(WorkerId, LoadShare)> for WaitingByOwner {
+    fn from_iter<I: IntoIterator<Item = (WorkerId, LoadShare)>>(loads: I) -> Self {
+        let waiting = loads.into_iter().map(|(owner, load)| {
+            let first = FirstInLine::new();
+            (owner, WaitingAt { load, first })
+        });
+        Self {
+            by_owner: waiting.collect(),
+        }
+    }
+}
+
 /// Written by who lets requests wait and by who hears of other replicas; read by both.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// `None`: none waits.
     own: ArcSwapOption<WaitingByOwner>,
     peers: ArcSwapOption<WaitingByOwner>,
-    own_first: ArcSwapOption<FirstInLine>,
-    peers_first: ArcSwapOption<FxHashMap<WorkerId, FirstOfPeers>>,
+    is_shared: AtomicBool,
     is_heard: AtomicBool,
 }
 
@@ -80,12 +141,14 @@ impl Waiting {
         set(&self.peers, peers);
     }
 
-    pub fn set_own_first(&self, first: FirstInLine) {
-        set(&self.own_first, first);
+    /// There may be other replicas. Said before any request waits.
+    pub fn set_shared(&self) {
+        self.is_shared.store(true, Relaxed);
     }
 
-    pub fn set_peers_first(&self, first: FxHashMap<WorkerId, FirstOfPeers>) {
-        set(&self.peers_first, first);
+    /// Whether there may be other replicas: else nobody asks when requests are due.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared.load(Relaxed)
     }
 
     /// Whether another replica is connected.
@@ -108,18 +171,10 @@ impl Waiting {
     pub fn peers(&self) -> Guard<Option<Arc<WaitingByOwner>>> {
         self.peers.load()
     }
-
-    pub fn own_first(&self) -> Guard<Option<Arc<FirstInLine>>> {
-        self.own_first.load()
-    }
-
-    pub fn peers_first(&self) -> Guard<Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>> {
-        self.peers_first.load()
-    }
 }
 
-fn set<T>(published: &ArcSwapOption<FxHashMap<WorkerId, T>>, new: FxHashMap<WorkerId, T>) {
-    if !new.is_empty() {
+fn set(published: &ArcSwapOption<WaitingByOwner>, new: WaitingByOwner) {
+    if !new.by_owner.is_empty() {
         published.store(Some(Arc::new(new)));
     } else if published.load().is_some() {
         published.store(None);

@@ -14,7 +14,7 @@ use super::handshake::InstanceId;
 use super::numbers::WorkerKey;
 use super::wire;
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::{self, DueTime, FirstOfPeers};
+use crate::fleet::waiting::{self, DueTime, FirstInLine};
 
 /// A report beyond these is a mistake of the other replica; so cut, no sum overflows.
 const MAX_REQUESTS: u32 = 1 << 20;
@@ -221,7 +221,7 @@ impl LoadTable {
     }
 
     /// When the first ones in the lines of all other replicas are due, for each priority the earliest.
-    pub fn first(&self, key: &WorkerKey) -> FirstOfPeers {
+    pub fn first(&self, key: &WorkerKey) -> FirstInLine {
         let of_replicas = self.first.get(key).into_iter().flat_map(BTreeMap::values);
         waiting::earliest(of_replicas.copied())
     }

@@ -129,6 +129,7 @@ impl State {
             settings.max_peers as usize,
         );
         let calm = settings.stale_after * CALM;
+        fleet.waiting().set_shared();
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 gauges: Gauges::new(now, settings.heartbeat_interval),
@@ -207,11 +208,8 @@ impl State {
         self.refresh_fleet(now, inner);
         if inner.streams.is_empty() {
             // Nothing was reported while nobody listened, so what was reported last may be old.
-            let shared = self.fleet.waiting();
-            let (waiting, first) = (shared.own(), shared.own_first());
-            let loads = inner
-                .workers
-                .own_loads(waiting.as_deref(), first.as_deref());
+            let waiting = self.fleet.waiting().own();
+            let loads = inner.workers.own_loads(waiting.as_deref());
             inner.gauges.report(now, self.condition(), loads);
         }
         let whole = || inner.gauges.whole();
@@ -316,11 +314,8 @@ impl State {
     pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
-        let shared = self.fleet.waiting();
-        let (waiting, first) = (shared.own(), shared.own_first());
-        let loads = inner
-            .workers
-            .own_loads(waiting.as_deref(), first.as_deref());
+        let waiting = self.fleet.waiting().own();
+        let loads = inner.workers.own_loads(waiting.as_deref());
         let messages = inner.gauges.report(now, self.condition(), loads);
         let routed = inner
             .workers

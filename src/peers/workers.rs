@@ -18,7 +18,7 @@ use super::wire::peer_message::Kind;
 use crate::fleet::load::LoadShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
-use crate::fleet::waiting::{FirstInLine, FirstOfPeers, WaitingByOwner};
+use crate::fleet::waiting::{WaitingAt, WaitingByOwner};
 use crate::fleet::{Snapshot, Status, Worker, WorkerState};
 use crate::ids::WorkerId;
 
@@ -32,17 +32,8 @@ pub(super) struct Workers {
     by_address: FxHashMap<Arc<str>, Listed>,
     /// What waits in the other replicas, and the first ones in their lines.
     waiting: WaitingByOwner,
-    first: FxHashMap<WorkerId, FirstOfPeers>,
     /// What no list of this replica has any more and may still run requests.
     departed: Vec<(Arc<str>, Arc<WorkerState>)>,
-}
-
-/// What has changed of what waits in the other replicas.
-#[derive(Clone, Copy, Debug, Default)]
-struct Changed {
-    waiting: bool,
-    /// The first ones in their lines.
-    first: bool,
 }
 
 #[derive(Debug)]
@@ -99,18 +90,17 @@ impl Workers {
         }
     }
 
-    /// What this replica itself has at each worker, and what waits in it for that one, with the `first` of these; of
+    /// What this replica itself has at each worker, and what waits in it for that one, with the first of these; of
     /// both, what is pinned to each of the worker's ranks. Also at workers that left its list and run its requests: the
     /// others may list them.
     pub(super) fn own_loads(
         &self,
         waiting: Option<&WaitingByOwner>,
-        first: Option<&FirstInLine>,
     ) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
         let of_owner = move |owner: WorkerId| {
-            let waiting = waiting.and_then(|waiting| waiting.get(&owner));
-            let first = first.and_then(|first| first.get(&owner));
-            (waiting.copied().unwrap_or_default(), first.copied())
+            let waiting = waiting.and_then(|waiting| waiting.at(owner));
+            let parts = waiting.map(|waiting| (waiting.load, waiting.first.first().copied()));
+            parts.unwrap_or_default()
         };
         let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
         let departed = departed.map(move |(address, state)| {
@@ -136,15 +126,10 @@ impl Workers {
 
     /// Writes what the others have at each worker to where routing reads it.
     pub(super) fn set_all(&mut self, now: Instant, table: &LoadTable, fleet: &Registry) {
-        self.waiting.clear();
-        self.first.clear();
+        self.waiting = WaitingByOwner::default();
         let addresses: Vec<Arc<str>> = self.by_address.keys().cloned().collect();
         self.set(now, addresses, table, false);
-        let all = Changed {
-            waiting: true,
-            first: true,
-        };
-        self.publish(all, fleet);
+        fleet.waiting().set_peers(self.waiting.clone());
     }
 
     /// Writes what the others have at each worker where that has changed to where routing reads it. `is_first`: a replica
@@ -157,35 +142,27 @@ impl Workers {
         fleet: &Registry,
     ) {
         let changed = table.take_changed();
-        let changed = self.set(now, changed, table, is_first);
-        self.publish(changed, fleet);
-    }
-
-    fn publish(&self, changed: Changed, fleet: &Registry) {
-        if changed.waiting {
+        if self.set(now, changed, table, is_first) {
             fleet.waiting().set_peers(self.waiting.clone());
         }
-        if changed.first {
-            fleet.waiting().set_peers_first(self.first.clone());
-        }
     }
 
+    /// True if what waits in the other replicas has changed.
     fn set(
         &mut self,
         now: Instant,
         addresses: impl IntoIterator<Item = Arc<str>>,
         table: &LoadTable,
         is_first: bool,
-    ) -> Changed {
-        let mut changed = Changed::default();
+    ) -> bool {
+        let mut is_changed = false;
         for address in addresses {
             if let Some(listed) = self.by_address.get(&address) {
                 listed.set(now, &address, table, is_first);
-                changed.waiting |= listed.set_waiting(&mut self.waiting, &address, table);
-                changed.first |= listed.set_first(&mut self.first, &address, table);
+                is_changed |= listed.set_waiting(&mut self.waiting, &address, table);
             }
         }
-        changed
+        is_changed
     }
 
     /// What this replica has learnt of how fast the workers are, for a replica that has just connected.
@@ -286,49 +263,17 @@ impl Listed {
 
     /// True if it has changed.
     fn set_waiting(&self, all: &mut WaitingByOwner, address: &Arc<str>, table: &LoadTable) -> bool {
-        let id = self.worker.id;
-        let ranks = (0..self.ranks).map(|rank| {
-            let sum = table.sum(&WorkerKey::rank(address, rank));
-            (id.cache_owner(Some(rank)), sum.waiting)
-        });
-        let of_worker = (id, table.sum(&WorkerKey::worker(address)).waiting);
-        let mut is_changed = false;
-        for (owner, waiting) in std::iter::once(of_worker).chain(ranks) {
-            let before = match waiting.requests {
-                0 => all.remove(&owner),
-                _ => all.insert(owner, waiting),
-            };
-            is_changed |= before.unwrap_or_default() != waiting;
-        }
-        is_changed
-    }
-
-    /// True if it has changed.
-    fn set_first(
-        &self,
-        all: &mut FxHashMap<WorkerId, FirstOfPeers>,
-        address: &Arc<str>,
-        table: &LoadTable,
-    ) -> bool {
         let mut is_changed = false;
         for rank in std::iter::once(None).chain((0..self.ranks).map(Some)) {
-            let first = table.first(&WorkerKey {
+            let key = WorkerKey {
                 address: address.clone(),
                 rank,
-            });
-            let owner = self.worker.id.cache_owner(rank);
-            let is_same = all
-                .get(&owner)
-                .map_or(first.is_empty(), |before| *before == first);
-            if is_same {
-                continue;
-            }
-            is_changed = true;
-            if first.is_empty() {
-                all.remove(&owner);
-            } else {
-                all.insert(owner, first);
-            }
+            };
+            let waiting = WaitingAt {
+                load: table.sum(&key).waiting,
+                first: table.first(&key),
+            };
+            is_changed |= all.set(self.worker.id.cache_owner(rank), waiting);
         }
         is_changed
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use crate::fleet::waiting::{DueTime, FirstInLine};
+use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::ids::WorkerId;
 
 /// Requests of one priority, counted by when they are due.
@@ -85,16 +85,12 @@ impl InLine {
         first_of(self.by_owner.get(&owner)?)
     }
 
-    /// Adds the first of each line to those of other queues.
-    pub fn add_first(&self, to: &mut FirstInLine) {
-        for (owner, line) in &self.by_owner {
-            let Some(first) = first_of(line) else {
-                continue;
-            };
-            let known = to.entry(*owner).or_insert(first);
-            let order = |due: &DueTime| (Reverse(due.priority), due.at);
-            if order(&first) < order(known) {
-                *known = first;
+    /// Adds the first of each line of some workers to those of other queues.
+    pub fn add_first(&self, to: &mut WaitingByOwner, is_meant: impl Fn(WorkerId) -> bool) {
+        let lines = self.by_owner.iter();
+        for (owner, line) in lines.filter(|(owner, _)| is_meant(owner.worker())) {
+            if let Some(first) = first_of(line) {
+                to.add_first(*owner, first);
             }
         }
     }
@@ -133,11 +129,7 @@ mod tests {
         let (worker, other) = (WorkerId(3), WorkerId(4));
         let rank = worker.cache_owner(Some(1));
         let mut lines = InLine::default();
-        let first = |lines: &InLine| {
-            let mut first = FirstInLine::default();
-            lines.add_first(&mut first);
-            [worker, rank, other].map(|owner| first.get(&owner).copied())
-        };
+        let first = |lines: &InLine| [worker, rank, other].map(|owner| lines.first(owner));
         let waits = [
             (worker, due(0, 20)),
             (rank, due(0, 30)),
@@ -172,19 +164,21 @@ mod tests {
             priority,
             at: start + Duration::from_millis(ms),
         };
-        let worker = WorkerId(3);
+        let (worker, other) = (WorkerId(3), WorkerId(4));
         for (queues, expected) in [
             ([due(0, 20), due(0, 10)], due(0, 10)),
             ([due(0, 10), due(1, 20)], due(1, 20)),
             ([due(1, 20), due(0, 10)], due(1, 20)),
         ] {
-            let mut first = FirstInLine::default();
+            let mut first = WaitingByOwner::default();
             for due in queues {
                 let mut lines = InLine::default();
                 lines.add((worker, due));
-                lines.add_first(&mut first);
+                lines.add((other, due));
+                lines.add_first(&mut first, |owner| owner == worker);
             }
-            assert_eq!(first[&worker], expected);
+            assert_eq!(first.first(worker), [expected]);
+            assert_eq!(first.first(other), []);
         }
     }
 }

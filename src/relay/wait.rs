@@ -324,7 +324,8 @@ impl Queues {
         // The request may have come under an older configuration.
         let newest = self.settings.load_full();
         let settings = newest.as_ref().unwrap_or(settings);
-        let queue = Arc::new(SharedQueue::new(name.clone(), settings.clone()));
+        let is_shared = self.fleet.waiting().is_shared();
+        let queue = Arc::new(SharedQueue::new(name.clone(), settings.clone(), is_shared));
         let mut queues = FxHashMap::clone(&queues);
         queues.insert(name.clone(), queue.clone());
         self.by_name.store(Arc::new(queues));

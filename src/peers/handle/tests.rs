@@ -9,7 +9,7 @@ use super::*;
 use crate::fleet::events::{Endpoint, Events};
 use crate::fleet::load::LoadShare;
 use crate::fleet::registry::tests::{member, registry};
-use crate::fleet::waiting::{DueTime, WaitingByOwner};
+use crate::fleet::waiting::{DueTime, WaitingAt, WaitingByOwner};
 use crate::fleet::{Member, Worker};
 use crate::http::grpc::frame;
 use crate::ids::WorkerId;
@@ -207,12 +207,18 @@ async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
         at: observe::now() + Duration::from_secs(60),
     };
     let rank = first.worker.id.cache_owner(Some(1));
-    let own_first = [first.worker.id, rank].map(|owner| (owner, due));
-    let in_line = first.fleet.waiting();
-    in_line.set_own_first(own_first.into_iter().collect());
+    let mut own = WaitingByOwner::default();
+    for (owner, requests) in [(first.worker.id, 2), (rank, 1)] {
+        let waiting = WaitingAt {
+            load: share(requests),
+            first: [due].into_iter().collect(),
+        };
+        own.set(owner, waiting);
+    }
+    first.fleet.waiting().set_own(own);
     let first_at_peers = |replica: &Replica| {
-        let (waiting, worker) = (replica.fleet.waiting().peers_first(), replica.worker.id);
-        let of = |owner: WorkerId| waiting.as_ref()?.get(&owner).cloned();
+        let (waiting, worker) = (replica.fleet.waiting().peers(), replica.worker.id);
+        let of = |owner: WorkerId| Some(waiting.as_ref()?.first(owner).to_vec());
         [None, Some(0), Some(1)].map(|rank| of(worker.cache_owner(rank)).unwrap_or_default())
     };
     eventually("the first one is heard of", || {
@@ -236,10 +242,6 @@ async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
     eventually("something waits", || heard(&second)[0].is_some()).await;
     first.tasks.stop();
     eventually("it is gone", || second.fleet.waiting().peers().is_none()).await;
-    eventually("its first one is gone", || {
-        second.fleet.waiting().peers_first().is_none()
-    })
-    .await;
 }
 
 #[tokio::test]

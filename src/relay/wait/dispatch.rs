@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use super::Queues;
 use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::{DueTime, FirstInLine, FirstOfPeers, WaitingByOwner};
+use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
-use crate::ids::{Model, WorkerId};
+use crate::ids::WorkerId;
 use crate::observe;
 use crate::queue::{
     InLine, LOOKED_AT_IN_ORDER, LetFirst, Look, Outcome, PASSED_OVER_FOR, Settings, Stretch,
@@ -75,7 +75,6 @@ impl Queues {
     /// request waits here, so it is not kept.
     fn forget_waiting(&self) {
         self.fleet.waiting().set_own(WaitingByOwner::default());
-        self.fleet.waiting().set_own_first(FirstInLine::default());
         let released = self.granted.released.lock().clone();
         self.granted.last.store(Arc::new(released));
     }
@@ -86,8 +85,6 @@ impl Queues {
         let queues = self.by_name.load();
         let settings = self.settings.load();
         let mut waiting = Promised::default();
-        let mut first = self.fleet.waiting().is_heard().then(FirstInLine::default);
-        let mut models = Vec::new();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, now),
@@ -98,34 +95,32 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
-            queue.add_waiting(&mut waiting, first.as_mut());
-            if first.is_some() {
-                models.extend(queue.models());
+            queue.add_waiting(&mut waiting);
+        }
+        let mut own = waiting.waiting();
+        if self.fleet.waiting().is_heard() {
+            for queue in queues.values().filter(|queue| queue.waiting() > 0) {
+                self.add_first(queue, &mut own, now);
             }
         }
-        self.fleet.waiting().set_own(waiting.waiting());
-        let mut first = first.unwrap_or_default();
-        self.drop_unusable(&mut first, &models, now);
-        self.fleet.waiting().set_own_first(first);
+        self.fleet.waiting().set_own(own);
         let mut promised = self.released();
         promised.add_all(&waiting);
         self.granted.last.store(Arc::new(promised));
     }
 
-    /// Leaves out the lines of workers that get nothing from this replica now: nobody is to let their first ones go
-    /// first. `models`: those that wait.
-    fn drop_unusable(&self, first: &mut FirstInLine, models: &[Model], now: Instant) {
-        if first.is_empty() {
-            return;
-        }
+    /// Adds the first one in each line of a queue, without the lines of workers that get nothing from this replica now:
+    /// nobody is to let their first ones go first.
+    fn add_first(&self, queue: &SharedQueue, own: &mut WaitingByOwner, now: Instant) {
         let snapshot = self.fleet.snapshot();
         let mut usable = FxHashSet::default();
+        let models = queue.models();
         for group in models.iter().filter_map(|model| snapshot.models.get(model)) {
             let prompts = self.workers_of(group, now).usable(now);
             let others = Self::decode_workers_of(group).usable(now);
             usable.extend(prompts.chain(others).map(|worker| worker.id));
         }
-        first.retain(|owner, _| usable.contains(&owner.worker()));
+        queue.add_first(own, |worker| usable.contains(&worker));
     }
 
     /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were
@@ -138,9 +133,9 @@ impl Queues {
         let rooms = self.rooms(&queue.models(), settings, &promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         let mut behind = queue.behind.lock();
-        let peers_first = self.fleet.waiting().peers_first().clone();
+        let peers = self.waiting_at_peers();
         let mut let_first = queue.let_first.lock();
-        let_first.begin_walk(|owner| first_of_peers(peers_first.as_deref(), owner));
+        let_first.begin_walk(|owner| first_of_peers(peers.as_deref(), owner));
         let mut walk = QueueWalk {
             queues: self,
             snapshot: &snapshot,
@@ -152,7 +147,7 @@ impl Queues {
             promised,
             behind: &mut behind,
             is_behind: false,
-            peers_first,
+            peers,
             let_first: &mut let_first,
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
@@ -176,9 +171,9 @@ struct QueueWalk<'a> {
     behind: &'a mut Behind,
     /// It has come to those behind the first ones.
     is_behind: bool,
-    /// The first ones in the lines of other replicas, by cache owner.
-    peers_first: Option<Arc<FxHashMap<WorkerId, FirstOfPeers>>>,
-    /// Those of them that are let go first.
+    /// What waits in other replicas.
+    peers: Option<Arc<WaitingByOwner>>,
+    /// The first ones in their lines that are let go first.
     let_first: &'a mut LetFirst,
 }
 
@@ -261,7 +256,7 @@ impl QueueWalk<'_> {
             return self.wait_for(worker.id, placed.promises);
         }
         let owner = worker.id.cache_owner(rank);
-        let firsts = first_of_peers(self.peers_first.as_deref(), owner);
+        let firsts = first_of_peers(self.peers.as_deref(), owner);
         let turn = self
             .let_first
             .turn(self.now, &waiter.patience, timing, owner, in_line, firsts);
@@ -364,12 +359,8 @@ impl QueueWalk<'_> {
 }
 
 /// The first ones in other replicas' lines for a worker, or for one of its dp ranks.
-fn first_of_peers(
-    peers: Option<&FxHashMap<WorkerId, FirstOfPeers>>,
-    owner: WorkerId,
-) -> &[DueTime] {
-    let firsts = peers.and_then(|peers| peers.get(&owner));
-    firsts.map_or(&[][..], FirstOfPeers::as_slice)
+fn first_of_peers(peers: Option<&WaitingByOwner>, owner: WorkerId) -> &[DueTime] {
+    peers.map_or(&[][..], |peers| peers.first(owner))
 }
 
 #[cfg(test)]
@@ -382,7 +373,7 @@ mod tests {
     use crate::fleet::health::Health;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::ids::{ClientKey, WorkerIndex};
+    use crate::ids::{ClientKey, Model, WorkerIndex};
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
@@ -422,6 +413,7 @@ mod tests {
     impl Rig {
         fn new() -> Self {
             let fleet = registry(&["a", "b", "c"]);
+            fleet.waiting().set_shared();
             bring_up(&fleet, "m");
             let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
             let settings = Arc::new(Settings {
@@ -498,10 +490,9 @@ mod tests {
 
         /// The first one in another replica's line for the idle worker.
         fn set_peers_first(&self, priority: i32, at: Instant) {
-            let first = FirstOfPeers::from_iter([DueTime { priority, at }]);
-            let peers = [(self.group.workers[2].id, first)];
-            let waiting = self.queues.fleet.waiting();
-            waiting.set_peers_first(peers.into_iter().collect());
+            let mut peers = WaitingByOwner::default();
+            peers.add_first(self.group.workers[2].id, DueTime { priority, at });
+            self.queues.fleet.waiting().set_peers(peers);
         }
 
         /// The first worker, which serves another model, too.
@@ -762,8 +753,9 @@ mod tests {
         let first = rig.group.workers[0].id;
         let published = |rig: &Rig| {
             rig.queues.release(rig.now);
-            let own = rig.queues.fleet.waiting().own_first();
-            own.as_ref().and_then(|own| own.get(&first).copied())
+            let own = rig.queues.fleet.waiting().own();
+            own.as_ref()
+                .and_then(|own| own.first(first).first().copied())
         };
         assert_eq!(published(&rig), None);
         let now = rig.now;
@@ -935,7 +927,8 @@ mod tests {
         let published = |rig: &Rig| {
             rig.queues.release(rig.now);
             let own = rig.queues.fleet.waiting().own();
-            let own = own.as_ref().map(|own| own[&first].requests);
+            let own = own.as_ref().and_then(|own| own.get(&first));
+            let own = own.map(|waiting| waiting.requests);
             let last = rig.queues.granted.last.load().of(first).in_line;
             (own.unwrap_or_default(), last)
         };

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::fleet::Group;
 use crate::fleet::freed::Freed;
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::{DueTime, FirstInLine};
+use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
     Below, ClassStatus, Entered, EntryId, InLine, Left, LetFirst, Look, Outcome, Patience,
@@ -137,8 +137,9 @@ struct State {
     models: FxHashMap<Model, u32>,
     /// What all of them promise, each to the worker for which it was last seen to wait.
     promised: Promised,
-    /// All of them, each where `promised` has it.
+    /// All of them, each where `promised` has it. Empty if there are no other replicas.
     in_line: InLine,
+    is_shared: bool,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -270,7 +271,8 @@ pub(super) struct Gone {
 }
 
 impl SharedQueue {
-    pub(super) fn new(name: Model, settings: Arc<Settings>) -> Self {
+    /// `is_shared`: there may be other replicas.
+    pub(super) fn new(name: Model, settings: Arc<Settings>, is_shared: bool) -> Self {
         Self {
             name,
             waiting: AtomicU32::new(0),
@@ -282,6 +284,7 @@ impl SharedQueue {
                 models: FxHashMap::default(),
                 promised: Promised::default(),
                 in_line: InLine::default(),
+                is_shared,
                 settings,
                 is_closed: false,
             }),
@@ -327,7 +330,7 @@ impl SharedQueue {
             Some(waits_for) => waits_for.promises.clone(),
             None => Promises::new(),
         };
-        let place = place_of(&promises, state.queue.due(&request));
+        let place = place_of(state.is_shared, &promises, state.queue.due(&request));
         let waiter = Waiter {
             model: model.clone(),
             tokens: request.tokens,
@@ -378,6 +381,7 @@ impl SharedQueue {
             queue,
             promised,
             in_line,
+            is_shared,
             ..
         } = &mut *state;
         let left = queue.advance(now, room, computed, |waiter, timing, stretch| {
@@ -388,7 +392,7 @@ impl SharedQueue {
                     Look::Send
                 }
                 Looked::Wait(waits_for) => {
-                    let place = place_of(&waits_for.promises, timing.due);
+                    let place = place_of(*is_shared, &waits_for.promises, timing.due);
                     in_line.move_to(&waiter.place, place);
                     promised.add_waiting(&waits_for.promises);
                     if let Some(before) = waiter.waits_for.replace(Some(waits_for)) {
@@ -413,14 +417,18 @@ impl SharedQueue {
         gone
     }
 
-    /// Adds what those promise who wait, each to the worker for which it was last seen to wait, and the first one of
-    /// each line if somebody hears of it.
-    pub(super) fn add_waiting(&self, promised: &mut Promised, first: Option<&mut FirstInLine>) {
-        let state = self.state.lock();
-        promised.add_all(&state.promised);
-        if let Some(first) = first {
-            state.in_line.add_first(first);
-        }
+    /// Adds what those promise who wait, each to the worker for which it was last seen to wait.
+    pub(super) fn add_waiting(&self, promised: &mut Promised) {
+        promised.add_all(&self.state.lock().promised);
+    }
+
+    /// Adds the first one of each line of some workers.
+    pub(super) fn add_first(
+        &self,
+        waiting: &mut WaitingByOwner,
+        is_meant: impl Fn(WorkerId) -> bool,
+    ) {
+        self.state.lock().in_line.add_first(waiting, is_meant);
     }
 
     /// The waiting requests of lower classes than that of `priority`, without background requests.
@@ -525,9 +533,11 @@ impl State {
     }
 }
 
-/// The line of a request that promises this: that of the worker which computes its prompt.
-fn place_of(promises: &Promises, due: DueTime) -> Option<PlaceInLine> {
-    promises.first().map(|(owner, _)| (*owner, due))
+/// The line of a request that promises this: that of the worker which computes its prompt. Without other replicas
+/// nobody reads the lines.
+fn place_of(is_shared: bool, promises: &Promises, due: DueTime) -> Option<PlaceInLine> {
+    let (owner, _) = promises.first().filter(|_| is_shared)?;
+    Some((*owner, due))
 }
 
 impl Gone {
@@ -582,9 +592,22 @@ mod tests {
     use crate::observe;
 
     #[test]
+    fn a_request_is_in_a_line_only_where_another_replica_may_hear_of_it() {
+        let worker = WorkerId(3);
+        let promises = Promises::from_iter([(worker, LoadShare::of_request(10, 10))]);
+        let due = DueTime {
+            priority: 0,
+            at: observe::now(),
+        };
+        assert_eq!(place_of(true, &promises, due), Some((worker, due)));
+        assert_eq!(place_of(false, &promises, due), None);
+        assert_eq!(place_of(true, &Promises::new(), due), None);
+    }
+
+    #[test]
     fn a_model_counts_as_long_as_one_of_its_requests_waits() {
         let settings = Arc::new(Settings::default());
-        let queue = Arc::new(SharedQueue::new(Model::from("a"), settings));
+        let queue = Arc::new(SharedQueue::new(Model::from("a"), settings, false));
         let freed: Arc<Freed> = Arc::default();
         let now = observe::now();
         let room = Room {

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::fleet;
 use crate::fleet::load::LoadShare;
-use crate::fleet::waiting::{DueTime, FirstOfPeers};
+use crate::fleet::waiting::{DueTime, FirstInLine};
 use crate::ids::{ClientKey, WorkerId};
 use crate::queue::{
     InLine, LOOKED_AT_IN_ORDER, LetFirst, Look, Outcome, PASSED_OVER_FOR, Patience, PlaceInLine,
@@ -124,7 +124,7 @@ pub(super) struct Workers {
     /// What other replicas' waiting requests are promised.
     pub(super) promised: Vec<LoadShare>,
     /// The first of those in each other replica's line.
-    pub(super) peers_first: Vec<FirstOfPeers>,
+    pub(super) peers_first: Vec<FirstInLine>,
     pub(super) slots: Vec<Option<u32>>,
     /// Seconds for a prompt token at their mean rate.
     pub(super) mean_prompt_token: f64,
@@ -319,14 +319,14 @@ mod tests {
         Workers {
             loads: loads.to_vec(),
             promised: vec![LoadShare::default(); 2],
-            peers_first: vec![FirstOfPeers::new(), first_at(peers_first)],
+            peers_first: vec![FirstInLine::new(), first_at(peers_first)],
             slots: vec![None; 2],
             mean_prompt_token: 0.001,
         }
     }
 
     /// Another replica's first one, which is of the class of all requests.
-    fn first_at(at: Option<Instant>) -> FirstOfPeers {
+    fn first_at(at: Option<Instant>) -> FirstInLine {
         let due = |at| DueTime { priority: 0, at };
         at.into_iter().map(due).collect()
     }
