@@ -1,4 +1,4 @@
-//! Wakes who waits for room at a worker, whenever a worker has less to compute.
+//! Wakes who waits for room at a worker, whenever a worker has less to compute, or other replicas have reported.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,4 +1,4 @@
-//! When this replica reports to the others. Pure.
+//! When this replica reports to the others, and when their reports wake who waits here. Pure.
 //!
 //! Reports are paid for: one an interval is earned, and a few can be saved up. A request that was just routed is reported
 //! at the next look if anything is saved, because the next request with the same prompt may already be on its way at
@@ -72,6 +72,29 @@ impl Pace {
 
     fn saved(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.paid_until)
+    }
+}
+
+/// Reports wake who waits here at most this often. Replicas report by the hundred a second, and each look at those who
+/// wait asks what is known of the caches for some of them. They are looked at every 10 ms in any case: so reports make
+/// that twice as often at most, and what a report that wakes nobody has changed is seen 10 ms later.
+const WAKE_INTERVAL: Duration = Duration::from_millis(5);
+
+/// When a report last woke who waits here.
+#[derive(Debug, Default)]
+pub struct Wakes {
+    last: Option<Instant>,
+}
+
+impl Wakes {
+    /// Whether what has changed now is to wake them.
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let since = |last: Instant| now.saturating_duration_since(last);
+        let is_due = self.last.is_none_or(|last| since(last) >= WAKE_INTERVAL);
+        if is_due {
+            self.last = Some(now);
+        }
+        is_due
     }
 }
 

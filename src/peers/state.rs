@@ -20,6 +20,7 @@ use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
 use super::link::{Link, Outgoing};
 use super::load_table::LoadTable;
 use super::metrics::Metrics;
+use super::pace::Wakes;
 use super::roster::{Admission, Freshness, Peer, Roster, StreamId};
 use super::routed::RoutedPrompts;
 use super::said::{Level, Said};
@@ -70,6 +71,7 @@ struct Inner {
     replicas_said: Said<InstanceId>,
     addresses_said: Said<Arc<str>>,
     alone_said: Said<()>,
+    wakes: Wakes,
 }
 
 /// A replica that was silent is said to be connected again once it was not for so many times what makes it stale.
@@ -142,6 +144,7 @@ impl State {
                 replicas_said: Said::new(calm),
                 addresses_said: Said::new(calm),
                 alone_said: Said::new(calm),
+                wakes: Wakes::default(),
             }),
             tls,
             identity: Arc::new(identity),
@@ -476,11 +479,16 @@ impl State {
         }
     }
 
-    /// Writes changed sums to where routing reads them. `is_first`: a replica has just connected, whose requests the
-    /// engines had reported as foreign.
+    /// Writes changed sums to where routing reads them, and wakes who waits here: a worker may have room now, or no other
+    /// replica's request is before theirs any more. `is_first`: a replica has just connected, whose requests the engines
+    /// had reported as foreign.
     fn apply(&self, now: Instant, inner: &mut Inner, is_first: bool) {
         let Inner { workers, table, .. } = inner;
-        workers.set_changed(now, table, is_first, &self.fleet);
+        let is_changed = workers.set_changed(now, table, is_first, &self.fleet);
+        let freed = self.fleet.freed();
+        if is_changed && freed.waiting() > 0 && inner.wakes.is_due(now) {
+            freed.notify();
+        }
     }
 
     fn update_alone(&self, now: Instant, inner: &mut Inner) {

@@ -132,19 +132,21 @@ impl Workers {
         fleet.waiting().set_peers(self.waiting.clone());
     }
 
-    /// Writes what the others have at each worker where that has changed to where routing reads it. `is_first`: a replica
-    /// has just connected, whose requests the engines had reported as foreign.
+    /// Writes what the others have at each worker where that has changed to where routing reads it. True if it has
+    /// changed anywhere. `is_first`: a replica has just connected, whose requests the engines had reported as foreign.
     pub(super) fn set_changed(
         &mut self,
         now: Instant,
         table: &mut LoadTable,
         is_first: bool,
         fleet: &Registry,
-    ) {
+    ) -> bool {
         let changed = table.take_changed();
+        let is_changed = !changed.is_empty();
         if self.set(now, changed, table, is_first) {
             fleet.waiting().set_peers(self.waiting.clone());
         }
+        is_changed
     }
 
     /// True if what waits in the other replicas has changed.

@@ -1,6 +1,8 @@
 //! Hours of replicas that come and go, in simulated time.
 
 use std::collections::VecDeque;
+use std::pin::pin;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -273,6 +275,48 @@ fn a_replica_that_connects_may_be_ready_soon_until_it_says_whether_it_is() {
 }
 
 /// Nothing is reported while no other replica is there, so the first that comes must not get what was so before.
+#[test]
+fn reports_wake_who_waits_here_but_not_by_the_hundred_a_second() {
+    let start = observe::now();
+    let mut world = World::new(start);
+    world.connect(start);
+    let (peer, stream) = (world.others[0].id, world.others[0].stream);
+    let freed = world.state.fleet.freed().clone();
+    let is_woken = || {
+        let notified = pin!(freed.notified());
+        let mut context = Context::from_waker(Waker::noop());
+        notified.poll(&mut context).is_ready()
+    };
+    let mut sequence = 0;
+    let mut is_woken_by = |ms: u64, requests: u32| {
+        sequence += 1;
+        let worker = wire::WorkerLoad {
+            number: 0,
+            requests,
+            ..wire::WorkerLoad::default()
+        };
+        let report = Kind::Load(wire::LoadReport {
+            sequence,
+            is_whole: true,
+            workers: vec![worker],
+            ..wire::LoadReport::default()
+        });
+        let now = start + Duration::from_millis(ms);
+        let state = &world.state;
+        state.on_message(now, peer, stream, Some(report), 1);
+        is_woken()
+    };
+    // None waits.
+    assert!(!is_woken_by(0, 1));
+    freed.add_waiting(1);
+    assert!(is_woken());
+    assert!(is_woken_by(1, 2));
+    // The report says nothing new.
+    assert!(!is_woken_by(10, 2));
+    let woken = (100..200).filter(|ms| is_woken_by(*ms, 3 + *ms as u32));
+    assert_eq!(woken.count(), 20);
+}
+
 #[test]
 fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
     let now = observe::now();

@@ -21,8 +21,8 @@ use crate::queue::{
 use crate::relay::choose::chosen;
 use crate::relay::choose::promised::Promised;
 
-/// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
-/// replicas' requests and circuit breakers report nothing.
+/// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: circuit
+/// breakers report nothing, and other replicas' reports wake nobody if they come too soon after each other.
 const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
