@@ -80,7 +80,7 @@ impl LetFirst {
 
     /// Whether a request whose worker, or dp rank, has room waits on, so that another replica sends the first one in its
     /// line there: one of `first_of_peers`. Lower classes wait behind it. A request with a target does not wait for
-    /// others. `in_line`: the lines here, without those that this walk has sent.
+    /// others, nor does one that would be refused for it. `in_line`: the lines here, without those that this walk has sent.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -90,7 +90,9 @@ impl LetFirst {
         in_line: &InLine,
         first_of_peers: &[DueTime],
     ) -> Turn {
-        if !patience.has_any || timing.time_left.is_some() {
+        // One whose wait ends soon would be refused because it has let others go first.
+        let is_pressed = timing.wait_left <= STANDS_BEHIND_MAX;
+        if !patience.has_any || timing.time_left.is_some() || is_pressed {
             return Turn::Next;
         }
         let DueTime { priority, at } = timing.due;
@@ -170,6 +172,32 @@ mod tests {
     }
 
     #[test]
+    fn who_had_room_has_a_target_or_may_not_wait_long_lets_nobody_go_first() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let due = |at| DueTime { priority: 0, at };
+        let (waits, long) = (Turn::Waits { is_first: true }, ms(60_000));
+        for (what, had_room, time_left, wait_left, expected) in [
+            ("may wait long", false, None, long, waits),
+            ("had room", true, None, long, Turn::Next),
+            ("has a target", false, Some(long), long, Turn::Next),
+            ("more than a second is left", false, None, ms(1_001), waits),
+            ("a second is left", false, None, ms(1_000), Turn::Next),
+        ] {
+            let timing = Timing {
+                time_left,
+                wait_left,
+                due: due(start),
+            };
+            let (patience, first) = (Patience::new(had_room), due(start - ms(1)));
+            let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+            let owner = WorkerId(3);
+            let turn = let_first.turn(start, &patience, timing, owner, &in_line, &[first]);
+            assert_eq!(turn, expected, "{what}");
+        }
+    }
+
+    #[test]
     fn behind_one_that_waits_for_another_replica_only_lower_classes_of_its_worker_wait() {
         let start = observe::now();
         let ms = Duration::from_millis;
@@ -183,6 +211,7 @@ mod tests {
             };
             let timing = Timing {
                 time_left: None,
+                wait_left: ms(60_000),
                 due,
             };
             // Another replica has one of this class that is due earlier.

@@ -286,6 +286,7 @@ impl<T> Queue<T> {
             };
             let timing = Timing {
                 time_left: entry.time_left(now),
+                wait_left: entry.expires.saturating_duration_since(now),
                 due: self.due_in(class, &entry.place),
             };
             let outcome = match look(&entry.waker, timing, stretch) {

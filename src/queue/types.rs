@@ -85,6 +85,8 @@ pub struct Room {
 pub struct Timing {
     /// What its target leaves of time until its first token.
     pub time_left: Option<Duration>,
+    /// What is left of the time that it may wait: then it is refused.
+    pub wait_left: Duration,
     pub due: DueTime,
 }
 
