@@ -58,8 +58,8 @@ pub fn earliest(firsts: impl IntoIterator<Item = DueTime>) -> FirstInLine {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WaitingAt {
     pub load: LoadShare,
-    /// In this router of the highest class that waits there, the one that is due the earliest. In the other replicas for
-    /// each priority that any of these reports, the earliest.
+    /// In this router of the highest class that waits there, the one that is due the earliest. In the other replicas
+    /// for each priority that any of these reports, the earliest.
     pub first: FirstInLine,
 }
 

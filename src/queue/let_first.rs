@@ -1,8 +1,8 @@
 //! Which requests that wait in other replicas go before those that wait here. Pure.
 //!
-//! Each replica reports when the first request in each of its lines is due. A request here whose worker has room waits on
-//! while another replica's first one for that worker is of its class, and due before all of the class in the line here. So
-//! replicas agree on which of them is next, whatever that one sends then by the turns of its tenants.
+//! Each replica reports when the first request in each of its lines is due. A request here whose worker has room waits
+//! on while another replica's first one for that worker is of its class, and due before all of the class in the line
+//! here. So replicas agree on which of them is next, whatever that one sends then by the turns of its tenants.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -18,7 +18,14 @@ use crate::ids::WorkerId;
 /// of those, one after another. The other replica may be kept from sending it by what this one does not know, such as
 /// the turns of its tenants or a worker that it leaves out; and one tenant's flood there may never end. Replicas hear
 /// of each other within some 10 ms, so who is sent at all is sent long before.
+///
+/// All of one line and class together do so for as long, and from then on for half of the time: else each of them would
+/// let a flood go first for a second.
 const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
+
+/// Two looks further apart than this are two times: those who wait are looked at every 10 ms, but not for a full
+/// worker.
+const LOOKS_APART_MAX: Duration = Duration::from_millis(20);
 
 /// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
 const LATE_MAX: Duration = Duration::from_millis(50);
@@ -57,30 +64,56 @@ pub enum Turn {
     Waits { is_first: bool },
 }
 
+/// For how long those in a line have let others go first, less half of the time that has passed.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    time: Duration,
+    /// When one of them last did.
+    at: Instant,
+}
+
+impl Given {
+    fn left_at(&self, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.at);
+        self.time.saturating_sub(passed / 2)
+    }
+}
+
 /// The first ones in other replicas' lines that are let go first.
 #[derive(Debug, Default)]
 pub struct LetFirst {
     /// Since when each of them is let go first. The bound is against one that does not leave: once it is over, nobody
     /// here waits for that one any more. Its time goes on while the worker is full.
     by_line: FxHashMap<LineOfClass, (DueTime, Instant)>,
+    /// Of each line, not longer than it takes to pass.
+    given: FxHashMap<LineOfClass, Given>,
     /// The lines and priorities of those that wait for them, as far as the walk has come.
     waited_in: Vec<LineOfClass>,
 }
 
 impl LetFirst {
-    /// Begins a walk over the waiting requests. Forgets those that are not first any more, by what `first_of_peers` says
-    /// of an owner's line: the next one there may be let go first as long.
-    pub fn begin_walk<'a>(&mut self, first_of_peers: impl Fn(WorkerId) -> &'a [DueTime]) {
+    /// Begins a walk over the waiting requests. Forgets those that are not first any more, by what `first_of_peers`
+    /// says of an owner's line: the next one there may be let go first as long.
+    pub fn begin_walk<'a>(
+        &mut self,
+        now: Instant,
+        first_of_peers: impl Fn(WorkerId) -> &'a [DueTime],
+    ) {
         self.waited_in.clear();
+        self.given.retain(|_, given| {
+            let is_new = now.saturating_duration_since(given.at) <= LOOKS_APART_MAX;
+            is_new || !given.left_at(now).is_zero()
+        });
         self.by_line.retain(|(owner, _), (known, _)| {
             let mut firsts = first_of_peers(*owner).iter();
             firsts.any(|first| first.is_within(LATE_MAX, *known))
         });
     }
 
-    /// Whether a request whose worker, or dp rank, has room waits on, so that another replica sends the first one in its
-    /// line there: one of `first_of_peers`. Lower classes wait behind it. A request with a target does not wait for
-    /// others, nor does one that would be refused for it. `in_line`: the lines here, without those that this walk has sent.
+    /// Whether a request whose worker, or dp rank, has room waits on, so that another replica sends the first one in
+    /// its line there: one of `first_of_peers`. Lower classes wait behind it. A request with a target does not wait for
+    /// others, nor does one that would be refused for it. `in_line`: the lines here, without those that this walk has
+    /// sent.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -115,10 +148,37 @@ impl LetFirst {
         // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
         // first no more either.
         let since = self.since(owner, *first, now).min(own_since);
-        if now.saturating_duration_since(since) >= STANDS_BEHIND_MAX {
+        let is_over = now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
+        if is_over || !self.gives((owner, priority), now) {
             return Turn::Overtakes;
         }
         self.wait_in((owner, priority))
+    }
+
+    /// Whether those in a line still let others go first, which counts then. In one walk all of them do or none does.
+    fn gives(&mut self, line: LineOfClass, now: Instant) -> bool {
+        if self.waited_in.contains(&line) {
+            return true;
+        }
+        let given = self.given.entry(line).or_insert(Given {
+            time: Duration::ZERO,
+            at: now,
+        });
+        let time = given.left_at(now);
+        if time >= STANDS_BEHIND_MAX / 2 {
+            return false;
+        }
+        let passed = now.saturating_duration_since(given.at);
+        let counted = if passed <= LOOKS_APART_MAX {
+            passed
+        } else {
+            Duration::ZERO
+        };
+        *given = Given {
+            time: time + counted,
+            at: now,
+        };
+        true
     }
 
     /// Whether one of those the walk has come to waits beside a line of a worker, or of one of its dp ranks.
@@ -159,16 +219,69 @@ mod tests {
                 at: start + ms(due),
             };
             let firsts = [first];
-            let_first.begin_walk(|_| &firsts);
-            let since = let_first.since(worker, first, start + ms(at));
+            let now = start + ms(at);
+            let_first.begin_walk(now, |_| &firsts);
+            let since = let_first.since(worker, first, now);
             since.duration_since(start).as_millis()
         };
         assert_eq!([since(10, 0, 100), since(20, 0, 149)], [10, 10]);
         // It does not move along with small changes.
         assert_eq!([since(30, 0, 151), since(40, 0, 151)], [30, 30]);
         assert_eq!([since(50, 1, 151), since(60, 0, 151)], [50, 60]);
-        let_first.begin_walk(|_| &[]);
+        let_first.begin_walk(start, |_| &[]);
         assert!(let_first.by_line.is_empty());
+    }
+
+    #[test]
+    fn those_of_a_line_let_a_flood_go_first_for_a_second_and_then_for_half_of_the_time() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let (owner, hour) = (WorkerId(3), ms(3_600_000));
+        let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+        let due = |at| DueTime { priority: 0, at };
+        let timing = Timing {
+            time_left: None,
+            wait_left: hour,
+            due: due(start + hour),
+        };
+        let mut patience = Patience::new(false);
+        let sent = (0..1_000).map(|look| {
+            let now = start + ms(10 * look);
+            // Each time another one is first there, which is due earlier.
+            let firsts = [due(start + ms(100 * look))];
+            let_first.begin_walk(now, |_| &firsts);
+            let turn = let_first.turn(now, &patience, timing, owner, &in_line, &firsts);
+            let is_sent = turn == Turn::Overtakes;
+            if is_sent {
+                patience = Patience::new(false);
+            }
+            is_sent
+        });
+        let sent: Vec<bool> = sent.collect();
+        let sent_in = |looks: &[bool]| looks.iter().filter(|is_sent| **is_sent).count();
+        assert_eq!(sent_in(&sent[..100]), 0);
+        for second in sent[100..].chunks(100) {
+            let count = sent_in(second);
+            assert!((40..=60).contains(&count), "{count}");
+        }
+    }
+
+    #[test]
+    fn those_of_a_line_give_nothing_up_while_their_worker_is_full() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let mut let_first = LetFirst::default();
+        let line = (WorkerId(3), 0);
+        // Its worker has room for a moment, ten times a second.
+        for at in (0..60_000).step_by(100) {
+            for now in [start + ms(at), start + ms(at + 10)] {
+                let_first.begin_walk(now, |_| &[]);
+                assert!(let_first.gives(line, now));
+            }
+        }
+        assert_eq!(let_first.given.len(), 1);
+        let_first.begin_walk(start + ms(120_000), |_| &[]);
+        assert!(let_first.given.is_empty());
     }
 
     #[test]

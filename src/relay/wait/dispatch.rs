@@ -135,7 +135,7 @@ impl Queues {
         let mut behind = queue.behind.lock();
         let peers = self.waiting_at_peers();
         let mut let_first = queue.let_first.lock();
-        let_first.begin_walk(|owner| first_of_peers(peers.as_deref(), owner));
+        let_first.begin_walk(now, |owner| first_of_peers(peers.as_deref(), owner));
         let mut walk = QueueWalk {
             queues: self,
             snapshot: &snapshot,

@@ -247,7 +247,7 @@ impl Line {
         let at = *epoch + now;
         let peers_first = std::mem::take(&mut workers.peers_first);
         let first_of_peers = |owner: WorkerId| peers_first[owner.0 as usize].as_slice();
-        lines.let_first.begin_walk(first_of_peers);
+        lines.let_first.begin_walk(at, first_of_peers);
         let mut is_waited_for = vec![false; workers.loads.len()];
         let mut in_order = LOOKED_AT_IN_ORDER;
         let mut sent = Vec::new();
