@@ -187,6 +187,11 @@ impl LetFirst {
         waited_in.any(|(owner, _)| owner.worker() == worker)
     }
 
+    /// Whether one of those the last walk came to waits beside this line.
+    pub fn is_waited_in(&self, owner: WorkerId) -> bool {
+        self.waited_in.iter().any(|(line, _)| *line == owner)
+    }
+
     fn wait_in(&mut self, line: LineOfClass) -> Turn {
         let is_first = !self.waited_in.contains(&line);
         if is_first {

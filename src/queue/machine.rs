@@ -231,6 +231,12 @@ impl<T> Queue<T> {
         self.due_in(class, &place(request, target, EntryId(self.next_id)))
     }
 
+    /// Whether a request that enters now has a target that may refuse it.
+    pub fn has_target(&self, request: &Request) -> bool {
+        let target = self.target(self.class_of(request.priority), request);
+        target.is_some() && !request.has_lost_target
+    }
+
     /// Removes a request whose client has disconnected. `None` if it has left before.
     pub fn leave(&mut self, id: EntryId) -> Option<T> {
         self.remove(id, false).map(|entry| entry.waker)

@@ -197,14 +197,14 @@ impl Queues {
                 let set_by = SetBy::Queue;
                 return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
-            let mut models = queue.models();
-            models.push(model.clone());
             let room = {
+                let mut models = queue.models();
+                models.push(model.clone());
                 let released = self.granted.released.lock().clone();
-                self.rooms(&models, settings, &released, now).room
+                let rooms = self.rooms(&models, settings, &released, now);
+                request.has_room |= finds_room(&queue, &rooms, &request, planned.as_ref());
+                rooms.room
             };
-            // Any worker may be that of a request without a plan.
-            request.has_room |= planned.is_none() && !room.is_full;
             let Some(entered) = self.enter(&queue, now, room, request, model, &mut planned) else {
                 continue;
             };
@@ -410,6 +410,22 @@ impl Queues {
             self.metrics.on_refused(model, &gone.class, refusal.reason);
         }
     }
+}
+
+/// Whether a request that enters a queue has room, though one that waits may be in its line.
+fn finds_room(
+    queue: &SharedQueue,
+    rooms: &Rooms,
+    request: &Request,
+    planned: Option<&Planned>,
+) -> bool {
+    let Some(planned) = planned else {
+        // Any worker may be that of a request without a plan.
+        return !rooms.room.is_full;
+    };
+    let worker = planned.waits_for.as_ref().map(|waits_for| waits_for.worker);
+    let has_room = worker.is_some_and(|worker| rooms.is_open_at_all(worker));
+    has_room && queue.is_passed_by(request, planned)
 }
 
 #[cfg(test)]

@@ -301,7 +301,8 @@ impl QueueWalk<'_> {
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
-    /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute.
+    /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute. It lets
+    /// none of another replica go first: it is in no line before it has a plan, and may wait in one then.
     fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
         let stalled = self.rooms.stalled(&waiter.model);
         let working = workers.usable(self.now);
@@ -377,6 +378,7 @@ mod tests {
     use crate::observe::metrics::Registry as MetricsRegistry;
     use crate::queue::{PASSED_OVER_MAX, Request, Room};
     use crate::relay::choose::chosen::Split;
+    use crate::relay::wait::finds_room;
     use crate::relay::wait::shared_queue::{Placed, Planned, Ticket};
     use crate::relay::wait::sharing::Sharing;
     use crate::routing::{Decision, Expected, Reason};
@@ -698,6 +700,38 @@ mod tests {
         rig.enter_for_idle(|_| {});
         rig.enter_one(None);
         assert!(rig.advance().is_empty());
+    }
+
+    #[test]
+    fn one_with_a_target_finds_room_beside_those_that_let_another_go_first() {
+        let ms = Duration::from_millis(1);
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - ms);
+        rig.enter_for_idle(|_| {});
+        assert!(rig.advance().is_empty());
+        let settings = rig.queues.settings.load_full().unwrap();
+        let models = [rig.group.model.clone()];
+        let rooms = rig
+            .queues
+            .rooms(&models, &settings, &Promised::default(), rig.now);
+        let finds_room = |index: usize, change: fn(&mut Request)| {
+            let mut request = Request::for_tests(rig.now, 10);
+            change(&mut request);
+            let planned = Planned {
+                waits_for: Some(WaitsFor {
+                    at: rig.now,
+                    worker: rig.group.workers[index].id,
+                    promises: placed(&rig.group, index).promises,
+                }),
+                placing: Box::new(|_, _, _| None),
+            };
+            finds_room(&rig.queue, &rooms, &request, Some(&planned))
+        };
+        let target = |request: &mut Request| request.ttft_target = Some(Duration::from_secs(1));
+        assert!(finds_room(2, target));
+        assert!(!finds_room(2, |_| {}));
+        // The worker is full.
+        assert!(!finds_room(0, target));
     }
 
     #[test]

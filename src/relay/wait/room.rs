@@ -226,6 +226,11 @@ impl Rooms {
         self.open.is_empty()
     }
 
+    /// Whether a worker had room when the rooms were read.
+    pub(super) fn is_open_at_all(&self, worker: WorkerId) -> bool {
+        self.open.contains_key(&worker)
+    }
+
     /// Whether a worker has room for one more request, or the dp rank that the request is pinned to.
     pub(super) fn is_open(
         &self,

@@ -307,6 +307,17 @@ impl SharedQueue {
         state.settings = settings.clone();
     }
 
+    /// Whether a request with a plan may pass those in its line: they wait beside it, so that another replica sends its
+    /// request first, which one with a target does not.
+    pub(super) fn is_passed_by(&self, request: &Request, planned: &Planned) -> bool {
+        let waits_for = planned.waits_for.as_ref();
+        let Some((owner, _)) = waits_for.and_then(|waits_for| waits_for.promises.first()) else {
+            return false;
+        };
+        let is_beside = self.let_first.lock().is_waited_in(*owner);
+        is_beside && self.state.lock().queue.has_target(request)
+    }
+
     /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `planned` stays.
     pub(super) fn enter(
         self: &Arc<Self>,
