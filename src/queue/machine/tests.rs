@@ -2,10 +2,12 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::walk::LOOKED_AT_MAX;
 use super::*;
 use crate::ids::ClientKey;
 use crate::observe;
 use crate::queue::settings::ClassSettings;
+use crate::queue::types::{Look, Timing};
 
 const FULL: Room = Room {
     workers: 2,
