@@ -3,6 +3,7 @@
 mod cached_tokens;
 mod fleet_view;
 mod line;
+mod reports;
 mod speeds;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::fleet_view::FleetView;
 pub(super) use self::line::Sent;
 use self::line::{Line, Workers};
+use self::reports::{Peers, Report, Reported};
 pub(super) use self::speeds::Rates;
 use self::speeds::{Loads, Speeds};
 use super::engine::EngineGauges;
@@ -24,7 +26,6 @@ use super::workload::{Job, tokens_of};
 use crate::fleet;
 use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{AnswerTokens, Passed};
-use crate::fleet::waiting::{self, DueTime};
 use crate::ids::{ViewIndex, WorkerId};
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
@@ -49,25 +50,12 @@ const PREFIX_KEY_BLOCKS: usize = 2;
 pub(super) struct Router {
     /// The load of its own requests on each worker.
     own: Vec<LoadShare>,
-    /// The load of the other replicas' requests on each worker, as they last reported.
-    peers: Vec<LoadShare>,
-    /// The load of its own requests on each worker, as it last reported.
-    reported: Vec<LoadShare>,
-    /// The load of the other replicas' requests that wait for each worker, as they last reported.
-    peers_waiting: Vec<LoadShare>,
-    /// The load of its own requests that wait for each worker, as it last reported.
-    reported_waiting: Vec<LoadShare>,
-    /// By replica and worker: when the first one in the other replica's line is due, as that one last reported.
-    peers_first: Vec<Vec<Option<DueTime>>>,
-    /// When the first one in the own line for each worker is due, as it last reported.
-    reported_first: Vec<Option<DueTime>>,
+    peers: Peers,
+    reported: Reported,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
     /// The requests that wait, if requests do.
     line: Option<Line>,
-    /// Its own requests since the last report and their workers, if routed prompts are shared.
-    routed: Vec<(usize, usize)>,
-    shares_routed: bool,
     is_alone: bool,
     in_flight: FxHashMap<usize, InFlight>,
     speeds: Speeds,
@@ -100,18 +88,6 @@ struct InFlight {
     coming: Option<UnconfirmedPrompt>,
     /// Its first token has come.
     is_computed: bool,
-}
-
-/// What a router reports to the other replicas: its loads that changed, as absolute values, and what it routed.
-#[derive(Debug, Default)]
-pub(super) struct Report {
-    /// Worker, its load in the report before, its load now.
-    loads: Vec<(usize, LoadShare, LoadShare)>,
-    /// Worker, what waited for it in the report before, what waits for it now.
-    waiting: Vec<(usize, LoadShare, LoadShare)>,
-    /// By worker.
-    first: Vec<Option<DueTime>>,
-    routed: Vec<(usize, usize)>,
 }
 
 /// Progress of a request.
@@ -161,17 +137,11 @@ impl Router {
         };
         Self {
             own: vec![LoadShare::default(); settings.workers],
-            peers: vec![LoadShare::default(); settings.workers],
-            reported: vec![LoadShare::default(); settings.workers],
-            peers_waiting: vec![LoadShare::default(); settings.workers],
-            reported_waiting: vec![LoadShare::default(); settings.workers],
-            peers_first: Vec::new(),
-            reported_first: vec![None; settings.workers],
+            peers: Peers::new(settings.workers),
+            reported: Reported::new(settings.workers, settings.shares_routed),
             engines: (0..settings.workers).map(|_| Default::default()).collect(),
             line: (settings.policy == ComparedPolicy::Queued)
                 .then(|| Line::new(&settings.queue, settings.workers, epoch)),
-            routed: Vec::new(),
-            shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
             speeds: Speeds::new(settings.rates, &settings.prefill_rates),
@@ -195,7 +165,7 @@ impl Router {
         reported: &ReportedIndex,
         gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
-        let loads = self.loads().zip(&self.peers_waiting);
+        let loads = self.loads().zip(&self.peers.waiting);
         let mut loads: Vec<LoadShare> = loads.map(|(load, waiting)| load.plus(*waiting)).collect();
         match &self.line {
             Some(line) => {
@@ -260,14 +230,11 @@ impl Router {
 
     fn workers(&self) -> Workers {
         let engines = self.engines.iter();
-        let peers_first = |worker: usize| {
-            let replicas = self.peers_first.iter();
-            waiting::earliest(replicas.filter_map(|first| *first.get(worker)?))
-        };
+        let workers = 0..self.own.len();
         Workers {
             loads: self.loads().collect(),
-            promised: self.peers_waiting.clone(),
-            peers_first: (0..self.own.len()).map(peers_first).collect(),
+            promised: self.peers.waiting.clone(),
+            peers_first: workers.map(|worker| self.peers.first(worker)).collect(),
             slots: engines.map(fleet::load::Load::learnt_slots).collect(),
             mean_prompt_token: self.speeds.mean_prompt_token(),
         }
@@ -275,7 +242,7 @@ impl Router {
 
     /// All requests at each worker that it knows of.
     fn loads(&self) -> impl Iterator<Item = LoadShare> {
-        let seen = self.own.iter().zip(&self.peers);
+        let seen = self.own.iter().zip(&self.peers.loads);
         seen.map(|(own, peers)| own.plus(*peers))
     }
 
@@ -335,9 +302,7 @@ impl Router {
                 worker,
                 uncached_tokens,
             } => {
-                if self.shares_routed {
-                    self.routed.push((number, worker));
-                }
+                self.reported.on_routed(number, worker);
                 let since = self.speeds.on_sent(now, worker, self.loads_of(worker));
                 let sent = LoadShare::of_request(job.input_tokens, uncached_tokens);
                 self.own[worker] = self.own[worker].plus(sent);
@@ -394,39 +359,18 @@ impl Router {
 
     /// Whether something else waits than what it last reported.
     pub(super) fn has_unreported_line(&self) -> bool {
-        self.line.as_ref().is_some_and(|line| {
-            line.promised() != self.reported_waiting || line.first() != self.reported_first
-        })
+        let line = self.line.as_ref();
+        line.is_some_and(|line| self.reported.is_other_line(line))
     }
 
     /// What changed since the last report.
     pub(super) fn report(&mut self) -> Report {
-        let waiting = self.line.as_ref().map_or(&[][..], Line::promised);
-        if let Some(line) = &self.line {
-            self.reported_first = line.first();
-        }
-        Report {
-            loads: changed(&self.own, &mut self.reported),
-            waiting: changed(waiting, &mut self.reported_waiting),
-            first: self.reported_first.clone(),
-            routed: std::mem::take(&mut self.routed),
-        }
+        self.reported.report(&self.own, self.line.as_ref())
     }
 
     /// Counts what another replica reported.
     pub(super) fn on_report(&mut self, now: Duration, peer: usize, jobs: &[Job], report: &Report) {
-        if self.peers_first.len() <= peer {
-            self.peers_first.resize(peer + 1, Vec::new());
-        }
-        self.peers_first[peer].clone_from(&report.first);
-        for (worker, before, load) in &report.loads {
-            let others = &mut self.peers[*worker];
-            *others = others.minus(*before).plus(*load);
-        }
-        for (worker, before, waiting) in &report.waiting {
-            let others = &mut self.peers_waiting[*worker];
-            *others = others.minus(*before).plus(*waiting);
-        }
+        self.peers.on_report(peer, report);
         for (number, worker) in &report.routed {
             let (job, id) = (&jobs[*number], WorkerId(*worker as u32));
             match &self.cache_index {
@@ -462,7 +406,7 @@ impl Router {
     fn loads_of(&self, worker: usize) -> Loads<'_> {
         Loads {
             own: &self.own[worker],
-            peers: &self.peers[worker],
+            peers: &self.peers.loads[worker],
             reported: &self.engines[worker],
         }
     }
@@ -528,14 +472,5 @@ fn candidates(
             kv_usage: gauges.kv_usage,
             tie: tie_breaker(job.seed, worker_index),
         })
-        .collect()
-}
-
-/// Each worker whose load has changed since it was reported, with the reported load and the new one.
-fn changed(now: &[LoadShare], reported: &mut [LoadShare]) -> Vec<(usize, LoadShare, LoadShare)> {
-    let loads = now.iter().zip(reported).enumerate();
-    loads
-        .filter(|(_, (now, reported))| now != reported)
-        .map(|(worker, (now, reported))| (worker, std::mem::replace(reported, *now), *now))
         .collect()
 }
