@@ -479,9 +479,9 @@ impl State {
         }
     }
 
-    /// Writes changed sums to where routing reads them, and wakes who waits here: a worker may have room now, or no other
-    /// replica's request is before theirs any more. `is_first`: a replica has just connected, whose requests the engines
-    /// had reported as foreign.
+    /// Writes changed sums to where routing reads them, and wakes who waits here: a worker may have room now, or no
+    /// other replica's request is before theirs any more. `is_first`: a replica has just connected, whose requests the
+    /// engines had reported as foreign.
     fn apply(&self, now: Instant, inner: &mut Inner, is_first: bool) {
         let Inner { workers, table, .. } = inner;
         let is_changed = workers.set_changed(now, table, is_first, &self.fleet);

@@ -178,7 +178,7 @@ mod tests {
                 lines.add_first(&mut first, |owner| owner == worker);
             }
             assert_eq!(first.first(worker), [expected]);
-            assert_eq!(first.first(other), []);
+            assert!(first.first(other).is_empty());
         }
     }
 }

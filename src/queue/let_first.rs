@@ -36,6 +36,7 @@ type LineOfClass = (WorkerId, i32);
 /// How long a waiting request lets those of other replicas go first.
 #[derive(Debug)]
 pub struct Patience {
+    /// It lets any of them go first.
     has_any: bool,
     /// Since when it lets one of another replica go first, or has once done so.
     since: Cell<Option<Instant>>,
@@ -85,7 +86,7 @@ pub struct LetFirst {
     /// Since when each of them is let go first. The bound is against one that does not leave: once it is over, nobody
     /// here waits for that one any more. Its time goes on while the worker is full.
     by_line: FxHashMap<LineOfClass, (DueTime, Instant)>,
-    /// Of each line, not longer than it takes to pass.
+    /// A line has an entry until nothing of its time is left.
     given: FxHashMap<LineOfClass, Given>,
     /// The lines and priorities of those that wait for them, as far as the walk has come.
     waited_in: Vec<LineOfClass>,

@@ -9,8 +9,8 @@ use crate::queue::types::{Look, Outcome, Room, Stretch, Timing};
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 pub(super) const LOOKED_AT_MAX: usize = 32;
 /// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look. Then, at most every `BEHIND_EVERY`, so many again of
-/// those behind them.
+/// those behind them from others. Each costs a small part of a look. Then, at most every `BEHIND_EVERY`, so many again
+/// of those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
 const BEHIND_EVERY: Duration = Duration::from_millis(10);
 
