@@ -345,7 +345,7 @@ fn a_worker_that_left_the_list_counts_for_the_others_while_requests_run_there() 
     let reported = || {
         world.state.tick(now);
         let inner = world.state.inner.lock();
-        let mut loads = inner.workers.own_loads(None, None);
+        let mut loads = inner.workers.own_loads(None);
         let found = loads.find(|(key, _)| &*key.address == "a.test:8000");
         found.map(|(_, load)| load.requests)
     };

@@ -356,7 +356,7 @@ async fn lines_give_way_to_those_who_wait_for_their_worker_and_not_for_another_o
             .waiting()
             .own()
             .as_ref()
-            .map(|own| own[&running.id].requests);
+            .and_then(|own| own.get(&running.id).map(|load| load.requests));
         assert_eq!(own, Some(5), "{what}");
         let wanted = relay.lines_to_give_way(&lines.running.counts(), 0);
         let wanted: u32 = wanted.iter().map(|(_, count)| count).sum();
