@@ -94,6 +94,8 @@ pub(super) struct Shared {
 pub(super) struct Counts {
     tickets: AtomicU64,
     pub(super) series: SeriesByWorker,
+    /// What its tenants use.
+    pub(super) usage: CountersByTenant,
     /// How long its answers usually are.
     pub(super) answers: AnswerTokens,
     /// How many of them share a prefix that a worker has.
@@ -124,7 +126,6 @@ pub(super) struct ModelState {
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
     pub(super) generation_tokens: IntCounter,
-    pub(super) usage: CountersByTenant,
     pub(super) families: Arc<Families>,
     /// The evidence about the workers of all models.
     evidence: Arc<SharedEvidence>,
@@ -211,6 +212,7 @@ impl Models {
             Arc::new(Counts {
                 tickets: AtomicU64::new(0),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
+                usage: CountersByTenant::default(),
                 answers: AnswerTokens::default(),
                 shared_prefixes: PrefixCounts::new(observe::now()),
                 choices: self.shared.hindsight.of(name),
@@ -243,7 +245,6 @@ impl Models {
             prompt_tokens: of_model(&families.prompt_tokens),
             cached_tokens: of_model(&families.cached_tokens),
             generation_tokens: of_model(&families.generation_tokens),
-            usage: CountersByTenant::default(),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
@@ -475,8 +476,10 @@ mod tests {
 
     use super::*;
     use crate::fleet::registry::tests::{registry, worker};
+    use crate::ids::Tenant;
+    use crate::relay::account::usage::Usage;
 
-    fn model() -> Arc<ModelState> {
+    fn models(counts: &metrics::Registry) -> Models {
         let common = PerModel {
             routing: routing::Settings::default(),
             bytes_per_token: 4.0,
@@ -488,8 +491,11 @@ mod tests {
             named: FxHashMap::default(),
             names: Vec::new(),
         };
-        let counts = metrics::Registry::default();
-        Models::new(settings, registry(&[]), None, true, &counts).of(&Model::from("m"))
+        Models::new(settings, registry(&[]), None, true, counts)
+    }
+
+    fn model() -> Arc<ModelState> {
+        models(&metrics::Registry::default()).of(&Model::from("m"))
     }
 
     /// A worker whose KV transfers failed, so that the circuit breaker for them opened, and is half-open from the time that is
@@ -598,5 +604,27 @@ mod tests {
         };
         assert!(opens(false));
         assert!(!opens(true));
+    }
+
+    /// The pairs that have series of their own are bounded, and a reload makes no new ones.
+    #[test]
+    fn a_tenant_keeps_its_series_through_any_number_of_reloads() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let mut models = models(&counts);
+        let tenant = Tenant::of("a");
+        let count = |models: &Models, name: &str| {
+            let name = Model::from(name);
+            let state = models.of(&name);
+            state.counts.usage.of(&usage, tenant, "a", &name);
+        };
+        for _ in 0..4_001 {
+            count(&models, "m");
+            models = models.successor(models.settings.clone(), true);
+        }
+        count(&models, "new");
+        let text = counts.text();
+        assert!(text.contains("warmroute_usage_requests_total{model=\"new\",tenant=\"a\"}"));
+        assert!(!text.contains("tenant=\"other\""));
     }
 }

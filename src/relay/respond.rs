@@ -192,7 +192,8 @@ impl Relay {
         let tenant = &profile.name;
         let model = &plan.group.model;
         // Tenants that are not listed have the series of the one whose profile they share.
-        let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
+        let by_tenant = &plan.model.counts.usage;
+        let counters = by_tenant.of(&self.usage, profile.id, tenant, model);
         let prefill = answer.split.prefill();
         let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
         let expected = Usage {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
@@ -135,7 +136,11 @@ pub(in crate::relay) struct Counters {
 
 /// One model's counters, resolved once for each tenant.
 #[derive(Debug, Default)]
-pub(in crate::relay) struct CountersByTenant(ArcSwap<FxHashMap<Tenant, Arc<Counters>>>);
+pub(in crate::relay) struct CountersByTenant {
+    by_tenant: ArcSwap<FxHashMap<Tenant, Arc<Counters>>>,
+    /// Taken by those who add a tenant: two first requests of a tenant are one pair.
+    adding: Mutex<()>,
+}
 
 impl CountersByTenant {
     pub(in crate::relay) fn of(
@@ -145,15 +150,18 @@ impl CountersByTenant {
         name: &str,
         model: &Model,
     ) -> Arc<Counters> {
-        if let Some(counters) = self.0.load().get(&tenant) {
+        if let Some(counters) = self.by_tenant.load().get(&tenant) {
+            return counters.clone();
+        }
+        let _adding = self.adding.lock();
+        let known = self.by_tenant.load();
+        if let Some(counters) = known.get(&tenant) {
             return counters.clone();
         }
         let counters = Arc::new(usage.counters(name, model));
-        self.0.rcu(|known| {
-            let mut known = FxHashMap::clone(known);
-            known.insert(tenant, counters.clone());
-            known
-        });
+        let mut by_tenant = FxHashMap::clone(&known);
+        by_tenant.insert(tenant, counters.clone());
+        self.by_tenant.store(Arc::new(by_tenant));
         counters
     }
 }
