@@ -35,14 +35,9 @@ metric_table! {
     pub(super) struct Metrics {
         pub(super) retries_refused: counter "warmroute_retry_budget_exhausted_total"
             "Retries that the retry budget did not allow.",
-        pub(super) reports: counters "warmroute_kv_report_requests_total" ["model", "outcome"]
-            "Requests that asked their engine to report again which blocks of their prompt it has cached.",
         pub(super) model_targets: counters "warmroute_model_targets_total" ["requested", "target", "reason"]
             "Requests for a name with aliases, targets or fallbacks, by the model that its workers were asked for: `name` (the \
              model's own name), `alias`, `weight`, `session` (by weight, the same for a session), `fallback`.",
-        pub(super) continuations: counters "warmroute_stream_continuations_total" ["model", "outcome", "reason"]
-            "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
-             could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
         pub(super) model_lookups: counters "warmroute_model_lookups_total" ["outcome"]
             "Requests for a model that no worker was known to serve, by what asking the workers again came to: `found`, \
              `not_found`, `timeout` (not all workers answered), `full` (too many requests waited).",

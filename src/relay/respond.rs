@@ -161,6 +161,7 @@ impl Relay {
         deadline: Instant,
     ) -> Continuing {
         let model = plan.group.model.clone();
+        let counts = plan.model.families.continuations.clone();
         if let (Some(progress), Err(refusal)) = (job.progress, &reader) {
             progress.refuse(*refusal);
         }
@@ -170,12 +171,7 @@ impl Relay {
             }
             (reader, NextAnswer::new(self.clone(), job, plan, deadline))
         });
-        Continuing::new(
-            allowed,
-            job.context.id,
-            model,
-            self.metrics.continuations.clone(),
-        )
+        Continuing::new(allowed, job.context.id, model, counts)
     }
 
     /// Counts what an answer of success uses; `None` for other answers, and for APIs that compute nothing.

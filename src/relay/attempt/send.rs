@@ -51,7 +51,7 @@ impl Relay {
             left_out = offers.leave_out(status, answer.first.as_ref());
             if left_out.is_none() {
                 if offers.extra() == Some(Extra::Report) {
-                    self.count_report(plan, "asked");
+                    count_report(plan, "asked");
                 }
                 return Ok(answer);
             }
@@ -59,16 +59,11 @@ impl Relay {
         }
     }
 
-    fn count_report(&self, plan: &Plan, outcome: &str) {
-        let labels = [&*plan.group.model, outcome];
-        self.metrics.reports.with_label_values(&labels).inc();
-    }
-
     /// The engine took a request without what it had refused: it is not asked for that any more.
     fn on_extra_refused(&self, extra: Extra, plan: &Plan, worker: &Worker) {
         match extra {
             Extra::Report => {
-                self.count_report(plan, "refused");
+                count_report(plan, "refused");
                 worker.refuses_reports.store(true, Relaxed);
                 warn!(
                     worker = %worker.name,
@@ -139,6 +134,12 @@ impl Relay {
         }
         sign
     }
+}
+
+fn count_report(plan: &Plan, outcome: &str) {
+    let labels = [&*plan.group.model, outcome];
+    let reports = &plan.model.families.reports;
+    reports.with_label_values(&labels).inc();
 }
 
 /// For how long a worker gets no requests that has refused one. `asked`: its Retry-After. `is_late`: it has taken a
