@@ -18,6 +18,8 @@ Generated from the code by `warmroute metrics reference`; a test holds this page
 
 `GET /metrics` on the admin port gives them in the Prometheus text format. Those that begin with
 `warmroute_bridge_` are the ones of `warmroute bridge`. A metric with labels appears with its first value.
+The series of a model disappear once no worker has served it and no request has asked for it for an hour, unless the
+configuration names it.
 
 ";
 

@@ -3,13 +3,13 @@
 //! Each part owns a struct of its metrics and is handed the registry when it is built. Handles with
 //! labels are resolved once (per worker, per model), so that a request only adds to atomics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::core::Collector;
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
 use prometheus::{
     Counter, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
@@ -139,6 +139,25 @@ impl Registry {
             .register(Box::new(metric.clone()))
             .expect("each metric is registered once");
         metric
+    }
+}
+
+/// Removes the series of a family by the value of one of its labels. Looks through all of its series.
+pub fn remove_series<B: MetricVecBuilder>(
+    family: &MetricVec<B>,
+    label: &str,
+    is_gone: impl Fn(&str) -> bool,
+) {
+    for collected in family.collect() {
+        for series in collected.get_metric() {
+            let pairs = series.get_label().iter();
+            let labels: HashMap<&str, &str> =
+                pairs.map(|pair| (pair.name(), pair.value())).collect();
+            if labels.get(label).is_some_and(|value| is_gone(value)) {
+                // Somebody else may have removed it meanwhile.
+                let _ = family.remove(&labels);
+            }
+        }
     }
 }
 
@@ -289,6 +308,23 @@ mod tests {
         let counters = registry.counters("things_total", "Things.", &["kind"]);
         counters.with_label_values(&["odd"]).inc_by(3);
         assert!(registry.text().contains("things_total{kind=\"odd\"} 3"));
+    }
+
+    #[test]
+    fn series_are_removed_by_one_of_their_labels() {
+        let registry = Registry::default();
+        let counters = registry.counters("things_total", "Things.", &["kind", "at"]);
+        let seconds = registry.histograms("thing_seconds", "Time.", &[1.0], &["kind"]);
+        for (kind, at) in [("odd", "here"), ("odd", "there"), ("even", "here")] {
+            counters.with_label_values(&[kind, at]).inc();
+            seconds.with_label_values(&[kind]).observe(0.5);
+        }
+        remove_series(&counters, "kind", |kind| kind == "odd");
+        remove_series(&seconds, "kind", |kind| kind == "odd");
+        let text = registry.text();
+        assert!(!text.contains("odd"));
+        assert!(text.contains("things_total{at=\"here\",kind=\"even\"} 1"));
+        assert!(text.contains("thing_seconds_count{kind=\"even\"} 1"));
     }
 
     #[test]

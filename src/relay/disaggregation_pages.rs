@@ -1,5 +1,5 @@
-//! What the admin API shows of disaggregated requests, and the removal of state of workers that left the fleet or
-//! restarted.
+//! What the admin API shows of disaggregated requests, and the removal of state of workers and models that left the fleet,
+//! and of workers that restarted.
 
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use crate::fleet::Snapshot;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::ids::WorkerId;
+use crate::observe;
 
 impl Relay {
     /// True if the configuration enables disaggregated prefill/decode.
@@ -42,7 +43,7 @@ impl Relay {
         }
     }
 
-    /// Forgets workers that left the fleet, and removes their metric series.
+    /// Forgets workers and models that left the fleet, and removes their metric series.
     pub fn forget_departed_workers(&self, fleet: &Snapshot) {
         if let Some(prefill_decode) = &self.prefill_decode {
             let workers = fleet.workers.iter();
@@ -51,7 +52,9 @@ impl Relay {
                 .pinned
                 .retain(|worker| listed.contains(&worker));
         }
-        self.models.remove_workers(fleet);
+        let is_configured = |model: &str| self.queues().is_known(model);
+        let shared = &self.models.shared;
+        shared.forget_departed(observe::now(), fleet, is_configured, &self.usage);
         self.queues().remove_gone(fleet);
     }
 }

@@ -1,9 +1,9 @@
 //! One model's settings and metric series, resolved once and shared by its requests.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::account::hindsight::{Choices, Hindsight};
 use super::account::metrics::{Families, NONE};
-use super::account::usage::CountersByTenant;
+use super::account::usage::{CountersByTenant, Usage};
 use super::account::worker_series::SeriesByWorker;
 use super::continuation;
 use super::failure::evidence::{NEXT_TRIAL_PAUSE, SharedEvidence};
@@ -32,6 +32,11 @@ use crate::ids::{ClientKey, Model};
 use crate::observe::{self, metrics};
 use crate::prompt::PeekedBody;
 use crate::routing::{self, Decision, PrefixCounts, Reason};
+
+/// A model that no worker serves and that the configuration does not name is forgotten when no request has asked for it
+/// for this long. The new pod of a model's only worker is there in minutes and finds what was learnt of the model, and
+/// whoever looks at the last hour sees its last requests. Adapters that are replaced each day do not add up.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// Settings by model name, and the common ones of all other models.
 #[derive(Clone, Debug)]
@@ -71,11 +76,14 @@ impl ModelSettings {
 #[derive(Debug)]
 pub(super) struct Models {
     pub(super) settings: ModelSettings,
-    states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
+    states: Arc<States>,
     /// Decode workers compute prompts where no prefill worker does.
     computes_locally: bool,
     pub(super) shared: Arc<Shared>,
 }
+
+/// The states of one configuration.
+type States = ArcSwap<FxHashMap<Model, Arc<ModelState>>>;
 
 /// What outlives a configuration.
 #[derive(Debug)]
@@ -86,7 +94,40 @@ pub(super) struct Shared {
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
     pub(super) hindsight: Arc<Hindsight>,
-    by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
+    /// Locked before `generations`.
+    by_model: Mutex<FxHashMap<Model, RememberedModel>>,
+    /// The states of each configuration that requests still run with.
+    generations: Mutex<Vec<Weak<States>>>,
+}
+
+/// A model that requests have asked for.
+#[derive(Debug)]
+struct RememberedModel {
+    counts: Arc<Counts>,
+    /// How many tickets its requests had taken at `needed_at`.
+    tickets: u64,
+    /// When it was last known to be needed.
+    needed_at: Instant,
+}
+
+impl RememberedModel {
+    fn new(now: Instant, counts: Counts) -> Self {
+        Self {
+            counts: Arc::new(counts),
+            tickets: 0,
+            needed_at: now,
+        }
+    }
+
+    /// Whether it is needed, or was lately. `is_known`: a worker serves it, or the configuration names it.
+    fn is_needed(&mut self, now: Instant, is_known: bool) -> bool {
+        let tickets = self.counts.tickets.load(Relaxed);
+        if is_known || tickets != self.tickets {
+            self.tickets = tickets;
+            self.needed_at = now;
+        }
+        now.saturating_duration_since(self.needed_at) < REMEMBERED_FOR
+    }
 }
 
 /// One model's counts, whatever the configuration.
@@ -146,19 +187,21 @@ impl Models {
         computes_locally: bool,
         registry: &metrics::Registry,
     ) -> Self {
+        let shared = Arc::new(Shared {
+            families: Arc::new(Families::new(registry)),
+            evidence: Arc::default(),
+            transfer_evidence: Arc::default(),
+            hindsight: Arc::new(Hindsight::new(fleet.clone(), registry)),
+            fleet,
+            disaggregation,
+            by_model: Mutex::default(),
+            generations: Mutex::default(),
+        });
         Self {
             settings,
-            states: ArcSwap::default(),
+            states: shared.new_states(),
             computes_locally,
-            shared: Arc::new(Shared {
-                families: Arc::new(Families::new(registry)),
-                evidence: Arc::default(),
-                transfer_evidence: Arc::default(),
-                hindsight: Arc::new(Hindsight::new(fleet.clone(), registry)),
-                fleet,
-                disaggregation,
-                by_model: Mutex::default(),
-            }),
+            shared,
         }
     }
 
@@ -166,7 +209,7 @@ impl Models {
     pub(super) fn successor(&self, settings: ModelSettings, computes_locally: bool) -> Self {
         Self {
             settings,
-            states: ArcSwap::default(),
+            states: self.shared.new_states(),
             computes_locally,
             shared: self.shared.clone(),
         }
@@ -191,35 +234,26 @@ impl Models {
         self.shared.families.count_unanswered(NONE, api, outcome);
     }
 
-    /// Removes the metric series of workers that left the fleet.
-    pub(super) fn remove_workers(&self, fleet: &Snapshot) {
-        let workers = fleet.workers.iter();
-        let listed: FxHashSet<&str> = workers.map(|status| &*status.worker.name).collect();
-        let is_listed = |name: &str| listed.contains(name);
-        self.shared.families.remove_workers(is_listed);
-        let models: Vec<Arc<Counts>> = self.shared.by_model.lock().values().cloned().collect();
-        for model in models {
-            model.series.remove_workers(is_listed);
-        }
-    }
-
     fn build(&self, name: &Model) -> ModelState {
         let named = self.settings.named.get(name.as_ref());
         let settings = named.unwrap_or(&self.settings.common).clone();
         let families = self.shared.families.clone();
         let of_model = |counters: &IntCounterVec| counters.with_label_values(&[&**name]);
-        let counts = || {
-            Arc::new(Counts {
+        let new = || {
+            let now = observe::now();
+            let counts = Counts {
                 tickets: AtomicU64::new(0),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
                 usage: CountersByTenant::default(),
                 answers: AnswerTokens::default(),
-                shared_prefixes: PrefixCounts::new(observe::now()),
+                shared_prefixes: PrefixCounts::new(now),
                 choices: self.shared.hindsight.of(name),
-            })
+            };
+            RememberedModel::new(now, counts)
         };
         let mut by_model = self.shared.by_model.lock();
-        let counts = by_model.entry(name.clone()).or_insert_with(counts).clone();
+        let remembered = by_model.entry(name.clone()).or_insert_with(new);
+        let counts = remembered.counts.clone();
         drop(by_model);
         let keys = settings.routing.hash_on.iter();
         let disaggregation = self.shared.disaggregation.as_ref();
@@ -270,6 +304,88 @@ impl Shared {
             );
             self.families.on_breaker_transition(worker, State::Closed);
         }
+    }
+
+    fn new_states(&self) -> Arc<States> {
+        let states = Arc::<States>::default();
+        let mut generations = self.generations.lock();
+        generations.retain(|states| states.strong_count() > 0);
+        generations.push(Arc::downgrade(&states));
+        states
+    }
+
+    /// Removes the metric series of workers that left the fleet, and forgets the models that are gone. `is_configured`:
+    /// the newest configuration names the model.
+    pub(super) fn forget_departed(
+        &self,
+        now: Instant,
+        fleet: &Snapshot,
+        is_configured: impl Fn(&str) -> bool,
+        usage: &Usage,
+    ) {
+        let workers = fleet.workers.iter();
+        let listed: FxHashSet<&str> = workers.map(|status| &*status.worker.name).collect();
+        let is_listed = |name: &str| listed.contains(name);
+        self.families.remove_workers(is_listed);
+        let mut unneeded = FxHashSet::default();
+        let mut models = Vec::new();
+        for (name, model) in &mut *self.by_model.lock() {
+            let is_known = fleet.models.contains_key(name) || is_configured(name);
+            if !model.is_needed(now, is_known) {
+                unneeded.insert(name.clone());
+            }
+            models.push(model.counts.clone());
+        }
+        for counts in models {
+            counts.series.remove_workers(is_listed);
+        }
+        if !unneeded.is_empty() {
+            self.forget(&unneeded, usage);
+        }
+    }
+
+    /// Forgets models and removes their series, but for those that a request has or waits with: they are forgotten later.
+    fn forget(&self, unneeded: &FxHashSet<Model>, usage: &Usage) {
+        // Nobody gets the counts of a model from here until its series are removed.
+        let mut by_model = self.by_model.lock();
+        let generations: Vec<Arc<States>> = {
+            let generations = self.generations.lock();
+            generations.iter().filter_map(Weak::upgrade).collect()
+        };
+        for states in generations {
+            states.rcu(|states| {
+                let mut states = FxHashMap::clone(states);
+                states.retain(|name, _| !unneeded.contains(name));
+                states
+            });
+        }
+        let mut gone: FxHashSet<Model> = FxHashSet::default();
+        for name in unneeded {
+            let Some(model) = by_model.get_mut(name) else {
+                continue;
+            };
+            // The state of a request has them, too.
+            let Some(counts) = Arc::get_mut(&mut model.counts) else {
+                continue;
+            };
+            counts.series.remove();
+            counts.usage.remove(usage, name);
+            by_model.remove(name);
+            gone.insert(name.clone());
+        }
+        if gone.is_empty() {
+            return;
+        }
+        self.families.remove_models(&gone);
+        if let Some(families) = &self.disaggregation {
+            families.remove_models(&gone);
+        }
+        self.hindsight.remove(&gone);
+        info!(
+            models = gone.len(),
+            "models are forgotten, and their metric series removed: no worker serves them, and no request has asked for \
+             them for an hour"
+        );
     }
 }
 
@@ -472,12 +588,12 @@ impl ModelState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use hyper::StatusCode;
 
     use super::*;
-    use crate::fleet::registry::tests::{registry, worker};
+    use crate::fleet::registry::tests::{bring_up, registry, worker};
     use crate::ids::Tenant;
-    use crate::relay::account::usage::Usage;
+    use crate::prompt::Api;
 
     fn models(counts: &metrics::Registry) -> Models {
         let common = PerModel {
@@ -491,7 +607,34 @@ mod tests {
             named: FxHashMap::default(),
             names: Vec::new(),
         };
-        Models::new(settings, registry(&[]), None, true, counts)
+        let families = prefill_decode::Families::new(counts);
+        Models::new(settings, registry(&[]), Some(families), true, counts)
+    }
+
+    /// A request for a model, until it is dropped. It shows in most of the model's series.
+    fn serve(models: &Models, usage: &Usage, name: &str, worker: &Worker) -> Arc<ModelState> {
+        let name = Model::from(name);
+        let state = models.of(&name);
+        state.take_ticket();
+        let series = state.counts.series.of(worker);
+        series.count(Api::Chat, StatusCode::OK, Outcome::Complete);
+        let families = &state.families;
+        families.count_unanswered(&name, Api::Chat.as_str(), Outcome::ClientDisconnected);
+        let reports = &families.reports;
+        reports.with_label_values(&[&*name, "asked"]).inc();
+        let continuations = &families.continuations;
+        continuations
+            .with_label_values(&[&*name, "refused", "api"])
+            .inc();
+        state.counts.usage.of(usage, Tenant::of("a"), "a", &name);
+        state
+    }
+
+    fn remembered(models: &Models) -> Vec<String> {
+        let by_model = models.shared.by_model.lock();
+        let mut names: Vec<String> = by_model.keys().map(|name| name.to_string()).collect();
+        names.sort_unstable();
+        names
     }
 
     fn model() -> Arc<ModelState> {
@@ -626,5 +769,93 @@ mod tests {
         let text = counts.text();
         assert!(text.contains("warmroute_usage_requests_total{model=\"new\",tenant=\"a\"}"));
         assert!(!text.contains("tenant=\"other\""));
+    }
+
+    #[test]
+    fn models_that_no_worker_serves_are_forgotten_after_an_hour_without_requests() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let models = models(&counts);
+        let fleet = registry(&["w"]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        for number in 0..100 {
+            let name = format!("m{number}");
+            bring_up(&fleet, &name);
+            serve(&models, &usage, &name, &worker);
+        }
+        let now = observe::now();
+        let forget = |after: Duration| {
+            let snapshot = fleet.snapshot().clone();
+            let is_configured = |name: &str| name == "m1";
+            let shared = &models.shared;
+            shared.forget_departed(now + after, &snapshot, is_configured, &usage);
+        };
+        forget(Duration::ZERO);
+        forget(REMEMBERED_FOR - Duration::from_secs(1));
+        assert_eq!(remembered(&models).len(), 100);
+        assert!(counts.text().contains("\"m0\""));
+        forget(REMEMBERED_FOR);
+        // One is configured, the other is served.
+        assert_eq!(remembered(&models), ["m1", "m99"]);
+        assert_eq!(models.states.load().len(), 2);
+        let text = counts.text();
+        for number in [0, 50, 98] {
+            let label = format!("\"m{number}\"");
+            let left: Vec<&str> = text.lines().filter(|line| line.contains(&label)).collect();
+            assert!(left.is_empty(), "{left:#?}");
+        }
+        assert!(text.contains("\"m1\"") && text.contains("\"m99\""));
+    }
+
+    #[test]
+    fn the_new_pod_of_the_only_worker_finds_what_was_learnt_of_its_model() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let models = models(&counts);
+        let fleet = registry(&[]).snapshot().clone();
+        serve(&models, &usage, "m", &worker("a"));
+        let now = observe::now();
+        for minutes in [0, 5, 30] {
+            let later = now + Duration::from_secs(60 * minutes);
+            let shared = &models.shared;
+            shared.forget_departed(later, &fleet, |_| false, &usage);
+        }
+        let after = models.successor(models.settings.clone(), true);
+        assert_eq!(after.of(&Model::from("m")).next_ticket(), 1);
+    }
+
+    #[test]
+    fn a_model_is_not_forgotten_while_a_request_has_it_of_whatever_configuration() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let models = models(&counts);
+        let newer = models.successor(models.settings.clone(), true);
+        let fleet = registry(&[]).snapshot().clone();
+        let forget = || {
+            let later = observe::now() + 2 * REMEMBERED_FOR;
+            // The first look sees that tickets were taken.
+            for now in [later, later + REMEMBERED_FOR] {
+                let shared = &models.shared;
+                shared.forget_departed(now, &fleet, |_| false, &usage);
+            }
+        };
+        let worker = worker("a");
+        for running in [&models, &newer] {
+            let request = serve(running, &usage, "m", &worker);
+            request.in_flight.inc();
+            forget();
+            assert_eq!(remembered(&models), ["m"]);
+            // The next one counts with it.
+            let next = serve(&newer, &usage, "m", &worker);
+            next.in_flight.inc();
+            let shown = "warmroute_requests_in_flight{model=\"m\"} 2";
+            assert!(counts.text().contains(shown));
+            for ended in [request, next] {
+                ended.in_flight.dec();
+            }
+            forget();
+            assert!(remembered(&models).is_empty());
+            assert!(!counts.text().contains("\"m\""));
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::GaugeVec;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
 use crate::fleet::registry::Registry;
@@ -61,6 +61,12 @@ impl Hindsight {
 
     pub(in crate::relay) fn of(&self, model: &Model) -> Arc<Choices> {
         self.models.lock().entry(model.clone()).or_default().clone()
+    }
+
+    /// Forgets models. One that is looked back at now had no requests in the last ten minutes, so that it shows nothing.
+    pub(in crate::relay) fn remove(&self, gone: &FxHashSet<Model>) {
+        self.models.lock().retain(|model, _| !gone.contains(model));
+        metrics::remove_series(&self.seconds, "model", |model| gone.contains(model));
     }
 
     /// Looks back each minute, until it is dropped.

@@ -9,7 +9,9 @@ use rustc_hash::FxHashSet;
 
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
-use crate::observe::metrics::metric_table;
+use crate::ids::Model;
+use crate::observe::metrics::{metric_table, remove_series};
+use crate::prompt::Api;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::types::{Failure, Outcome};
 
@@ -132,6 +134,38 @@ impl Families {
             for state in State::ALL {
                 let labels = [&*worker, state.as_str()];
                 let _ = self.breaker_transitions.remove_label_values(&labels);
+            }
+        }
+    }
+
+    /// Removes the series of models, but for those that are a worker's.
+    pub(in crate::relay) fn remove_models(&self, gone: &FxHashSet<Model>) {
+        let is_gone = |model: &str| gone.contains(model);
+        for family in [
+            &self.decisions,
+            &self.routed_prompt_tokens,
+            &self.expected_cached_tokens,
+            &self.random_worker_prompt_tokens,
+            &self.random_worker_cached_tokens,
+            &self.prompt_tokens,
+            &self.cached_tokens,
+            &self.generation_tokens,
+            &self.reports,
+            &self.continuations,
+        ] {
+            remove_series(family, "model", is_gone);
+        }
+        for family in [&self.expected_ratio, &self.duration] {
+            remove_series(family, "model", is_gone);
+        }
+        remove_series(&self.in_flight, "model", is_gone);
+        // This family has the series of all workers, so it is not looked through.
+        for model in gone {
+            for api in Api::ALL {
+                for outcome in Outcome::ALL {
+                    let labels = [&**model, api.as_str(), NONE, NONE, outcome.as_str()];
+                    let _ = self.requests.remove_label_values(&labels);
+                }
             }
         }
     }

@@ -107,14 +107,14 @@ impl Usage {
     }
 
     fn counters(&self, tenant: &str, model: &Model) -> Counters {
-        let tenant = if self.pairs.fetch_add(1, Relaxed) < PAIRS_MAX {
-            tenant
-        } else {
-            OTHER
-        };
+        let one_more = |pairs: usize| (pairs < PAIRS_MAX).then_some(pairs + 1);
+        let is_own = self.pairs.fetch_update(Relaxed, Relaxed, one_more).is_ok();
+        let tenant = if is_own { tenant } else { OTHER };
         let labels = [tenant, model];
         let families = &self.families;
         Counters {
+            tenant: tenant.into(),
+            is_own,
             requests: families.requests.with_label_values(&labels),
             incomplete: families.incomplete.with_label_values(&labels),
             prompt_tokens: families.prompt_tokens.with_label_values(&labels),
@@ -122,11 +122,34 @@ impl Usage {
             generation_tokens: families.generation_tokens.with_label_values(&labels),
         }
     }
+
+    /// Removes the series of a pair, and gives its place to another one.
+    fn remove(&self, counters: &Counters, model: &Model) {
+        let labels = [&*counters.tenant, &**model];
+        let families = &self.families;
+        for family in [
+            &families.requests,
+            &families.incomplete,
+            &families.prompt_tokens,
+            &families.cached_tokens,
+            &families.generation_tokens,
+        ] {
+            // Pairs with the label `other` share theirs.
+            let _ = family.remove_label_values(&labels);
+        }
+        if counters.is_own {
+            self.pairs.fetch_sub(1, Relaxed);
+        }
+    }
 }
 
 /// The counters of one tenant and model.
 #[derive(Debug)]
 pub(in crate::relay) struct Counters {
+    /// The value of the label.
+    tenant: Box<str>,
+    /// They count for no other tenant.
+    is_own: bool,
     requests: IntCounter,
     incomplete: IntCounter,
     prompt_tokens: IntCounter,
@@ -163,6 +186,15 @@ impl CountersByTenant {
         by_tenant.insert(tenant, counters.clone());
         self.by_tenant.store(Arc::new(by_tenant));
         counters
+    }
+
+    /// Removes the series of a model of which no request runs, and gives the places of its pairs to others.
+    pub(in crate::relay) fn remove(&self, usage: &Usage, model: &Model) {
+        let _adding = self.adding.lock();
+        let by_tenant = self.by_tenant.swap(Arc::default());
+        for counters in by_tenant.values() {
+            usage.remove(counters, model);
+        }
     }
 }
 

@@ -135,6 +135,22 @@ impl SeriesByWorker {
         });
         self.by_worker.store(Arc::new(by_worker));
     }
+
+    /// Removes the series of all workers. No request of the model runs.
+    pub(in crate::relay) fn remove(&self) {
+        let _writing = self.writing.lock();
+        let by_worker = self.by_worker.swap(Arc::default());
+        let shared = self.other.get();
+        for series in by_worker.values() {
+            let is_shared = shared.is_some_and(|other| Arc::ptr_eq(other, series));
+            if !is_shared && series.remove() {
+                self.families.worker_series.fetch_sub(1, Relaxed);
+            }
+        }
+        if let Some(shared) = shared {
+            shared.remove();
+        }
+    }
 }
 
 impl WorkerSeries {

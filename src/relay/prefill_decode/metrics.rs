@@ -1,9 +1,10 @@
 //! Metrics of disaggregated requests.
 
 use prometheus::{Histogram, IntCounter};
+use rustc_hash::FxHashSet;
 
 use crate::ids::Model;
-use crate::observe::metrics::metric_table;
+use crate::observe::metrics::{metric_table, remove_series};
 
 /// From a step within the router to a long prompt in a long queue.
 const PHASE_SECONDS: &[f64] = &[
@@ -26,6 +27,17 @@ metric_table! {
              token; until its answer if that is not streamed).",
         pub(in crate::relay) pinned_forgotten: counter "warmroute_pinned_kv_transfers_forgotten_total"
             "KV transfers no longer counted as pinned because their worker had too many.",
+    }
+}
+
+impl Families {
+    /// Removes the series of models.
+    pub(in crate::relay) fn remove_models(&self, gone: &FxHashSet<Model>) {
+        let is_gone = |model: &str| gone.contains(model);
+        for family in [&self.requests, &self.transfers] {
+            remove_series(family, "model", is_gone);
+        }
+        remove_series(&self.phases, "model", is_gone);
     }
 }
 
