@@ -314,8 +314,8 @@ impl Shared {
         states
     }
 
-    /// Removes the metric series of workers that left the fleet, and forgets the models that are gone. `is_configured`:
-    /// the newest configuration names the model.
+    /// Removes the metric series of workers that left the fleet or dropped a model, and forgets the models that are gone.
+    /// `is_configured`: the newest configuration names the model.
     pub(super) fn forget_departed(
         &self,
         now: Instant,
@@ -324,8 +324,10 @@ impl Shared {
         usage: &Usage,
     ) {
         let workers = fleet.workers.iter();
-        let listed: FxHashSet<&str> = workers.map(|status| &*status.worker.name).collect();
-        let is_listed = |name: &str| listed.contains(name);
+        let listed: FxHashMap<&str, _> = workers
+            .map(|status| (&*status.worker.name, &status.facts))
+            .collect();
+        let is_listed = |worker: &str| listed.contains_key(worker);
         self.families.remove_workers(is_listed);
         let mut unneeded = FxHashSet::default();
         let mut models = Vec::new();
@@ -334,10 +336,17 @@ impl Shared {
             if !model.is_needed(now, is_known) {
                 unneeded.insert(name.clone());
             }
-            models.push(model.counts.clone());
+            models.push((name.clone(), model.counts.clone()));
         }
-        for counts in models {
-            counts.series.remove_workers(is_listed);
+        for (name, counts) in models {
+            // A worker that has not said yet what it serves may serve the model as before.
+            let serves = |worker: &str| {
+                let facts = listed.get(worker);
+                facts.is_some_and(|facts| {
+                    facts.models.is_empty() || facts.models.contains_key(&name)
+                })
+            };
+            counts.series.remove_workers(is_listed, serves);
         }
         if !unneeded.is_empty() {
             self.forget(&unneeded, usage);

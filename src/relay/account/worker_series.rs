@@ -1,5 +1,5 @@
-//! The metric series of one worker for one model: resolved once, removed when the worker leaves the fleet.
-//! A request that ends adds to them without a lookup by label values.
+//! The metric series of one worker for one model: resolved once, removed when the worker leaves the fleet or drops the
+//! model. A request that ends adds to them without a lookup by label values.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -115,40 +115,51 @@ impl SeriesByWorker {
         })
     }
 
-    /// Removes the series of workers that left the fleet.
-    pub(in crate::relay) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
+    /// Removes the series of workers that left the fleet, or that do not serve the model any more.
+    pub(in crate::relay) fn remove_workers(
+        &self,
+        is_listed: impl Fn(&str) -> bool,
+        serves: impl Fn(&str) -> bool,
+    ) {
         let _writing = self.writing.lock();
         let known = self.by_worker.load();
-        let is_gone = |series: &WorkerSeries| !is_listed(&series.worker);
-        if !known.values().any(|series| is_gone(series)) {
+        let is_gone = |series: &Arc<WorkerSeries>| {
+            let worker = &series.worker;
+            // While a request runs that the worker got before it dropped the model, its series stay.
+            !is_listed(worker) || !serves(worker) && Arc::strong_count(series) == 1
+        };
+        let gone = known.iter().filter(|(_, series)| is_gone(series));
+        let gone: FxHashSet<WorkerId> = gone.map(|(worker, _)| *worker).collect();
+        if gone.is_empty() {
             return;
         }
         let mut by_worker = FxHashMap::clone(&known);
-        let shared = self.other.get();
-        by_worker.retain(|_, series| {
-            let is_shared = shared.is_some_and(|other| Arc::ptr_eq(other, series));
-            if !is_shared && is_gone(series) && series.remove() {
-                self.families.worker_series.fetch_sub(1, Relaxed);
-            }
+        for worker in &gone {
             // Those who share a series do not keep their name, and enter again with their next request.
-            !is_gone(series)
-        });
+            if let Some(series) = by_worker.remove(worker) {
+                self.give_back(&series);
+            }
+        }
         self.by_worker.store(Arc::new(by_worker));
     }
 
     /// Removes the series of all workers. No request of the model runs.
     pub(in crate::relay) fn remove(&self) {
         let _writing = self.writing.lock();
-        let by_worker = self.by_worker.swap(Arc::default());
-        let shared = self.other.get();
-        for series in by_worker.values() {
-            let is_shared = shared.is_some_and(|other| Arc::ptr_eq(other, series));
-            if !is_shared && series.remove() {
-                self.families.worker_series.fetch_sub(1, Relaxed);
-            }
+        for series in self.by_worker.swap(Arc::default()).values() {
+            self.give_back(series);
         }
-        if let Some(shared) = shared {
+        if let Some(shared) = self.other.get() {
             shared.remove();
+        }
+    }
+
+    /// Removes a worker's series, and gives its place to another pair. Not those that pairs share.
+    fn give_back(&self, series: &Arc<WorkerSeries>) {
+        let shared = self.other.get();
+        let is_shared = shared.is_some_and(|other| Arc::ptr_eq(other, series));
+        if !is_shared && series.remove() {
+            self.families.worker_series.fetch_sub(1, Relaxed);
         }
     }
 }
@@ -244,7 +255,7 @@ mod tests {
         }
         let late = by_worker.of(&both[0]);
         assert!(lines_of(&registry, "gone") > 20);
-        by_worker.remove_workers(|name| name == "stays");
+        by_worker.remove_workers(|name| name == "stays", |_| true);
         families.remove_workers(|name| name == "stays");
         late.count(Api::Chat, StatusCode::OK, Outcome::ClientDisconnected);
         late.count(Api::Chat, StatusCode::OK, Outcome::Complete);
@@ -281,8 +292,54 @@ mod tests {
         }
         assert_eq!(lines_of(&registry, "a"), 0);
         assert!(lines_of(&registry, OTHER) > 0);
-        by_worker.remove_workers(|_| false);
+        by_worker.remove_workers(|_| false, |_| false);
         assert!(lines_of(&registry, OTHER) > 0);
+    }
+
+    #[test]
+    fn a_model_that_is_gone_leaves_the_places_of_its_workers_to_others() {
+        let (registry, before) = series("before");
+        let families = before.families.clone();
+        let after = SeriesByWorker::new(families.clone(), "after".into());
+        families.worker_series.store(SERIES_MAX - 1, Relaxed);
+        let worker = workers(&["a"]).remove(0);
+        before.of(&worker);
+        after.of(&worker);
+        let is_shown = |model: &str, worker: &str| {
+            let labels = format!("model=\"{model}\",worker=\"{worker}\"");
+            registry.text().contains(&labels)
+        };
+        assert!(is_shown("before", "a") && is_shown("after", OTHER));
+        before.remove();
+        // Those who share a series enter again.
+        after.remove_workers(|name| name == "a", |_| true);
+        after.of(&worker);
+        assert!(!is_shown("before", "a") && is_shown("after", "a"));
+        assert_eq!(families.worker_series.load(Relaxed), SERIES_MAX);
+    }
+
+    #[test]
+    fn the_series_of_a_worker_that_dropped_the_model_go_once_its_requests_have_ended() {
+        let (registry, by_worker) = series("m");
+        let both = workers(&["dropped", "serves"]);
+        for worker in &both {
+            let series = by_worker.of(worker);
+            series.count(Api::Chat, StatusCode::OK, Outcome::Complete);
+        }
+        let look = || by_worker.remove_workers(|_| true, |name| name == "serves");
+        let running = by_worker.of(&both[0]);
+        look();
+        running.count(Api::Chat, StatusCode::OK, Outcome::Complete);
+        let text = registry.text();
+        assert!(text.contains("outcome=\"complete\",status=\"200\",worker=\"dropped\"} 2"));
+        drop(running);
+        look();
+        assert_eq!(lines_of(&registry, "dropped"), 0);
+        assert!(lines_of(&registry, "serves") > 20);
+        assert_eq!(by_worker.families.worker_series.load(Relaxed), 1);
+        // It has loaded the model again.
+        by_worker.of(&both[0]);
+        assert!(lines_of(&registry, "dropped") > 0);
     }
 
     /// `/metrics` is to stay below 8 MB with 1,000 workers; KV events take less than 2.5 MB of it, the gauges of
