@@ -292,6 +292,8 @@ impl Queues {
 
     /// Removes the queues of models that are gone, or wait with others now, and that no request waits in.
     pub(super) fn remove_gone(&self, fleet: &Snapshot) {
+        // A former fleet has workers that left, with their idle connections. While nobody waits, nobody else renews it.
+        self.renew_sharing(observe::now());
         let sharing = self.sharing.load();
         let is_known = |name: &Model| {
             let is_listed = fleet.models.contains_key(name) || self.is_known(name);
@@ -483,6 +485,20 @@ mod tests {
         );
         drop(ticket);
         assert_eq!(queues.fleet.freed().waiting(), 0);
+    }
+
+    #[test]
+    fn a_worker_that_left_is_not_kept_because_somebody_has_waited() {
+        let fleet = registry(&["a"]);
+        bring_up(&fleet, "m");
+        let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
+        let model = Model::from("m");
+        let queue = queues.of(&model, &Arc::default()).unwrap();
+        drop(enter(&queues, &queue, &model));
+        let worker = Arc::downgrade(&fleet.snapshot().workers[0].worker);
+        fleet.set_members("static", Vec::new());
+        queues.remove_gone(&fleet.snapshot());
+        assert!(worker.upgrade().is_none());
     }
 
     #[test]
