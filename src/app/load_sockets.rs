@@ -17,6 +17,7 @@ use crate::ids::WorkerId;
 use crate::kv::zmq;
 use crate::observe;
 use crate::observe::log_once::LogOnce;
+use crate::observe::metrics::remove_series;
 
 /// A rank whose load is followed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,6 +78,8 @@ pub(super) async fn follow(
             let (endpoint, settings) = (wanted.endpoint.clone(), settings.clone());
             subscribe(name, endpoint, settings, failures.clone(), load)
         });
+        let names: BTreeSet<&str> = workers.values().map(|worker| &*worker.name).collect();
+        remove_series(&failures, "worker", |worker| !names.contains(worker));
         tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {
             changed = changes.changed() => {
@@ -187,6 +190,47 @@ mod tests {
         tokio::select! {
             () = following => unreachable!("the fleet is there"),
             load = reported => assert_eq!((load.running, load.waiting, load.kv_usage), (5, 2, 0.25)),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_failures_of_workers_that_left_are_removed() {
+        let fleet = registry(&["a"]);
+        let worker = fleet.snapshot().workers[0].worker.id;
+        let mut known = facts(&["m"]);
+        let endpoint = Endpoint::Zmq {
+            publisher: "tcp://127.0.0.1:1".to_owned(),
+            replay: None,
+            topic: "load".to_owned(),
+        };
+        known.load_endpoints.insert(0, endpoint);
+        fleet.set_facts(worker, known);
+        let counts = observe::metrics::Registry::default();
+        let failures = failures(&counts);
+        for name in ["a", "gone"] {
+            failures.with_label_values(&[name]).inc();
+        }
+        let settings = zmq::Settings::default();
+        let following = follow(fleet.clone(), settings, failures, Tasks::default());
+        let is_shown = |name: &str| counts.text().contains(&format!("worker=\"{name}\""));
+        let removed = async |name: &str| {
+            for _ in 0..3_000 {
+                if !is_shown(name) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            panic!("the failures of {name} are still shown");
+        };
+        let both_leave = async {
+            removed("gone").await;
+            assert!(is_shown("a"));
+            fleet.set_members("static", Vec::new());
+            removed("a").await;
+        };
+        tokio::select! {
+            () = following => unreachable!("the fleet is there"),
+            () = both_leave => {}
         }
     }
 }
