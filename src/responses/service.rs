@@ -33,9 +33,12 @@ pub struct Responses {
     pub(super) background: Arc<Background>,
     /// Signs and verifies large state tokens. Each request has at most one job waiting here.
     pub(super) offload: Arc<OffloadThread>,
-    /// The service of the latest configuration, for background runs that no request to this one starts.
-    latest: Arc<ArcSwap<Weak<Self>>>,
+    /// For background runs that no request to this configuration's service starts.
+    pub(super) latest: Arc<Latest>,
 }
+
+/// The service of the latest configuration.
+pub(super) type Latest = ArcSwap<Weak<Responses>>;
 
 /// For `GET /responses` on the admin listener.
 #[derive(Debug, Serialize)]
@@ -104,11 +107,6 @@ impl Responses {
         });
         self.latest.store(Arc::new(Arc::downgrade(&successor)));
         successor
-    }
-
-    /// With the settings of the latest configuration.
-    pub(super) fn latest(self: &Arc<Self>) -> Arc<Self> {
-        self.latest.load().upgrade().unwrap_or_else(|| self.clone())
     }
 
     /// The memory that the bodies of all requests share.

@@ -19,11 +19,13 @@ use super::unreadable;
 use crate::ids::ClientKey;
 use crate::observe;
 use crate::openai::body_budget::KeptBody;
-use crate::responses::service::Responses;
+use crate::responses::service::{Latest, Responses};
 use crate::responses::settings::Mode;
 use crate::store::cancel::NoticeKind;
 use crate::store::lease::Step;
-use crate::store::{FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, TakenOver, Takeover};
+use crate::store::{
+    FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, ResponseStore, TakenOver, Takeover,
+};
 
 /// Interval of reading notices.
 const NOTICES_INTERVAL: Duration = Duration::from_millis(50);
@@ -86,27 +88,30 @@ impl Responses {
                  responses.store.redis to keep them)"
             );
         }
+        let (background, store) = (self.background.clone(), self.store.clone());
+        let latest = self.latest.clone();
+        // This configuration may be replaced while the process runs, and is not kept for that long.
+        drop(self);
+        let (background, store) = (&*background, &*store);
         tokio::join!(
-            send_heartbeats(&self),
-            read_notices(&self),
-            scan_for_orphans(&self),
-            repeat_ends::run(&self)
+            send_heartbeats(background, store),
+            read_notices(background, store),
+            scan_for_orphans(background, store, &latest),
+            repeat_ends::run(background, store)
         );
-        let owner = self.background.owner();
-        if let Err(error) = self.store.end_lease(owner).await {
+        if let Err(error) = store.end_lease(background.owner()).await {
             debug!(%error, "lease not released; it expires");
         }
     }
 }
 
-async fn send_heartbeats(responses: &Responses) {
-    let background = &responses.background;
+async fn send_heartbeats(background: &Background, store: &dyn ResponseStore) {
     let length = background.lease.duration;
     let name = format!("pid {}", std::process::id());
     while !background.is_over() {
         if background.on_lease(|table, now, _| table.on_timeout(now)) == Step::SendHeartbeat {
             let owner = background.owner();
-            let mut heartbeat = responses.store.heartbeat(owner, &name, length);
+            let mut heartbeat = store.heartbeat(owner, &name, length);
             loop {
                 let until = background.table.lock().next_timeout();
                 let pause = until.saturating_duration_since(observe::now());
@@ -131,8 +136,7 @@ async fn send_heartbeats(responses: &Responses) {
     }
 }
 
-async fn read_notices(responses: &Responses) {
-    let background = &responses.background;
+async fn read_notices(background: &Background, store: &dyn ResponseStore) {
     let (mut cursor, mut owner, mut reads) = (NoticeCursor::default(), background.owner(), 0);
     while !background.is_over() {
         background.pause(NOTICES_INTERVAL).await;
@@ -142,7 +146,7 @@ async fn read_notices(responses: &Responses) {
         if background.table.lock().is_empty() {
             continue;
         }
-        if let Ok((notices, next)) = responses.store.notices(owner, cursor).await {
+        if let Ok((notices, next)) = store.notices(owner, cursor).await {
             cursor = next;
             for notice in notices {
                 let ago = observe::unix_ms().saturating_sub(notice.at_ms);
@@ -159,7 +163,7 @@ async fn read_notices(responses: &Responses) {
             continue;
         }
         let checked = background.table.lock().to_check();
-        let lost = responses.store.check_ownership(checked.clone()).await;
+        let lost = store.check_ownership(checked.clone()).await;
         for (key, lost) in lost.unwrap_or_default() {
             let reason = background.table.lock().on_checked(&checked, key, lost);
             if let Some(reason) = reason {
@@ -169,8 +173,7 @@ async fn read_notices(responses: &Responses) {
     }
 }
 
-async fn scan_for_orphans(responses: &Arc<Responses>) {
-    let background = &responses.background;
+async fn scan_for_orphans(background: &Background, store: &dyn ResponseStore, latest: &Latest) {
     let mut rescan = false;
     while !background.tasks.is_stopping() {
         // Random, so that replicas that started together do not scan together.
@@ -189,14 +192,14 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         }
         let unconfirmed = background.table.lock().unconfirmed();
         for orphan in unconfirmed {
-            take_over(&responses.latest(), orphan).await;
+            take_over_by(latest, orphan).await;
         }
         let (by, running) = {
             let table = background.table.lock();
             (table.owner(), table.keys())
         };
         // A run may have ended without storing an end; no other replica scans for it while its owner lives.
-        let strays = responses.store.untracked(by, running, ORPHANS_MAX).await;
+        let strays = store.untracked(by, running, ORPHANS_MAX).await;
         let mut strays = strays.unwrap_or_default();
         // Or the store has lost its end in a failover.
         let ended = strays.iter().filter_map(|(key, _)| {
@@ -206,7 +209,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         let ended: Vec<_> = ended.collect();
         strays.retain(|(key, _)| !ended.iter().any(|(ended, _)| ended == key));
         for (key, write) in ended {
-            repeat_ends::repeat(responses, key, &write).await;
+            repeat_ends::repeat(background, store, key, &write).await;
         }
         let to_hand_back = {
             let mut table = background.table.lock();
@@ -214,12 +217,12 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
             table.to_hand_back()
         };
         for (key, fence) in to_hand_back {
-            release(responses, key, fence).await;
+            release(background, store, key, fence).await;
         }
         if !background.table.lock().unconfirmed().is_empty() {
             continue;
         }
-        let orphans = responses.store.orphans(ORPHANS_MAX).await;
+        let orphans = store.orphans(ORPHANS_MAX).await;
         let orphans = orphans.unwrap_or_default();
         let is_whole = orphans.len() < ORPHANS_MAX;
         let now = observe::now();
@@ -227,25 +230,30 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         background.waiting_orphans.lock().on_scan(now, &orphans);
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
-            taken += usize::from(take_over(&responses.latest(), orphan).await);
+            taken += usize::from(take_over_by(latest, orphan).await);
         }
         let has_room = background.table.lock().has_room();
         rescan = has_room && must_rescan(found, taken, ORPHANS_MAX);
     }
 }
 
-async fn release(responses: &Responses, key: ResponseKey, fence: FencingToken) {
-    let released = responses.store.release(key, fence).await;
+async fn release(
+    background: &Background,
+    store: &dyn ResponseStore,
+    key: ResponseKey,
+    fence: FencingToken,
+) {
+    let released = store.release(key, fence).await;
     if released.is_err_and(|error| error.retry_after().is_some()) {
         return;
     }
-    responses.background.table.lock().on_released(key);
+    background.table.lock().on_released(key);
 }
 
 /// Lets any replica take over what this owner has now and does not run.
 async fn hand_back(responses: &Responses, key: ResponseKey, fence: FencingToken) {
     responses.background.table.lock().hand_back(key, fence);
-    release(responses, key, fence).await;
+    release(&responses.background, &*responses.store, key, fence).await;
 }
 
 /// The request of an orphan; empty for one that cannot be run. `None`: the store cannot be asked now.
@@ -259,6 +267,15 @@ async fn read_request(responses: &Responses, key: ResponseKey) -> Option<Bytes> 
         }
         // It ends as failed.
         Err(_) => Some(Bytes::new()),
+    }
+}
+
+/// Takes over with the settings of the latest configuration. There is none only while the process ends.
+async fn take_over_by(latest: &Latest, orphan: Orphan) -> bool {
+    let responses = latest.load().upgrade();
+    match responses {
+        Some(responses) => take_over(&responses, orphan).await,
+        None => false,
     }
 }
 

@@ -5,15 +5,14 @@ use std::time::Duration;
 use tracing::{debug, info};
 
 use super::recent_ends::{self, EndWrite};
+use super::runs::Background;
 use crate::observe;
-use crate::responses::service::Responses;
-use crate::store::{self, CancelOutcome, ResponseKey, WriteOutcome};
+use crate::store::{self, CancelOutcome, ResponseKey, ResponseStore, WriteOutcome};
 
 /// Time between two looks at what is due.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(responses: &Responses) {
-    let background = &responses.background;
+pub(super) async fn run(background: &Background, store: &dyn ResponseStore) {
     while !background.tasks.is_stopping() {
         background.pause(INTERVAL).await;
         let due = background.recent_ends.lock().due(observe::now());
@@ -28,7 +27,7 @@ pub(super) async fn run(responses: &Responses) {
             Vec::new()
         } else {
             // While the store is away nothing can be repeated; the next check comes.
-            match responses.store.check_ownership(fences).await {
+            match store.check_ownership(fences).await {
                 Ok(lost) => lost,
                 Err(_) => continue,
             }
@@ -36,24 +35,29 @@ pub(super) async fn run(responses: &Responses) {
         let is_running = |key: &ResponseKey| !lost.iter().any(|(lost, _)| lost == key);
         for (key, write) in known {
             if is_running(&key) {
-                repeat(responses, key, &write).await;
+                repeat(background, store, key, &write).await;
             }
         }
         for (key, write) in unknown {
-            repeat(responses, key, &write).await;
+            repeat(background, store, key, &write).await;
         }
     }
 }
 
 /// Writes an end again. If the store has it, nothing changes.
-pub(super) async fn repeat(responses: &Responses, key: ResponseKey, write: &EndWrite) {
+pub(super) async fn repeat(
+    background: &Background,
+    store: &dyn ResponseStore,
+    key: ResponseKey,
+    write: &EndWrite,
+) {
     let is_done = match write {
         EndWrite::Finalized(fence, end) => {
             let mut end = end.clone();
             let mut tries = 0;
             loop {
                 tries += 1;
-                let result = responses.store.finalize(key, *fence, end.clone()).await;
+                let result = store.finalize(key, *fence, end.clone()).await;
                 let may_adapt = tries < recent_ends::TRIES_MAX;
                 if let Ok(outcome) = &result
                     && may_adapt
@@ -65,11 +69,10 @@ pub(super) async fn repeat(responses: &Responses, key: ResponseKey, write: &EndW
             }
         }
         EndWrite::Cancelled { cancel, output } => {
-            match responses.store.cancel(key, cancel.clone()).await {
+            match store.cancel(key, cancel.clone()).await {
                 Ok(CancelOutcome::Done { .. }) => {
-                    responses.background.on_cancelled(key, observe::now());
+                    background.on_cancelled(key, observe::now());
                     if let Some((fence, output)) = output {
-                        let store = &responses.store;
                         let stored = store.finalize_cancelled(key, *fence, output.clone()).await;
                         debug!(response_id = %key.id, ?stored, "output of a cancelled response stored again");
                     }
@@ -81,13 +84,13 @@ pub(super) async fn repeat(responses: &Responses, key: ResponseKey, write: &EndW
             }
         }
     };
-    report(responses, key, &is_done);
+    report(background, key, &is_done);
 }
 
-fn report(responses: &Responses, key: ResponseKey, is_done: &Result<bool, store::Error>) {
+fn report(background: &Background, key: ResponseKey, is_done: &Result<bool, store::Error>) {
     match is_done {
         Ok(true) => {
-            responses.background.metrics.ends_repeated.inc();
+            background.metrics.ends_repeated.inc();
             info!(response_id = %key.id, "the store had lost the end of a background response; it is stored again");
         }
         Ok(false) => {}
