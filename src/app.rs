@@ -204,9 +204,10 @@ impl App {
             .connector
             .filter(|connector| connector.needs_bootstrap());
         let bootstrap = connector.map(|connector| (connector, pairing.advanced.bootstrap_port));
+        let lasting = relay.lasting_state();
         let on_connected: probe::OnConnected = {
-            let relay = relay.clone();
-            Arc::new(move |worker, asked_at| relay.on_connected(worker, asked_at))
+            let lasting = lasting.clone();
+            Arc::new(move |worker, asked_at| lasting.on_connected(worker, asked_at))
         };
         let probing = probe::run(fleet.clone(), bootstrap, on_connected, tasks.clone());
         tasks.spawn_until_stopped(probing);
@@ -255,7 +256,7 @@ impl App {
         tasks.spawn_until_stopped(confirming);
         tasks.spawn_until_stopped(lost_caches::forget(
             fleet.clone(),
-            relay.clone(),
+            lasting,
             predicted,
             unconfirmed,
         ));
@@ -284,7 +285,7 @@ impl App {
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let (reload, reload_requests) = reload::channel(config);
         let readiness = Arc::new(Readiness::new(
-            relay.clone(),
+            fleet.clone(),
             store.clone(),
             needs_store,
             tasks.clone(),
@@ -295,7 +296,6 @@ impl App {
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
         let others = AdminParts {
             reload: reload.clone(),
-            responses: responses.clone(),
             dry_run: dry_run.clone(),
             batches: batches.clone(),
         };

@@ -22,6 +22,7 @@ pub mod failure;
 pub mod headers;
 mod job;
 pub mod kv_transfer;
+mod lasting_state;
 mod meter;
 mod model;
 mod next_answer;
@@ -52,6 +53,7 @@ pub use self::explain::{Explanation, Score};
 pub use self::job::{
     AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy, ToolLoss,
 };
+pub use self::lasting_state::LastingState;
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};
 pub use self::request::batch_line::{

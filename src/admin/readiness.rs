@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::config::ConfigStatus;
+use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
 use crate::peers::warm_start::{WarmStartStatus, Warmth};
-use crate::relay::Relay;
 use crate::store::{self, ResponseStore};
 
 const STORE_UNAVAILABLE: &str = "response store unavailable";
@@ -15,7 +15,7 @@ const STORE_UNAVAILABLE: &str = "response store unavailable";
 /// What readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
-    relay: Arc<Relay>,
+    fleet: Arc<Registry>,
     /// The store of responses. What is wrong with its settings is part of the answers.
     store: Arc<dyn ResponseStore>,
     /// A router without the store is not ready.
@@ -33,7 +33,7 @@ pub struct Readiness {
 
 impl Readiness {
     pub fn new(
-        relay: Arc<Relay>,
+        fleet: Arc<Registry>,
         store: Arc<dyn ResponseStore>,
         needs_store: bool,
         tasks: Tasks,
@@ -41,7 +41,7 @@ impl Readiness {
         config: ConfigStatus,
     ) -> Self {
         Self {
-            relay,
+            fleet,
             store,
             needs_store,
             tasks,
@@ -97,7 +97,7 @@ impl Readiness {
         if self.is_draining() {
             return Err("draining");
         }
-        if !self.relay.fleet().snapshot().is_ready() {
+        if !self.fleet.snapshot().is_ready() {
             return Err("no healthy worker");
         }
         if self.start.get() == Warmth::Warming {

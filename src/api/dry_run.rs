@@ -9,7 +9,7 @@ use crate::ids::Tenant;
 use crate::openai::splice;
 use crate::openai::tenant::{Salt, TenantSpec};
 use crate::prompt::Api;
-use crate::responses::{Mode, Responses};
+use crate::responses::{Counts, Mode, Responses};
 
 /// Prepares bodies as the API does, without asking for a key: an operator may do so for any tenant.
 #[derive(Debug)]
@@ -26,6 +26,11 @@ impl DryRun {
             responses,
             salts: tenants.iter().map(salt).collect(),
         }
+    }
+
+    /// The Responses API's counts.
+    pub fn counts(&self) -> Counts {
+        self.responses.counts()
     }
 
     /// Prepares `body` as a request of the named tenant, for the API that an engine is sent; with no name there is no salt, and where tenants

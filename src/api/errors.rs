@@ -1,7 +1,5 @@
 //! Errors that the router answers: counted, logged.
 
-use std::sync::Arc;
-
 use tracing::debug;
 
 use super::access_log::AccessLine;
@@ -35,14 +33,16 @@ impl ApiServer {
     }
 
     /// Answers request heads that cannot be parsed, with an id of ours.
-    pub fn on_malformed(self: &Arc<Self>) -> OnMalformed {
-        let server = self.clone();
+    pub fn on_malformed(&self) -> OnMalformed {
+        let (latest, errors) = (self.latest.clone(), self.errors.clone());
         OnMalformed::new(move |status| {
             let id = RequestId::new(fastrand::u128(..));
             let error = ApiError::malformed(status);
             let counter = [error.status.as_str(), error.code];
-            server.errors.with_label_values(&counter).inc();
-            server.relay.count_unsent(NO_API, true);
+            errors.with_label_values(&counter).inc();
+            if let Some(server) = latest.load().upgrade() {
+                server.relay.count_unsent(NO_API, true);
+            }
             debug!(%id, status = status.as_u16(), message = error.message, "request refused");
             let mut response = error.into_text();
             let headers = response.headers_mut();

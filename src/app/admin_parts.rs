@@ -12,12 +12,10 @@ use crate::admin::{Answering, OtherParts, RunningConfig};
 use crate::api::dry_run::DryRun;
 use crate::batches::Batches;
 use crate::prompt::Api;
-use crate::responses::Responses;
 
 #[derive(Debug)]
 pub(super) struct AdminParts {
     pub(super) reload: reload::Handle,
-    pub(super) responses: Arc<Responses>,
     pub(super) dry_run: Arc<ArcSwap<DryRun>>,
     pub(super) batches: Option<Arc<Batches>>,
 }
@@ -33,7 +31,7 @@ impl OtherParts for AdminParts {
     }
 
     fn responses(&self) -> Value {
-        serde_json::to_value(self.responses.counts()).unwrap_or_default()
+        serde_json::to_value(self.dry_run.load().counts()).unwrap_or_default()
     }
 
     fn engine_body(

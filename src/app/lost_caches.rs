@@ -10,7 +10,7 @@ use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::observe;
-use crate::relay::Relay;
+use crate::relay::LastingState;
 
 /// How often expired predictions are removed while the fleet does not change.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 /// restarted.
 pub(super) async fn forget(
     fleet: Arc<registry::Registry>,
-    relay: Arc<Relay>,
+    lasting: LastingState,
     predicted: Arc<PredictedIndex>,
     unconfirmed: Arc<UnconfirmedBlocks>,
 ) {
@@ -41,11 +41,11 @@ pub(super) async fn forget(
             {
                 predicted.forget(observe::now(), *worker);
                 unconfirmed.forget(*worker);
-                relay.forget_pinned(*worker);
+                lasting.forget_pinned(*worker);
             }
         }
         predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
-        relay.forget_departed_workers(&snapshot);
+        lasting.forget_departed(&snapshot);
         incarnations = current;
         tokio::time::sleep(registry::CHANGES_APART).await;
         // Also without a change: a request that was running when its worker left may have recorded the

@@ -1,7 +1,6 @@
 //! The [`Relay`]: what all requests share. Each step of a request is an `impl Relay` in a file of its own.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::abort::Aborts;
 use super::account::decision_log::DecisionLog;
@@ -19,7 +18,6 @@ use super::request::target::Names;
 use super::request::tenants::TenantTable;
 use super::settings::Settings;
 use super::wait::Queues;
-use crate::fleet::Worker;
 use crate::fleet::registry::Registry;
 use crate::http::drain::LastPart;
 use crate::kv::predicted::PredictedIndex;
@@ -191,12 +189,6 @@ impl Relay {
 
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
-    }
-
-    /// A worker whose circuit breaker waits for that has taken a new connection and answered a health check, which began
-    /// at `asked_at`.
-    pub fn on_connected(&self, worker: &Worker, asked_at: Instant) {
-        self.models.shared.on_connected(worker, asked_at);
     }
 
     pub(super) fn chooser(&self) -> Chooser<'_> {

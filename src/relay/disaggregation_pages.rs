@@ -1,16 +1,11 @@
-//! What the admin API shows of disaggregated requests, and the removal of state of workers and models that left the fleet,
-//! and of workers that restarted.
+//! What the admin API shows of disaggregated requests.
 
 use std::time::Instant;
 
-use rustc_hash::FxHashSet;
-
 use super::core::Relay;
-use crate::fleet::Snapshot;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::ids::WorkerId;
-use crate::observe;
 
 impl Relay {
     /// True if the configuration enables disaggregated prefill/decode.
@@ -34,27 +29,5 @@ impl Relay {
     pub fn pinned(&self, now: Instant, worker: WorkerId) -> Option<(usize, u64)> {
         let prefill_decode = self.prefill_decode.as_ref()?;
         Some(prefill_decode.pinned.of(now, worker))
-    }
-
-    /// Forgets the pinned blocks of a worker whose engine has restarted.
-    pub fn forget_pinned(&self, worker: WorkerId) {
-        if let Some(prefill_decode) = &self.prefill_decode {
-            prefill_decode.pinned.forget(worker);
-        }
-    }
-
-    /// Forgets workers and models that left the fleet, and removes their metric series.
-    pub fn forget_departed_workers(&self, fleet: &Snapshot) {
-        if let Some(prefill_decode) = &self.prefill_decode {
-            let workers = fleet.workers.iter();
-            let listed: FxHashSet<WorkerId> = workers.map(|status| status.worker.id).collect();
-            prefill_decode
-                .pinned
-                .retain(|worker| listed.contains(&worker));
-        }
-        let is_configured = |model: &str| self.queues().is_known(model);
-        let shared = &self.models.shared;
-        shared.forget_departed(observe::now(), fleet, is_configured, &self.usage);
-        self.queues().remove_gone(fleet);
     }
 }

@@ -8,5 +8,5 @@ mod settings;
 
 pub(super) use self::disaggregation::Disaggregation;
 pub(super) use self::metrics::{Families, ModelMetrics};
-pub(super) use self::pinned_blocks::PinnedTransfer;
+pub(super) use self::pinned_blocks::{PinnedBlocks, PinnedTransfer};
 pub use self::settings::{OnPrefillFailure, Settings};

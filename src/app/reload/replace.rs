@@ -45,3 +45,31 @@ impl Reloader {
         outcome
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A relay has the tokenizers of its configuration.
+    #[tokio::test]
+    async fn no_task_keeps_the_relay_of_a_configuration_that_was_replaced() {
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::default();
+        let app = App::start(&config, listen().await, listen().await).unwrap();
+        let first = Arc::downgrade(&app.api_server.load().relay);
+        let mut next = config.clone();
+        next.requests.decision_header = !config.requests.decision_header;
+        app.replace_config(next).await.unwrap();
+        for _ in 0..1_000 {
+            if first.upgrade().is_none() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the first relay is still there");
+    }
+}
