@@ -39,8 +39,8 @@ impl Relay {
 }
 
 impl LastingState {
-    /// A worker whose circuit breaker waits for that has taken a new connection and answered a health check, which began
-    /// at `asked_at`.
+    /// A worker whose circuit breaker waits for that has taken a new connection and answered a health check, which
+    /// began at `asked_at`.
     pub fn on_connected(&self, worker: &Worker, asked_at: Instant) {
         self.models.on_connected(worker, asked_at);
     }

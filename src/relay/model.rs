@@ -104,7 +104,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 struct RememberedModel {
     counts: Arc<Counts>,
-    /// How many tickets its requests had taken at `needed_at`.
+    /// How many tickets its requests had taken when that was last looked at.
     tickets: u64,
     /// When it was last known to be needed.
     needed_at: Instant,
@@ -314,7 +314,7 @@ impl Shared {
         states
     }
 
-    /// Removes the metric series of workers that left the fleet or dropped a model, and forgets the models that are gone.
+    /// Removes the metric series of workers that left the fleet or dropped a model, and forgets models that are gone.
     /// `is_configured`: the newest configuration names the model.
     pub(super) fn forget_departed(
         &self,
@@ -353,7 +353,7 @@ impl Shared {
         }
     }
 
-    /// Forgets models and removes their series, but for those that a request has or waits with: they are forgotten later.
+    /// Forgets models and removes their series, but for those that a request has or waits with: they go later.
     fn forget(&self, unneeded: &FxHashSet<Model>, usage: &Usage) {
         // Nobody gets the counts of a model from here until its series are removed.
         let mut by_model = self.by_model.lock();
@@ -392,8 +392,8 @@ impl Shared {
         self.hindsight.remove(&gone);
         info!(
             models = gone.len(),
-            "models are forgotten, and their metric series removed: no worker serves them, and no request has asked for \
-             them for an hour"
+            "models are forgotten, and their metric series removed: no worker has served them and no request has asked \
+             for them for an hour"
         );
     }
 }

@@ -63,7 +63,7 @@ impl Hindsight {
         self.models.lock().entry(model.clone()).or_default().clone()
     }
 
-    /// Forgets models. One that is looked back at now had no requests in the last ten minutes, so that it shows nothing.
+    /// Forgets models that had no requests in the last ten minutes: one that is looked back at now shows nothing.
     pub(in crate::relay) fn remove(&self, gone: &FxHashSet<Model>) {
         self.models.lock().retain(|model, _| !gone.contains(model));
         metrics::remove_series(&self.seconds, "model", |model| gone.contains(model));
