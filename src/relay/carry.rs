@@ -220,7 +220,8 @@ impl Relay {
         });
         let are_down = are_down.map(|status| &status.worker);
         let workers = plan.group.workers.iter().chain(are_down);
-        course.is_refused_by_each(stage, workers, refuses_key)
+        let now = observe::now();
+        course.is_refused_by_each(stage, workers, |worker| refuses_key(worker, now))
     }
 
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.
@@ -238,10 +239,12 @@ impl Relay {
 }
 
 /// True if a worker that takes requests now has refused the router's key for it since it last took one. Where one is
-/// down, or its circuit breaker is open, the key may be right again by the time that it takes requests.
-fn refuses_key(worker: &Worker) -> bool {
-    let is_usable = !worker.is_down() && worker.breaker.state() == State::Closed;
-    is_usable && worker.refuses_key_now()
+/// down, has asked for a pause, or has an open circuit breaker, the key may be right again by the time that it takes
+/// requests.
+fn refuses_key(worker: &Worker, now: Instant) -> bool {
+    let breaker = &worker.breaker;
+    let is_admitting = breaker.state() == State::Closed && breaker.may_admit(now);
+    !worker.is_down() && is_admitting && worker.refuses_key_now()
 }
 
 /// True if the request seems to end the engines that get it, or ended connections of each that could have it.
@@ -252,4 +255,41 @@ fn no_worker_may_get(plan: &Plan, failed: &FailedWorkers, cuts: &Cuts) -> bool {
     };
     let has_excluded = cuts.excluded().next().is_some();
     cuts.are_of_the_request() || has_excluded && !plan.group.workers.iter().any(may_get)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::health::Health;
+    use crate::fleet::registry::tests::registry;
+
+    #[test]
+    fn only_a_worker_that_takes_requests_now_is_known_to_refuse_the_key() {
+        let fleet = registry(&["a"]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        let now = observe::now() + Duration::from_secs(1);
+        let later = now + Duration::from_secs(5);
+        assert!(!refuses_key(&worker, now));
+        worker.on_key_refused(now);
+        assert!(refuses_key(&worker, now));
+        // The engine has asked for a pause, which leaves its circuit breaker closed.
+        worker.breaker.pause(later);
+        assert!(!refuses_key(&worker, now));
+        assert!(refuses_key(&worker, later));
+        while worker.breaker.state() == State::Closed {
+            worker.breaker.on_failure(later);
+        }
+        assert!(!refuses_key(&worker, later));
+        // An open circuit breaker that would admit a trial request is no closed one.
+        let trial = later + Duration::from_secs(3_600);
+        assert!(worker.breaker.may_admit(trial) && !refuses_key(&worker, trial));
+        assert!(worker.breaker.admit(trial));
+        worker.breaker.on_success(trial, true);
+        assert!(refuses_key(&worker, trial));
+        fleet.set_health(worker.id, Health::Down);
+        worker.on_key_refused(trial);
+        assert!(worker.refuses_key_now() && !refuses_key(&worker, trial));
+    }
 }
