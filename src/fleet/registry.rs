@@ -673,6 +673,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_refusal_of_a_key_says_nothing_of_the_key_that_replaces_it_or_of_another_process() {
+        let registry = registry(&["a"]);
+        let before = registry.snapshot().workers[0].worker.clone();
+        let sent = crate::observe::now() + Duration::from_secs(1);
+        let changed = Member {
+            authorization: Some(hyper::header::HeaderValue::from_static("Bearer other")),
+            ..member("a")
+        };
+        registry.set_members("static", vec![changed]);
+        // It was sent with the former key.
+        before.on_key_refused(sent);
+        let after = registry.snapshot().workers[0].worker.clone();
+        assert!(before.refuses_key_now() && !after.refuses_key_now());
+        after.on_key_refused(sent);
+        after.refuses_key.store(true, Relaxed);
+        assert!(after.refuses_key_now());
+        registry.restarted(after.id);
+        assert!(!after.refuses_key_now() && !after.refuses_key.load(Relaxed));
+    }
+
+    #[test]
     fn a_worker_that_moves_between_lists_stays() {
         let registry = registry(&["a"]);
         let id = registry.snapshot().workers[0].worker.id;

@@ -110,6 +110,11 @@ pub struct Worker {
     configured_prefill_rate: Option<NonZeroU32>,
     configured_slots: Option<NonZeroU32>,
     pub pool: Arc<client::Pool>,
+    /// The engine has refused this key, which was logged.
+    pub refuses_key: AtomicBool,
+    /// When the newest request was sent with this key for which the engine has refused it, in microseconds since the
+    /// worker joined; 0 before the first.
+    key_refused_us: AtomicU64,
     pub(super) state: Arc<WorkerState>,
 }
 
@@ -149,9 +154,6 @@ pub struct WorkerState {
     since: Instant,
     /// When the newest request was sent that it has taken, in microseconds since it joined; 0 before the first.
     newest_taken_us: AtomicU64,
-    /// When the newest request was sent for which it has refused the router's key, in microseconds since it joined; 0
-    /// before the first.
-    key_refused_us: AtomicU64,
     /// What its answers reported of their prompts.
     pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
@@ -163,8 +165,6 @@ pub struct WorkerState {
     pub refuses_chat_token_ids: AtomicBool,
     /// The engine refuses streamed completions for token ids.
     pub refuses_completion_token_ids: AtomicBool,
-    /// The engine has refused the key that the router has for it, which was logged.
-    pub refuses_key: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
     /// Health checks that failed since it joined.
@@ -222,13 +222,11 @@ impl WorkerState {
             adapters: AdapterSlots::default(),
             since: observe::now(),
             newest_taken_us: AtomicU64::new(0),
-            key_refused_us: AtomicU64::new(0),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
             refuses_chat_token_ids: AtomicBool::new(false),
             refuses_completion_token_ids: AtomicBool::new(false),
-            refuses_key: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
             health_failures: AtomicU64::new(0),
             bootstrap_failures: AtomicU64::new(0),
@@ -313,12 +311,10 @@ impl WorkerState {
             &self.refuses_reports,
             &self.refuses_chat_token_ids,
             &self.refuses_completion_token_ids,
-            &self.refuses_key,
         ];
         for refusal in refusals {
             refusal.store(false, Relaxed);
         }
-        self.key_refused_us.store(0, Relaxed);
     }
 }
 
@@ -363,12 +359,13 @@ impl Worker {
             configured_prefill_rate: member.prefill_rate,
             configured_slots: member.slots,
             pool,
+            // The key may be another one now. Refusals of the former one that are still on their way are noted in the
+            // former `Worker`.
+            refuses_key: AtomicBool::new(false),
+            key_refused_us: AtomicU64::new(0),
             state,
         };
         worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
-        // The key may be another one now.
-        worker.refuses_key.store(false, Relaxed);
-        worker.key_refused_us.store(0, Relaxed);
         Arc::new(worker)
     }
 
@@ -485,6 +482,12 @@ impl Worker {
         self.key_refused_us.load(Relaxed) > self.newest_taken_us.load(Relaxed)
     }
 
+    /// The engine may be another process now, which may take the key.
+    pub(super) fn forget_refused_key(&self) {
+        self.refuses_key.store(false, Relaxed);
+        self.key_refused_us.store(0, Relaxed);
+    }
+
     fn age_us(&self, now: Instant) -> u64 {
         u64::try_from(self.age(now).as_micros()).unwrap_or(u64::MAX)
     }
@@ -539,7 +542,7 @@ mod tests {
         assert!(!worker.refuses_key_now());
         worker.on_key_refused(at(4));
         assert!(worker.refuses_key_now());
-        worker.forget_engine();
+        worker.forget_refused_key();
         assert!(!worker.refuses_key_now());
     }
 }
