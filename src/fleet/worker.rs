@@ -115,6 +115,8 @@ pub struct Worker {
     /// When the newest request was sent with this key for which the engine has refused it, in microseconds since the
     /// worker joined; 0 before the first.
     key_refused_us: AtomicU64,
+    /// When the newest request was sent with this key that the engine has answered otherwise, counted likewise.
+    key_accepted_us: AtomicU64,
     pub(super) state: Arc<WorkerState>,
 }
 
@@ -363,6 +365,7 @@ impl Worker {
             // former `Worker`.
             refuses_key: AtomicBool::new(false),
             key_refused_us: AtomicU64::new(0),
+            key_accepted_us: AtomicU64::new(0),
             state,
         };
         worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
@@ -477,9 +480,15 @@ impl Worker {
         self.key_refused_us.fetch_max(sent, Relaxed);
     }
 
-    /// True if it has refused the router's key, and taken no request that was sent later.
+    /// Whatever it has answered to a request that was sent with the router's key at `sent`, it has not refused the key.
+    pub fn on_key_accepted(&self, sent: Instant) {
+        let sent = self.age_us(sent);
+        self.key_accepted_us.fetch_max(sent, Relaxed);
+    }
+
+    /// True if it has refused the router's key, and answered no request otherwise that was sent later.
     pub fn refuses_key_now(&self) -> bool {
-        self.key_refused_us.load(Relaxed) > self.newest_taken_us.load(Relaxed)
+        self.key_refused_us.load(Relaxed) > self.key_accepted_us.load(Relaxed)
     }
 
     /// The engine may be another process now, which may take the key.
@@ -530,15 +539,18 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_refuses_the_key_until_it_takes_a_later_request_or_is_another_process() {
+    fn a_worker_refuses_the_key_until_it_answers_a_later_request_or_is_another_process() {
         let (worker, now) = (worker("a"), observe::now());
         let at = |ms| now + Duration::from_millis(ms);
         assert!(!worker.refuses_key_now());
-        worker.on_taken(at(1));
+        worker.on_key_accepted(at(1));
         worker.on_key_refused(at(2));
         worker.on_key_refused(at(1));
         assert!(worker.refuses_key_now());
+        // A request that was sent without the key.
         worker.on_taken(at(3));
+        assert!(worker.refuses_key_now());
+        worker.on_key_accepted(at(3));
         assert!(!worker.refuses_key_now());
         worker.on_key_refused(at(4));
         assert!(worker.refuses_key_now());

@@ -238,9 +238,9 @@ impl Relay {
     }
 }
 
-/// True if a worker that takes requests now has refused the router's key for it since it last took one. Where one is
-/// down, has asked for a pause, or has an open circuit breaker, the key may be right again by the time that it takes
-/// requests.
+/// True if a worker that takes requests now has refused the router's key for it since it last answered otherwise. Where
+/// one is down, has asked for a pause, or has an open circuit breaker, the key may be right again by the time that it
+/// takes requests.
 fn refuses_key(worker: &Worker, now: Instant) -> bool {
     let breaker = &worker.breaker;
     let is_admitting = breaker.state() == State::Closed && breaker.may_admit(now);

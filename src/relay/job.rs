@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::header::HeaderName;
@@ -152,6 +152,14 @@ impl<'a> Job<'a> {
     /// Whether a worker gets the router's own key for it. A gateway sends what it likes.
     pub(super) fn sends_own_key(&self, worker: &Worker) -> bool {
         worker.authorization.is_some() && self.gateway.is_none()
+    }
+
+    /// A worker has answered this request, which was sent at `sent`, and not with 401: if the router's key was sent
+    /// with it, the engine takes that. Not where no prompt is computed, since engines may need no key there.
+    pub(super) fn on_no_refusal_of_key(&self, worker: &Worker, sent: Instant) {
+        if self.api.computes_prompt() && self.sends_own_key(worker) {
+            worker.on_key_accepted(sent);
+        }
     }
 
     /// This request with the body of a chat completion.

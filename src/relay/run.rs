@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use hyper::StatusCode;
 use tracing::{debug, warn};
 
 use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
@@ -251,6 +252,9 @@ impl Relay {
         // That it counts tokens says nothing of how busy its engine is.
         if status.is_success() && job.api.computes_prompt() {
             worker.on_taken(sent);
+        }
+        if status != StatusCode::UNAUTHORIZED {
+            job.on_no_refusal_of_key(worker, sent);
         }
         let owner = FailureOwner::of_status(status);
         let (model, client) = (&plan.model, job.context.client);

@@ -133,6 +133,7 @@ impl LegContext<'_> {
         let (client, is_trial) = (job.context.client, choice.is_trial_of(worker));
         plan.model.report_success(worker, client, is_trial, now);
         worker.on_taken(now);
+        job.on_no_refusal_of_key(worker, now);
         insert.confirm();
         running.on_first_token(observe::now());
         let result = transfer.end(&whole);

@@ -102,6 +102,7 @@ impl LegContext<'_> {
         plan.model
             .report_success(&prefill.worker, client, is_trial, started);
         prefill.worker.on_taken(started);
+        job.on_no_refusal_of_key(&prefill.worker, started);
         self.on_transferred(now, started, started);
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
         answer.running.prefill_leg = Some(Box::new(prefill_leg));

@@ -200,6 +200,13 @@ impl Fleet {
             .await
     }
 
+    /// The answer to a chat with a prompt of its own.
+    async fn ask(&self, number: usize) -> Answer {
+        let text = format!("request {number}: all that was said before. ").repeat(8);
+        let body = chat(&text, 2, false);
+        self.cluster.post("/v1/chat/completions", body).await
+    }
+
     fn kinds(&mut self, max_tokens: usize) -> Vec<(&'static str, String, bool)> {
         self.asked += 1;
         kinds(self.asked, max_tokens)
@@ -374,10 +381,7 @@ async fn a_key_that_more_decode_workers_refuse_than_a_request_may_try_is_the_ope
     }
     let mut statuses = Vec::new();
     while statuses.last() != Some(&502) && statuses.len() < ROUNDS {
-        let number = statuses.len();
-        let text = format!("request {number}: all that was said before. ").repeat(8);
-        let body = chat(&text, 2, false);
-        let answer = fleet.cluster.post("/v1/chat/completions", body).await;
+        let answer = fleet.ask(statuses.len()).await;
         let code = match answer.status {
             503 => "no_healthy_worker",
             _ => "engine_key_refused",
@@ -390,6 +394,40 @@ async fn a_key_that_more_decode_workers_refuse_than_a_request_may_try_is_the_ope
         (statuses.first(), statuses.last()),
         (Some(&503), Some(&502))
     );
+}
+
+#[tokio::test]
+async fn an_answer_of_any_other_status_shows_that_a_worker_takes_the_key_again() {
+    let fleet = Fleet::start(Connector::Nixl, (1, 2), |config| {
+        unnoticed(config);
+        with_keys(config);
+        config.requests.max_attempts = 1;
+    })
+    .await;
+    for place in 0..2 {
+        fleet.decode(place).fault(refuse(401)).await;
+    }
+    let mut numbers = 0..2 * ROUNDS;
+    let mut are_known = false;
+    for number in numbers.by_ref() {
+        are_known = fleet.ask(number).await.status == 502;
+        if are_known {
+            break;
+        }
+    }
+    assert!(are_known);
+    fleet.decode(0).fault(refuse(400)).await;
+    let mut statuses = Vec::new();
+    for number in numbers {
+        let status = fleet.ask(number).await.status;
+        let has_answered = statuses.contains(&400);
+        statuses.push(status);
+        if has_answered && status != 400 {
+            break;
+        }
+    }
+    // One refuses, as before, but the other one need not.
+    assert_eq!(statuses.last(), Some(&503), "{statuses:?}");
 }
 
 #[tokio::test]
