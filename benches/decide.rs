@@ -262,7 +262,8 @@ fn decision(criterion: &mut Criterion) {
                 let prompt = &asked[(number % 64) as usize];
                 let prefixes = fleet.cached_prefixes(prompt, number);
                 let decode = ViewRange::of_workers((&*fleet.group).into(), fleet.group.decode());
-                black_box(prefixes.owners(&decode).indices.len())
+                let owners = prefixes.owners(&decode, |worker| worker.breaker.may_admit(now));
+                black_box(owners.indices.len())
             });
         });
     }

@@ -59,7 +59,8 @@ impl Relay {
     fn longest_cached(&self, plan: &Plan) -> u64 {
         let prefixes = self.chooser().cached_prefixes(plan, OWNERS_MAX);
         let everywhere = ViewRange::everywhere(prefixes.places);
-        let owners = prefixes.owners(&everywhere);
+        // Which of several it is that have the longest does not matter here.
+        let owners = prefixes.owners(&everywhere, |_| true);
         let cached = owners.indices.iter().map(|index| {
             let cached = prefixes.cached(everywhere.place(*index));
             cached.tokens()

@@ -67,7 +67,7 @@ impl<'a> FleetView<'a> {
         Self {
             adapter_owners,
             places,
-            owners: prefixes.owners(&range),
+            owners: prefixes.owners(&range, |worker| is_free(worker, now, excluded)),
             prefixes,
             task,
             range,
@@ -174,10 +174,8 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    /// Whether the worker's circuit breaker admits requests, and it is not excluded.
     fn is_free(&self, index: ViewIndex) -> bool {
-        let worker = self.worker(index);
-        worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id)
+        is_free(self.worker(index), self.now, self.excluded)
     }
 
     /// A decision of this view with the worker's index and its rank.
@@ -199,6 +197,11 @@ impl<'a> FleetView<'a> {
     pub(in crate::relay) fn worker(&self, index: ViewIndex) -> &'a Worker {
         self.places.worker(self.place(index))
     }
+}
+
+/// Whether the worker's circuit breaker admits requests, and it is not excluded.
+fn is_free(worker: &Worker, now: Instant, excluded: &[WorkerId]) -> bool {
+    worker.breaker.may_admit(now) && !excluded.contains(&worker.id)
 }
 
 /// The least busy of the places whose workers have the group's adapter in their GPUs.
@@ -319,5 +322,63 @@ impl View for FleetView<'_> {
 
     fn cached(&self, index: ViewIndex) -> Cached {
         self.prefixes.cached(self.place(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::http::circuit_breaker;
+    use crate::ids::Model;
+    use crate::observe;
+    use crate::relay::prompt::cached_prefix::tests::{caches, prompt};
+    use crate::routing::{PrefixCounts, TierCredit};
+
+    const MODEL: &str = "m";
+
+    #[test]
+    fn a_prefix_counts_while_one_of_those_that_have_it_takes_requests() {
+        let joined = observe::now();
+        let now = joined + Duration::from_secs(3_600);
+        let prompt = prompt();
+        let (credit, counts) = (TierCredit::default(), PrefixCounts::new(joined));
+        for why in ["open", "half-open", "paused", "excluded"] {
+            // The workers that get no requests.
+            for names in [&["a"][..], &["b"][..], &["a", "b"][..]] {
+                let (fleet, caches) = (registry(&["a", "b"]), caches(joined));
+                bring_up(&fleet, MODEL);
+                let snapshot = fleet.snapshot();
+                let group = &*snapshot.models[&Model::from(MODEL)];
+                let mut excluded = Vec::new();
+                for worker in &group.workers {
+                    let cached = &prompt.blocks;
+                    caches.predicted.record(joined, worker.id, 0, cached);
+                    if !names.contains(&&*worker.name) {
+                        continue;
+                    }
+                    match why {
+                        "paused" => worker.breaker.pause(now + Duration::from_secs(1)),
+                        "excluded" => excluded.push(worker.id),
+                        _ => {
+                            let failed = if why == "open" { now } else { joined };
+                            while worker.breaker.state() == circuit_breaker::State::Closed {
+                                worker.breaker.on_failure(failed);
+                            }
+                            // The trial request is under way from now on.
+                            assert_eq!(worker.breaker.admit(now), why == "half-open");
+                        }
+                    }
+                }
+                let prefixes =
+                    CachedPrefixes::new(group, &caches, &prompt, &credit, (8, 7), &counts);
+                let view = FleetView::new(&prefixes, Task::Decode, now, &excluded);
+                let shared = view.shared_prefix();
+                assert_eq!(shared.tokens, 256);
+                assert_eq!(shared.key.is_some(), names.len() == 1, "{names:?} {why}");
+            }
+        }
     }
 }

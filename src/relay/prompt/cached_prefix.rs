@@ -18,8 +18,7 @@ pub(in crate::relay) use self::reported::cached;
 use self::top::Top;
 pub use self::view_range::ViewRange;
 use super::prompt_blocks::{Prompt, TokenBlocks};
-use crate::fleet::Places;
-use crate::http::circuit_breaker::State;
+use crate::fleet::{Places, Worker};
 use crate::ids::{Block, RankPlace, ViewIndex};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::PredictedIndex;
@@ -75,7 +74,7 @@ pub struct TopOwners {
     pub indices: SmallVec<[ViewIndex; 8]>,
     /// No other place has more, in tokens in the GPU.
     pub others_max: u32,
-    /// The one with the longest, what it has, and the name of that prefix. Among several, one that takes requests.
+    /// The one with the longest, what it has, and the name of that prefix. Among several, one whose worker is free.
     pub longest: Option<(ViewIndex, u32, Option<NonZeroU64>)>,
 }
 
@@ -164,13 +163,13 @@ impl<'a> CachedPrefixes<'a> {
         }
     }
 
-    /// The longest cached prefixes among the candidates of a view.
-    pub fn owners(&self, view: &ViewRange) -> TopOwners {
+    /// The longest cached prefixes among the candidates of a view. `is_free`: the request can be sent to a worker now.
+    pub fn owners(&self, view: &ViewRange, is_free: impl Fn(&Worker) -> bool) -> TopOwners {
         let entries = self.predicted.iter();
         let predicted = entries.filter_map(|(place, tokens)| Some((*tokens, view.index(*place)?)));
         let mut indices: SmallVec<[ViewIndex; 8]> =
             predicted.clone().map(|(_, index)| index).collect();
-        let mut longest = self.longest(view, predicted);
+        let mut longest = self.longest(view, predicted, &is_free);
         let mut is_exact = false;
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
@@ -186,7 +185,7 @@ impl<'a> CachedPrefixes<'a> {
                 }
             }
             others_max = others_max.max(top.others_max());
-            let reported = self.longest(view, top.credits());
+            let reported = self.longest(view, top.credits(), &is_free);
             is_exact = reported > longest;
             longest = longest.max(reported);
             indices.extend(top.indices());
@@ -198,18 +197,19 @@ impl<'a> CachedPrefixes<'a> {
         }
     }
 
-    /// The longest of these prefixes: its tokens, whether its worker takes requests, and whose it is. Among equally
-    /// long ones it is one whose worker does: behind an open circuit breaker nobody finds the prefix.
+    /// The longest of these prefixes: its tokens, whether its worker is free, and whose it is. Among equally long ones
+    /// it is one whose worker is: where the request cannot be sent, it does not find the prefix.
     fn longest(
         &self,
         view: &ViewRange,
         owners: impl Iterator<Item = (u32, ViewIndex)> + Clone,
+        is_free: impl Fn(&Worker) -> bool,
     ) -> Option<(u32, bool, ViewIndex)> {
         let most = owners.clone().map(|(tokens, _)| tokens).max()?;
         let longest = owners.filter(|(tokens, _)| *tokens == most);
         let with_state = longest.map(|(tokens, index)| {
             let worker = self.places.worker(view.place(index));
-            (tokens, worker.breaker.state() != State::Open, index)
+            (tokens, is_free(worker), index)
         });
         with_state.max()
     }
@@ -308,7 +308,7 @@ fn order_of(seed: u64, place: RankPlace) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::relay) mod tests {
     use super::*;
     use crate::fleet::registry::tests::{bring_up, registry};
     use crate::ids::{BlockHash, Model};
@@ -317,7 +317,7 @@ mod tests {
 
     const MODEL: &str = "m";
 
-    fn caches(now: Instant) -> Caches {
+    pub(in crate::relay) fn caches(now: Instant) -> Caches {
         let metrics = metrics::Registry::default();
         let predicted = Arc::new(PredictedIndex::new(
             predicted::Settings::default(),
@@ -339,22 +339,24 @@ mod tests {
         }
     }
 
-    #[test]
-    fn of_equally_long_prefixes_one_counts_whose_worker_takes_requests() {
-        let now = observe::now();
-        let blocks: Vec<Block> = (1..=4_u32)
-            .map(|number| Block {
-                path: BlockHash(u64::from(number)),
-                end_tokens: 64 * number,
-            })
-            .collect();
-        let prompt = Prompt {
-            blocks,
+    /// A prompt of 256 tokens in four blocks.
+    pub(in crate::relay) fn prompt() -> Prompt {
+        let blocks = (1..=4_u32).map(|number| Block {
+            path: BlockHash(u64::from(number)),
+            end_tokens: 64 * number,
+        });
+        Prompt {
+            blocks: blocks.collect(),
             exact: None,
-        };
+        }
+    }
+
+    #[test]
+    fn of_equally_long_prefixes_one_counts_whose_worker_is_free() {
+        let (now, prompt) = (observe::now(), prompt());
         let (credit, counts) = (TierCredit::default(), PrefixCounts::new(now));
-        // The workers that have all of it; those whose circuit breakers are open; whose prefix counts.
-        for (owners, open, expected) in [
+        // The workers that have all of it; those that are not free; whose prefix counts.
+        for (owners, busy, expected) in [
             (&["a", "b"][..], &["a"][..], "b"),
             (&["a", "b"][..], &["b"][..], "a"),
             (&["b"][..], &["b"][..], "b"),
@@ -369,16 +371,15 @@ mod tests {
                 let length = if owners.contains(&name) { 4 } else { 2 };
                 let cached = &prompt.blocks[..length];
                 caches.predicted.record(now, worker.id, 0, cached);
-                while open.contains(&name) && worker.breaker.state() != State::Open {
-                    worker.breaker.on_failure(now);
-                }
             }
             let prefixes = CachedPrefixes::new(group, &caches, &prompt, &credit, (8, 7), &counts);
             let everywhere = ViewRange::everywhere(prefixes.places);
-            let (index, tokens, key) = prefixes.owners(&everywhere).longest.unwrap();
+            let is_free = |worker: &Worker| !busy.contains(&&*worker.name);
+            let owners_found = prefixes.owners(&everywhere, is_free);
+            let (index, tokens, key) = owners_found.longest.unwrap();
             let place = everywhere.place(index);
             let found = &*prefixes.places.worker(place).name;
-            assert_eq!((found, tokens), (expected, 256), "{owners:?} {open:?}");
+            assert_eq!((found, tokens), (expected, 256), "{owners:?} {busy:?}");
             assert!(key.is_some());
         }
     }
