@@ -68,6 +68,8 @@ struct Entries {
     shared: Vec<Vec<Owner>>,
     /// Free numbers in `shared`.
     free: Vec<u32>,
+    /// [`KEPT_ENTRIES`]; tests have fewer.
+    kept_entries: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,9 +97,14 @@ impl OwnerTable {
     }
 
     fn with_spread(shards: usize, spread: Spread) -> Self {
+        Self::keeping(shards, spread, KEPT_ENTRIES)
+    }
+
+    fn keeping(shards: usize, spread: Spread, kept_entries: usize) -> Self {
         let is_right = shards.is_power_of_two() && (2..=1 << MAX_SHARD_BITS).contains(&shards);
         assert!(is_right, "{shards} shards");
-        let shards = (0..shards).map(|_| Shard(RwLock::new(Entries::new(spread))));
+        let entries = || Entries::new(spread, kept_entries);
+        let shards = (0..shards).map(|_| Shard(RwLock::new(entries())));
         Self {
             shards: shards.collect(),
             spread,
@@ -188,13 +195,14 @@ impl OwnerTable {
 }
 
 impl Entries {
-    fn new(spread: Spread) -> Self {
+    fn new(spread: Spread, kept_entries: usize) -> Self {
         Self {
             entries: vec![FREE; MIN_ENTRIES],
             len: 0,
             spread,
             shared: Vec::new(),
             free: Vec::new(),
+            kept_entries,
         }
     }
 
@@ -313,6 +321,7 @@ impl Entries {
                     *owners = Vec::new();
                     self.free.push(number);
                     self.entries[at].owner = last;
+                    self.give_lists_back();
                 }
             }
             owner if owner.worker == worker => self.remove_entry(at),
@@ -338,7 +347,7 @@ impl Entries {
         self.len -= 1;
         // The smaller table is at most a quarter full: half of its blocks must go, or as many come, before it changes
         // again.
-        if self.entries.len() > KEPT_ENTRIES && self.len < self.entries.len() / 8 {
+        if self.entries.len() > self.kept_entries && self.len < self.entries.len() / 8 {
             self.shrink();
         }
     }
@@ -348,10 +357,25 @@ impl Entries {
         self.resize(self.entries.len() * 2);
     }
 
-    /// Gives memory back when workers have left or have restarted. The lists of owners get new numbers.
+    /// Gives memory back when workers have left or have restarted.
     #[cold]
     fn shrink(&mut self) {
         self.resize(self.entries.len() / 2);
+        self.renumber();
+    }
+
+    /// Gives the memory of lists back when most blocks that had several owners have one. A table that has few lists for
+    /// its entries keeps them: numbering lists anew looks at each entry, and must not happen often.
+    fn give_lists_back(&mut self) {
+        let are_many = self.shared.len() > self.entries.len().max(self.kept_entries) / 8;
+        if are_many && self.free.len() > self.shared.len() / 4 * 3 {
+            self.renumber();
+        }
+    }
+
+    /// Gives the lists of owners new numbers, so that none is free.
+    #[cold]
+    fn renumber(&mut self) {
         let mut shared = Vec::new();
         for entry in &mut self.entries {
             if entry.owner.worker == SEVERAL {
@@ -401,10 +425,30 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert { worker: u32, path: u64 },
-        Remove { worker: u32, path: u64 },
-        CountUp { worker: u32, path: u64 },
-        CountDown { worker: u32, path: u64 },
+        Insert {
+            worker: u32,
+            path: u64,
+        },
+        Remove {
+            worker: u32,
+            path: u64,
+        },
+        CountUp {
+            worker: u32,
+            path: u64,
+        },
+        CountDown {
+            worker: u32,
+            path: u64,
+        },
+        /// The worker owns nothing any more.
+        Leave {
+            worker: u32,
+        },
+        /// Only so many paths keep their owners.
+        Keep {
+            paths: usize,
+        },
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -413,10 +457,14 @@ mod tests {
             0 => path,
             _ => path.wrapping_mul(INVERSE) << 1,
         });
-        let step = (0..4, 0u32..3, path).prop_map(|(kind, worker, path)| match kind {
-            0 => Step::Insert { worker, path },
-            1 => Step::Remove { worker, path },
-            2 => Step::CountUp { worker, path },
+        let step = (0..40, 0u32..3, path).prop_map(|(kind, worker, path)| match (kind, kind % 4) {
+            (0, _) => Step::Leave { worker },
+            (1, _) => Step::Keep {
+                paths: 2 * worker as usize,
+            },
+            (_, 0) => Step::Insert { worker, path },
+            (_, 1) => Step::Remove { worker, path },
+            (_, 2) => Step::CountUp { worker, path },
             _ => Step::CountDown { worker, path },
         });
         proptest::collection::vec(step, 0..400)
@@ -425,7 +473,8 @@ mod tests {
     proptest! {
         #[test]
         fn it_equals_a_sorted_map(steps in steps()) {
-            let table = OwnerTable::with_spread(64, SPREAD);
+            // It keeps hardly any memory, so that lists are numbered anew often.
+            let table = OwnerTable::keeping(64, SPREAD, MIN_ENTRIES);
             let mut model: BTreeMap<u64, BTreeMap<u32, u32>> = BTreeMap::new();
             for (number, step) in (0..).zip(steps) {
                 match step {
@@ -451,6 +500,19 @@ mod tests {
                             owners.insert(worker, left);
                         }
                     }
+                    Step::Leave { worker } => {
+                        for (path, owners) in &mut model {
+                            table.remove(WorkerId(worker), BlockHash(*path));
+                            owners.remove(&worker);
+                        }
+                    }
+                    Step::Keep { paths } => {
+                        for (path, owners) in model.iter_mut().skip(paths) {
+                            for worker in std::mem::take(owners).into_keys() {
+                                table.remove(WorkerId(worker), BlockHash(*path));
+                            }
+                        }
+                    }
                 }
                 for (path, owners) in &model {
                     table.prefetch(BlockHash(*path));
@@ -468,7 +530,7 @@ mod tests {
 
     #[test]
     fn entries_with_one_home_are_found_after_others_were_removed() {
-        let mut entries = Entries::new(SPREAD);
+        let mut entries = Entries::new(SPREAD, KEPT_ENTRIES);
         let home = entries.home(SPREAD.hash(1));
         let same_home = |path: &u64| entries.home(SPREAD.hash(*path)) == home;
         let paths: Vec<u64> = (1..).filter(same_home).take(5).collect();
@@ -518,6 +580,47 @@ mod tests {
         });
         assert!(entries <= 1_000 * 8, "{entries}");
         assert!(shared <= 1_000 * 4, "{shared}");
+    }
+
+    #[test]
+    fn blocks_that_keep_one_owner_give_the_memory_of_their_lists_back() {
+        const PATHS: u64 = 20_000;
+        let table = OwnerTable::with_spread(64, SPREAD);
+        let lists = || -> usize {
+            let shards = table.shards.iter().map(|shard| shard.0.read());
+            shards.map(|shard| shard.shared.len()).sum()
+        };
+        let insert = |worker: u32, path: u64| {
+            table.insert(WorkerId(worker), BlockHash(path), || path as u32 + worker);
+        };
+        for path in 0..PATHS {
+            insert(0, path);
+            insert(1, path);
+        }
+        assert_eq!(lists(), PATHS as usize);
+        // Each hundredth block keeps both owners.
+        for path in (0..PATHS).filter(|path| !path.is_multiple_of(100)) {
+            table.remove(WorkerId(0), BlockHash(path));
+        }
+        assert!(lists() < PATHS as usize / 3, "{}", lists());
+        // Each fiftieth gets another one, which needs a list again or has one already.
+        for path in (0..PATHS).step_by(50) {
+            insert(2, path);
+        }
+        for path in 0..PATHS {
+            let workers: &[u32] = match (path % 50, path % 100) {
+                (_, 0) => &[0, 1, 2],
+                (0, _) => &[1, 2],
+                _ => &[1],
+            };
+            let owner = |worker: &u32| Owner {
+                worker: WorkerId(*worker),
+                value: path as u32 + worker,
+            };
+            let expected: Vec<Owner> = workers.iter().map(owner).collect();
+            let found = table.read(BlockHash(path), <[Owner]>::to_vec);
+            assert_eq!(found, expected, "{path}");
+        }
     }
 
     #[test]
