@@ -163,7 +163,7 @@ fn on_failure(state: &State, address: &Arc<str>, failure: &Failure) -> Option<Du
             let reason = failure.to_string();
             (AddressState::Refused(reason), Some(REFUSED_BACKOFF))
         }
-        Failure::Lost(reason) => (AddressState::Lost(reason.clone()), None),
+        Failure::Lost(_) | Failure::Malformed(_) => (AddressState::Lost(failure.to_string()), None),
     };
     if next != AddressState::Itself {
         state.metrics.connect_failures.inc();

@@ -25,7 +25,7 @@ use crate::kv::tree_copies::{NoTree, TreeCopy};
 use crate::observe;
 
 /// A replica that asks for nothing, or takes nothing, for this long is disconnected.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request waits for a tree that does not count because this replica has lost the engine as well: both often
 /// lose it in the same moment, and know it again a moment later. The first attempts to connect again come within two
 /// seconds, and the other replica waits ten for its turn and the first chunk.

@@ -28,6 +28,8 @@ pub enum Failure {
     /// The network, or the other side.
     #[error("{0}")]
     Lost(String),
+    #[error("a malformed message: {0}")]
+    Malformed(String),
     /// Another host, and there is no secret.
     #[error("{0}")]
     NotAllowed(&'static str),
@@ -101,8 +103,7 @@ impl ReceivingHalf {
         };
         let size = bytes.len();
         let message = PeerMessage::decode(bytes);
-        let message =
-            message.map_err(|error| Failure::Lost(format!("a malformed message: {error}")))?;
+        let message = message.map_err(|error| Failure::Malformed(error.to_string()))?;
         Ok(Some((message.kind, size)))
     }
 }

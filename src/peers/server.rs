@@ -181,7 +181,10 @@ impl Server {
             // An address of this replica is among those listed.
             Failure::Refused(Refusal::Itself) => return,
             Failure::NotAllowed(_) => "loopback",
-            Failure::Lost(_) | Failure::NotListening | Failure::RefusedByPeer(_) => "handshake",
+            Failure::Lost(_)
+            | Failure::Malformed(_)
+            | Failure::NotListening
+            | Failure::RefusedByPeer(_) => "handshake",
         };
         let state = &self.state;
         state.metrics.refused.with_label_values(&[reason]).inc();

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use tracing::{debug, info};
 
 use super::frame::framed;
+use super::give_trees;
 use super::handle::Peers;
 use super::link::{Failure, Link};
 use super::metrics::TreeMetrics;
@@ -33,6 +34,9 @@ use crate::observe;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For one tree, whoever gives it. What a slow network does not bring until then, KV events bring with time.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// A tree whose stream is lost is not asked for again a longer time after it was asked for: the other replica may have
+/// given up this one, which took nothing, and would again.
+const ASK_AGAIN_WITHIN: Duration = give_trees::PATIENCE;
 /// How often it is looked whether a replica is ready.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Of one tree: 64 million tokens, in 64 MiB.
@@ -49,6 +53,8 @@ struct Shared {
     timeout: Duration,
     /// [`PATIENCE`]; tests have less.
     patience: Duration,
+    /// [`ASK_AGAIN_WITHIN`]; tests have another one.
+    ask_again_within: Duration,
     /// A replica was lost before it had answered.
     has_lost: AtomicBool,
     /// A replica has answered to the end.
@@ -113,6 +119,7 @@ impl TreeTaker {
             metrics,
             timeout,
             patience: PATIENCE,
+            ask_again_within: ASK_AGAIN_WITHIN,
             has_lost: AtomicBool::new(false),
             has_answer: AtomicBool::new(false),
             sources: Mutex::default(),
@@ -194,11 +201,15 @@ impl TreeTaker {
         let mut may_ask_again = true;
         loop {
             let first = self.begin(&slot, source, &request).await?;
-            match self.take_rest(&slot, source, wanted, first).await {
+            let asked_at = first.asked_at;
+            let answer = self.take_rest(&slot, source, wanted, first).await;
+            let took = observe::now().saturating_duration_since(asked_at);
+            may_ask_again &= took < self.0.ask_again_within;
+            match answer {
                 // It began to give the tree, so it most likely still has it.
-                Err(NotTaken::Failure(failure)) if may_ask_again => {
+                Err(NotTaken::Failure(Failure::Lost(reason))) if may_ask_again => {
                     may_ask_again = false;
-                    debug!(%source, reason = %failure, "a stream was lost in the middle of a tree; asking once more");
+                    debug!(%source, %reason, "a stream was lost in the middle of a tree; asking once more");
                 }
                 answer => return answer,
             }

@@ -1,6 +1,7 @@
 //! Trees of other replicas over real sockets, some of which are lost in the middle.
 
 use super::*;
+use crate::http::grpc;
 use crate::observe::metrics::Registry;
 use crate::peers::handle::tests::{Replica, eventually, replica};
 use crate::peers::state::TreeHandler;
@@ -81,6 +82,27 @@ async fn silent() -> (Replica, Arc<AtomicUsize>) {
     (giver, streams)
 }
 
+/// A replica that sends no message after the first chunk of a tree, but other bytes, and how many streams were opened
+/// to it.
+async fn malformed() -> (Replica, Arc<AtomicUsize>) {
+    let giver = replica(&[]).await;
+    giver.peers.set_ready(true);
+    let streams = Arc::new(AtomicUsize::new(0));
+    let opened = streams.clone();
+    giver.peers.serve_trees(TreeHandler::new(move |mut link| {
+        opened.fetch_add(1, Relaxed);
+        Box::pin(async move {
+            while let Ok(Some(_)) = link.receive().await {
+                for chunk in first_chunk(chunks(&copy(&[(16, true, 0); 3_000]))) {
+                    let _ = link.send(framed(Kind::TreeChunk(chunk))).await;
+                }
+                let _ = link.send(grpc::frame(&[0xff; 3])).await;
+            }
+        })
+    }));
+    (giver, streams)
+}
+
 fn first_chunk(mut all: Vec<TreeChunk>) -> Vec<TreeChunk> {
     all.truncate(1);
     all
@@ -105,7 +127,9 @@ async fn taker(sources: &[&Replica]) -> (TreeTaker, Replica) {
     })
     .await;
     let metrics = TreeMetrics::new(&Registry::default());
-    let taker = TreeTaker::new(late.peers.clone(), Duration::from_secs(10), metrics);
+    let mut taker = TreeTaker::new(late.peers.clone(), Duration::from_secs(10), metrics);
+    // However busy the machine is.
+    Arc::get_mut(&mut taker.0).unwrap().ask_again_within = Duration::from_secs(3_600);
     (taker, late)
 }
 
@@ -138,6 +162,23 @@ async fn a_stream_that_is_lost_once_in_the_middle_of_a_tree_costs_no_tree() {
     let tree = taker.fetch(wanted()).await.unwrap();
     assert_eq!(tree.copy.blocks.len(), 48_000);
     assert_eq!(lost(&taker), 0);
+}
+
+#[tokio::test]
+async fn a_tree_is_not_asked_for_again_once_its_giver_may_have_given_up_this_replica() {
+    let giver = giving_at_the_second_time().await;
+    let (mut taker, _late) = taker(&[&giver]).await;
+    Arc::get_mut(&mut taker.0).unwrap().ask_again_within = Duration::ZERO;
+    assert!(taker.fetch(wanted()).await.is_none());
+    assert_eq!(lost(&taker), 1);
+}
+
+#[tokio::test]
+async fn a_replica_that_sends_what_is_no_message_is_not_asked_again() {
+    let (giver, streams) = malformed().await;
+    let (taker, _late) = taker(&[&giver]).await;
+    assert!(taker.fetch(wanted()).await.is_none());
+    assert_eq!((streams.load(Relaxed), lost(&taker)), (1, 1));
 }
 
 #[tokio::test]
