@@ -239,7 +239,12 @@ mod tests {
         }
         assert_eq!(found(), (true, 5));
         let other = workers.iter().find(|status| &*status.worker.name == "b");
-        fleet.set_health(other.unwrap().worker.id, Health::Down);
+        let other = other.unwrap().worker.id;
+        // Its ranks have subscribers, more than the other worker has ranks.
+        let ranks = (0..3).map(|rank| start.board.begin_rank(other, rank));
+        let _followed: Vec<_> = ranks.collect();
+        assert_eq!(found(), (true, 5));
+        fleet.set_health(other, Health::Down);
         assert_eq!(found(), (true, 2));
     }
 }

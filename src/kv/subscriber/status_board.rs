@@ -302,6 +302,17 @@ impl StatusBoard {
         self.shard(worker).load()
     }
 
+    /// A rank of which nothing is known yet has a subscriber until the returned value is dropped.
+    #[cfg(test)]
+    pub(crate) fn begin_rank(self: &Arc<Self>, worker: WorkerId, rank: u32) -> impl Sized + use<> {
+        let status = Status {
+            rank,
+            ..Status::default()
+        };
+        let (requests, _) = mpsc::channel(1);
+        self.register(crate::observe::now(), worker, status, requests)
+    }
+
     pub(super) fn register(
         self: &Arc<Self>,
         now: Instant,
