@@ -156,6 +156,24 @@ impl LetFirst {
         self.wait_in((owner, priority))
     }
 
+    /// Whether a request that was seen in this line not long ago waits on beside it, without another look at where it
+    /// would be sent: this walk has come to one of its class that waits there, and it does so by [`Self::turn`], too.
+    pub fn waits_on(
+        &mut self,
+        now: Instant,
+        patience: &Patience,
+        timing: Timing,
+        owner: WorkerId,
+        in_line: &InLine,
+        first_of_peers: &[DueTime],
+    ) -> bool {
+        if !self.waited_in.contains(&(owner, timing.due.priority)) {
+            return false;
+        }
+        let turn = self.turn(now, patience, timing, owner, in_line, first_of_peers);
+        matches!(turn, Turn::Waits { .. })
+    }
+
     /// Whether those in a line still let others go first, which counts then. In one walk all of them do or none does.
     fn gives(&mut self, line: LineOfClass, now: Instant) -> bool {
         if self.waited_in.contains(&line) {
@@ -314,6 +332,35 @@ mod tests {
             let turn = let_first.turn(start, &patience, timing, owner, &in_line, &[first]);
             assert_eq!(turn, expected, "{what}");
         }
+    }
+
+    #[test]
+    fn behind_one_that_waits_in_its_line_a_request_waits_on_without_another_look() {
+        let start = observe::now();
+        let ms = Duration::from_millis;
+        let due = |at| DueTime { priority: 0, at };
+        let (owner, firsts) = (WorkerId(3), [due(start - ms(1))]);
+        let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+        let timing = |time_left| Timing {
+            time_left,
+            wait_left: ms(60_000),
+            due: due(start),
+        };
+        let patience = Patience::new(false);
+        let waits_on = |let_first: &mut LetFirst, owner: WorkerId, time_left| {
+            let timing = timing(time_left);
+            let_first.waits_on(start, &patience, timing, owner, &in_line, &firsts)
+        };
+        // It may be the first one itself.
+        assert!(!waits_on(&mut let_first, owner, None));
+        let before = Patience::new(false);
+        let turn = let_first.turn(start, &before, timing(None), owner, &in_line, &firsts);
+        assert!(matches!(turn, Turn::Waits { .. }));
+        assert!(waits_on(&mut let_first, owner, None));
+        assert!(!waits_on(&mut let_first, owner, Some(ms(60_000))));
+        assert!(!waits_on(&mut let_first, WorkerId(4), None));
+        let_first.begin_walk(start, |_| &firsts);
+        assert!(!waits_on(&mut let_first, owner, None));
     }
 
     #[test]

@@ -8,14 +8,15 @@ use crate::queue::types::{Look, Outcome, Room, Stretch, Timing};
 
 /// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
 pub(super) const LOOKED_AT_MAX: usize = 32;
-/// So many more are passed over each time, because they are known to wait for a worker that is full: they do not keep
-/// those behind them from others. Each costs a small part of a look. Then, at most every `BEHIND_EVERY`, so many again
-/// of those behind them.
+/// So many more are passed over each time, because they are known to wait for a worker that is full, or that is left to
+/// another replica's request: they do not keep those behind them from others. Each costs a small part of a look. Then,
+/// at most every `BEHIND_EVERY`, so many again of those behind them.
 pub const PASSED_OVER_MAX: usize = 512;
 const BEHIND_EVERY: Duration = Duration::from_millis(10);
 
 /// So many waiting requests are looked at each time, in their order, whatever is known of them. Behind these, who was
-/// seen to wait for a worker that is still full is passed over.
+/// seen to wait for a worker that is still full, or in a line that lets another replica's request go first, is passed
+/// over.
 pub const LOOKED_AT_IN_ORDER: usize = 16;
 /// For how long one of the first 512 is passed over. Within this time the looks of each 10 ms come around at them.
 pub const PASSED_OVER_FOR: Duration = Duration::from_secs(1);

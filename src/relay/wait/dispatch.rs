@@ -205,30 +205,55 @@ impl QueueWalk<'_> {
         }
         if self.in_order > 0 {
             self.in_order -= 1;
-        } else if self.pass_over(waiter) {
+        } else if self.pass_over(waiter, timing, in_line) {
             return Looked::Other(Look::PassOver);
         }
         self.look(waiter, timing, in_line)
     }
 
-    /// Passes a request over that was looked at not long ago and waits for a worker that is still full: its promises
-    /// are made again. False if the request is to be looked at.
-    fn pass_over(&mut self, waiter: &Waiter) -> bool {
+    /// Passes a request over that was looked at not long ago, if its worker is still full or its line lets another
+    /// replica's first one go first: its promises are made again. False if the request is to be looked at.
+    fn pass_over(&mut self, waiter: &Waiter, timing: Timing, in_line: &InLine) -> bool {
         let max_age = if self.is_behind {
             PASSED_OVER_BEHIND_FOR
         } else {
             PASSED_OVER_FOR
         };
         let seen = waiter.waits_for.borrow();
-        let is_current = |waits_for: &&WaitsFor| {
-            let age = self.now.saturating_duration_since(waits_for.at);
-            age < max_age && self.rooms.is_still_full(waits_for.worker, &waiter.model)
-        };
+        let is_current =
+            |waits_for: &&WaitsFor| self.now.saturating_duration_since(waits_for.at) < max_age;
         let Some(waits_for) = seen.as_ref().filter(is_current) else {
             return false;
         };
-        self.on_waiting(&waits_for.promises);
-        true
+        if self.rooms.is_still_full(waits_for.worker, &waiter.model) {
+            self.on_waiting(&waits_for.promises);
+            return true;
+        }
+        let is_beside = self.waits_on_beside_line(waiter, waits_for, timing, in_line);
+        if is_beside {
+            self.on_beside_line(&waits_for.promises);
+        }
+        is_beside
+    }
+
+    /// Whether a request waits on beside the line where it was seen, behind one that this walk has looked at.
+    fn waits_on_beside_line(
+        &mut self,
+        waiter: &Waiter,
+        seen: &WaitsFor,
+        timing: Timing,
+        in_line: &InLine,
+    ) -> bool {
+        let stalled = self.rooms.stalled(&waiter.model);
+        let is_open = self.rooms.is_open_at_all(seen.worker) && !stalled.contains(&seen.worker);
+        // One without a plan lets nobody go first.
+        let may_wait = is_open && waiter.placing.is_some();
+        let Some((owner, _)) = seen.promises.first().filter(|_| may_wait) else {
+            return false;
+        };
+        let firsts = first_of_peers(self.peers.as_deref(), *owner);
+        self.let_first
+            .waits_on(self.now, &waiter.patience, timing, *owner, in_line, firsts)
     }
 
     fn look(&mut self, waiter: &Waiter, timing: Timing, in_line: &InLine) -> Looked {
@@ -284,10 +309,7 @@ impl QueueWalk<'_> {
 
     /// A request waits beside its line: the worker stays open for those that let nobody go first.
     fn wait_beside_line(&mut self, worker: WorkerId, is_first: bool, promises: Promises) -> Looked {
-        self.promised.add_beside_line(&promises);
-        if self.is_behind {
-            self.behind.promised.add_beside_line(&promises);
-        }
+        self.on_beside_line(&promises);
         if !is_first {
             // A walk ends after some that wait. All of these wait for the same one elsewhere, and those behind them may have
             // room at other workers.
@@ -357,6 +379,14 @@ impl QueueWalk<'_> {
             self.behind.promised.add_waiting(promises);
         }
     }
+
+    /// Those that come now are behind a request that waits beside its line.
+    fn on_beside_line(&mut self, promises: &Promises) {
+        self.promised.add_beside_line(promises);
+        if self.is_behind {
+            self.behind.promised.add_beside_line(promises);
+        }
+    }
 }
 
 /// The first ones in other replicas' lines for a worker, or for one of its dp ranks.
@@ -367,6 +397,8 @@ fn first_of_peers(peers: Option<&WaitingByOwner>, owner: WorkerId) -> &[DueTime]
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
     use std::task::{Context, Poll, Waker};
 
     use super::*;
@@ -763,6 +795,33 @@ mod tests {
         }
         rig.enter(1, 1, Duration::ZERO, 1);
         assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn of_many_that_let_another_go_first_only_some_are_looked_at_each_time() {
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - Duration::from_millis(1));
+        let looks = Arc::new(AtomicUsize::new(0));
+        for _ in 0..2 * PASSED_OVER_MAX {
+            let (group, looks) = (rig.group.clone(), looks.clone());
+            let planned = Planned {
+                waits_for: Some(WaitsFor {
+                    at: rig.now,
+                    worker: group.workers[2].id,
+                    promises: placed(&group, 2).promises,
+                }),
+                placing: Box::new(move |_, _, _| {
+                    looks.fetch_add(1, Relaxed);
+                    Some(placed(&group, 2))
+                }),
+            };
+            rig.enter_request(Some(planned), |_| {});
+        }
+        for _ in 0..4 {
+            assert!(rig.advance().is_empty());
+            let count = looks.swap(0, Relaxed);
+            assert!((1..=32).contains(&count), "{count}");
+        }
     }
 
     #[test]

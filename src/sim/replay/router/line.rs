@@ -102,6 +102,21 @@ impl WorkerLines {
         self.let_first
             .turn(now, patience, timing, owner, in_line, first_of_peers)
     }
+
+    /// Whether a request that was seen in the line of a `worker` with room waits on beside it, without another look.
+    fn waits_on(
+        &mut self,
+        now: Instant,
+        request: usize,
+        timing: Timing,
+        worker: usize,
+        first_of_peers: &[DueTime],
+    ) -> bool {
+        let patience = &self.waiting[&request].patience;
+        let (owner, in_line) = (owner_of(worker), &self.in_line);
+        self.let_first
+            .waits_on(now, patience, timing, owner, in_line, first_of_peers)
+    }
 }
 
 /// The id of a worker that has no ranks.
@@ -259,10 +274,14 @@ impl Line {
             }
             let before = lines.waiting[request].seen;
             let is_new = now - before.at < PASSED_OVER_FOR;
-            if in_order == 0 && is_new && !is_open(before.worker) {
-                workers.loads[before.worker] = workers.loads[before.worker].plus(before.load);
-                is_waited_for[before.worker] = true;
-                return Look::PassOver;
+            if in_order == 0 && is_new {
+                let has_room = is_open(before.worker);
+                let firsts = &peers_first[before.worker];
+                if !has_room || lines.waits_on(at, *request, timing, before.worker, firsts) {
+                    workers.loads[before.worker] = workers.loads[before.worker].plus(before.load);
+                    is_waited_for[before.worker] |= !has_room;
+                    return Look::PassOver;
+                }
             }
             in_order = in_order.saturating_sub(1);
             let behind = workers.loads.iter().zip(&workers.promised);
@@ -391,6 +410,25 @@ mod tests {
         line.enter(Duration::ZERO, 7, (1, load), &open);
         assert_eq!(sent(&mut line, 0, &open, |_| 1), [7]);
         assert!(line.lines.waiting.is_empty() && line.first() == [None; 2]);
+    }
+
+    #[test]
+    fn of_many_that_let_another_go_first_only_some_are_looked_at_each_time() {
+        let epoch = observe::now();
+        let load = LoadShare::of_request(10, 10);
+        let mut line = line(epoch);
+        let busy = workers([FULL; 2], None);
+        for request in 0..100 {
+            line.enter(Duration::ZERO, request, (1, load), &busy);
+        }
+        let open = workers([LoadShare::default(); 2], Some(epoch));
+        let looks = Cell::new(0);
+        let worker_of = |_: usize| {
+            looks.set(looks.get() + 1);
+            1
+        };
+        assert_eq!(sent(&mut line, 10, &open, worker_of), [0_usize; 0]);
+        assert!((1..=32).contains(&looks.get()), "{looks:?}");
     }
 
     #[test]
