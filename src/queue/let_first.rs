@@ -60,9 +60,8 @@ pub enum Turn {
     /// It is sent before one of another replica that is due earlier: it has let that one, or several one after another,
     /// go first for as long as it may.
     Overtakes,
-    /// It waits on beside its line: the worker stays open for those that let nobody go first. `is_first`: in this walk
-    /// it is the first of its line and class that does.
-    Waits { is_first: bool },
+    /// It waits on beside its line: the worker stays open for those that let nobody go first.
+    Waits,
 }
 
 /// For how long those in a line have let others go first, less half of the time that has passed.
@@ -171,7 +170,7 @@ impl LetFirst {
             return false;
         }
         let turn = self.turn(now, patience, timing, owner, in_line, first_of_peers);
-        matches!(turn, Turn::Waits { .. })
+        turn == Turn::Waits
     }
 
     /// Whether those in a line still let others go first, which counts then. In one walk all of them do or none does.
@@ -212,11 +211,10 @@ impl LetFirst {
     }
 
     fn wait_in(&mut self, line: LineOfClass) -> Turn {
-        let is_first = !self.waited_in.contains(&line);
-        if is_first {
+        if !self.waited_in.contains(&line) {
             self.waited_in.push(line);
         }
-        Turn::Waits { is_first }
+        Turn::Waits
     }
 
     /// Since when `first` is let go first, which is so now.
@@ -313,12 +311,18 @@ mod tests {
         let start = observe::now();
         let ms = Duration::from_millis;
         let due = |at| DueTime { priority: 0, at };
-        let (waits, long) = (Turn::Waits { is_first: true }, ms(60_000));
+        let long = ms(60_000);
         for (what, had_room, time_left, wait_left, expected) in [
-            ("may wait long", false, None, long, waits),
+            ("may wait long", false, None, long, Turn::Waits),
             ("had room", true, None, long, Turn::Next),
             ("has a target", false, Some(long), long, Turn::Next),
-            ("more than a second is left", false, None, ms(1_001), waits),
+            (
+                "more than a second is left",
+                false,
+                None,
+                ms(1_001),
+                Turn::Waits,
+            ),
             ("a second is left", false, None, ms(1_000), Turn::Next),
         ] {
             let timing = Timing {
@@ -355,7 +359,7 @@ mod tests {
         assert!(!waits_on(&mut let_first, owner, None));
         let before = Patience::new(false);
         let turn = let_first.turn(start, &before, timing(None), owner, &in_line, &firsts);
-        assert!(matches!(turn, Turn::Waits { .. }));
+        assert_eq!(turn, Turn::Waits);
         assert!(waits_on(&mut let_first, owner, None));
         assert!(!waits_on(&mut let_first, owner, Some(ms(60_000))));
         assert!(!waits_on(&mut let_first, WorkerId(4), None));
@@ -388,20 +392,19 @@ mod tests {
             let patience = Patience::new(false);
             let_first.turn(start, &patience, timing, owner, &in_line, &[first])
         };
-        let waits = |is_first| Turn::Waits { is_first };
         assert_eq!(turn(worker, 0), Turn::Next);
         assert_eq!(
             [turn(ranks[0], 1), turn(ranks[0], 1)],
-            [waits(true), waits(false)]
+            [Turn::Waits, Turn::Waits]
         );
         assert_eq!(
             [turn(ranks[0], 0), turn(ranks[1], 0)],
-            [waits(true), Turn::Next]
+            [Turn::Waits, Turn::Next]
         );
         // It may come to any rank.
         assert_eq!(
             [turn(worker, 0), turn(worker, 2)],
-            [waits(true), Turn::Next]
+            [Turn::Waits, Turn::Next]
         );
         assert!(let_first.is_waited_for(worker) && !let_first.is_waited_for(WorkerId(4)));
     }

@@ -291,8 +291,9 @@ impl QueueWalk<'_> {
                 let overtakes = &self.queues.metrics.overtakes;
                 overtakes.with_label_values(&[&*waiter.model]).inc();
             }
-            Turn::Waits { is_first } => {
-                return self.wait_beside_line(owner.worker(), is_first, placed.promises);
+            Turn::Waits => {
+                self.on_beside_line(&placed.promises);
+                return self.waits_for(worker.id, placed.promises);
             }
         }
         let seconds = chosen::first_token(&placed.chosen);
@@ -305,21 +306,6 @@ impl QueueWalk<'_> {
             chosen: Some((placed.group, placed.chosen)),
         };
         self.release(&worker, release)
-    }
-
-    /// A request waits beside its line: the worker stays open for those that let nobody go first.
-    fn wait_beside_line(&mut self, worker: WorkerId, is_first: bool, promises: Promises) -> Looked {
-        self.on_beside_line(&promises);
-        if !is_first {
-            // A walk ends after some that wait. All of these wait for the same one elsewhere, and those behind them may have
-            // room at other workers.
-            return Looked::Other(Look::PassOver);
-        }
-        Looked::Wait(WaitsFor {
-            at: self.now,
-            worker,
-            promises,
-        })
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
@@ -365,6 +351,11 @@ impl QueueWalk<'_> {
 
     fn wait_for(&mut self, worker: WorkerId, promises: Promises) -> Looked {
         self.on_waiting(&promises);
+        self.waits_for(worker, promises)
+    }
+
+    /// It is in this worker's line from now on, or beside it.
+    fn waits_for(&self, worker: WorkerId, promises: Promises) -> Looked {
         Looked::Wait(WaitsFor {
             at: self.now,
             worker,
@@ -795,6 +786,23 @@ mod tests {
         }
         rig.enter(1, 1, Duration::ZERO, 1);
         assert_eq!(rig.advance(), [100]);
+    }
+
+    #[test]
+    fn whoever_waits_beside_a_line_is_in_the_line_of_no_other_worker_any_more() {
+        let mut rig = Rig::new();
+        rig.set_peers_first(0, rig.now - Duration::from_millis(1));
+        // They were seen to wait for a full worker, and would be sent to the idle one now.
+        rig.enter(10, 0, Duration::ZERO, 2);
+        assert!(rig.advance().is_empty());
+        let mut promised = Promised::default();
+        rig.queue.add_waiting(&mut promised);
+        let mut lines = WaitingByOwner::default();
+        rig.queue.add_first(&mut lines, |_| true);
+        let workers = [0, 2].map(|index: usize| rig.group.workers[index].id);
+        let in_line = workers.map(|worker| promised.of(worker).in_line);
+        let has_first = workers.map(|worker| !lines.first(worker).is_empty());
+        assert_eq!((in_line, has_first), ([0, 10], [false, true]));
     }
 
     #[test]

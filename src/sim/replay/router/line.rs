@@ -303,8 +303,7 @@ impl Line {
             match lines.turn(at, *request, timing, worker, first_of_peers) {
                 Turn::Next | Turn::Overtakes => {}
                 // It waits beside its line, and those behind it may have room at other workers.
-                Turn::Waits { is_first: false } => return Look::PassOver,
-                Turn::Waits { is_first: true } => {
+                Turn::Waits => {
                     lines.set(*request, seen, timing.due);
                     return Look::Wait;
                 }
@@ -410,6 +409,22 @@ mod tests {
         line.enter(Duration::ZERO, 7, (1, load), &open);
         assert_eq!(sent(&mut line, 0, &open, |_| 1), [7]);
         assert!(line.lines.waiting.is_empty() && line.first() == [None; 2]);
+    }
+
+    #[test]
+    fn whoever_waits_beside_a_line_is_in_the_line_of_no_other_worker_any_more() {
+        let epoch = observe::now();
+        let load = LoadShare::of_request(10, 10);
+        let mut line = line(epoch);
+        let busy = workers([FULL; 2], None);
+        for request in 0..10 {
+            line.enter(Duration::ZERO, request, (0, load), &busy);
+        }
+        let open = workers([LoadShare::default(); 2], Some(epoch));
+        assert_eq!(sent(&mut line, 10, &open, |_| 1), [0_usize; 0]);
+        let in_line = [0, 1].map(|worker: usize| line.promised()[worker].requests);
+        let has_first = [0, 1].map(|worker: usize| line.first()[worker].is_some());
+        assert_eq!((in_line, has_first), ([0, 10], [false, true]));
     }
 
     #[test]
