@@ -19,13 +19,13 @@ use crate::ids::WorkerId;
 /// the turns of its tenants or a worker that it leaves out; and one tenant's flood there may never end. Replicas hear
 /// of each other within some 10 ms, so who is sent at all is sent long before.
 ///
-/// All of one line and class together do so for as long, and from then on for half of the time: else each of them would
+/// All of one line and class together do so for as long, and then take turns with the others: else each of them would
 /// let a flood go first for a second.
 const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
 
-/// Two looks further apart than this are two times: those who wait are looked at every 10 ms, but not for a full
-/// worker.
-const LOOKS_APART_MAX: Duration = Duration::from_millis(20);
+/// For how long it is then the turn of a line, or of the others, at least. Another replica hears of a worker's room and
+/// looks at who waits there within that time.
+const TURN_MIN: Duration = Duration::from_millis(50);
 
 /// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
 const LATE_MAX: Duration = Duration::from_millis(50);
@@ -64,19 +64,16 @@ pub enum Turn {
     Waits,
 }
 
-/// For how long those in a line have let others go first, less half of the time that has passed.
+/// Whose turn it is where others are due earlier than all in a line. A turn ends at a look that finds room, and the
+/// next one begins there: time in which the worker is full takes nobody's turn away.
 #[derive(Clone, Copy, Debug)]
-struct Given {
-    time: Duration,
-    /// When one of them last did.
-    at: Instant,
-}
-
-impl Given {
-    fn left_at(&self, now: Instant) -> Duration {
-        let passed = now.saturating_duration_since(self.at);
-        self.time.saturating_sub(passed / 2)
-    }
+struct LineTurns {
+    is_own: bool,
+    since: Instant,
+    /// How long it is at least.
+    lasts: Duration,
+    /// When a look last found room.
+    looked: Instant,
 }
 
 /// The first ones in other replicas' lines that are let go first.
@@ -85,8 +82,8 @@ pub struct LetFirst {
     /// Since when each of them is let go first. The bound is against one that does not leave: once it is over, nobody
     /// here waits for that one any more. Its time goes on while the worker is full.
     by_line: FxHashMap<LineOfClass, (DueTime, Instant)>,
-    /// A line has an entry until nothing of its time is left.
-    given: FxHashMap<LineOfClass, Given>,
+    /// A line has an entry until one in it is due before the others, or no look has found room there for 1 s.
+    turns: FxHashMap<LineOfClass, LineTurns>,
     /// The lines and priorities of those that wait for them, as far as the walk has come.
     waited_in: Vec<LineOfClass>,
 }
@@ -100,9 +97,9 @@ impl LetFirst {
         first_of_peers: impl Fn(WorkerId) -> &'a [DueTime],
     ) {
         self.waited_in.clear();
-        self.given.retain(|_, given| {
-            let is_new = now.saturating_duration_since(given.at) <= LOOKS_APART_MAX;
-            is_new || !given.left_at(now).is_zero()
+        self.turns.retain(|_, turns| {
+            // With room as seldom as that, each request of the line lets others go first only once.
+            now.saturating_duration_since(turns.looked) < STANDS_BEHIND_MAX
         });
         self.by_line.retain(|(owner, _), (known, _)| {
             let mut firsts = first_of_peers(*owner).iter();
@@ -129,30 +126,30 @@ impl LetFirst {
             return Turn::Next;
         }
         let DueTime { priority, at } = timing.due;
+        let line = (owner, priority);
         let is_higher = |(other, class): &LineOfClass| {
             *class > priority && (*other == owner || other.worker() == owner)
         };
         if self.waited_in.iter().any(is_higher) {
-            return self.wait_in((owner, priority));
+            return self.wait_in(line);
         }
-        let mut firsts = first_of_peers.iter();
-        let Some(first) = firsts.find(|first| first.priority == priority) else {
+        let own_first = in_line.first_due(owner, priority);
+        let own_first = own_first.map_or(at, |own_first| own_first.min(at));
+        let is_before = |first: &&DueTime| first.priority == priority && first.at < own_first;
+        let Some(first) = first_of_peers.iter().find(is_before) else {
+            self.turns.remove(&line);
             return Turn::Next;
         };
-        let own_first = in_line.first_due(owner, priority);
-        if first.at >= own_first.map_or(at, |own_first| own_first.min(at)) {
-            return Turn::Next;
-        }
         let own_since = patience.since.get().unwrap_or(now);
         patience.since.set(Some(own_since));
         // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
         // first no more either.
         let since = self.since(owner, *first, now).min(own_since);
         let is_over = now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
-        if is_over || !self.gives((owner, priority), now) {
+        if self.is_own_turn(line, now) || is_over {
             return Turn::Overtakes;
         }
-        self.wait_in((owner, priority))
+        self.wait_in(line)
     }
 
     /// Whether a request that was seen in this line not long ago waits on beside it, without another look at where it
@@ -173,30 +170,22 @@ impl LetFirst {
         turn == Turn::Waits
     }
 
-    /// Whether those in a line still let others go first, which counts then. In one walk all of them do or none does.
-    fn gives(&mut self, line: LineOfClass, now: Instant) -> bool {
-        if self.waited_in.contains(&line) {
-            return true;
-        }
-        let given = self.given.entry(line).or_insert(Given {
-            time: Duration::ZERO,
-            at: now,
+    /// Whether it is the turn of those in a line, whose worker has room now. In one walk it is for all of them or for
+    /// none.
+    fn is_own_turn(&mut self, line: LineOfClass, now: Instant) -> bool {
+        let turns = self.turns.entry(line).or_insert(LineTurns {
+            is_own: false,
+            since: now,
+            lasts: STANDS_BEHIND_MAX,
+            looked: now,
         });
-        let time = given.left_at(now);
-        if time >= STANDS_BEHIND_MAX / 2 {
-            return false;
+        turns.looked = now;
+        if now.saturating_duration_since(turns.since) >= turns.lasts {
+            turns.is_own = !turns.is_own;
+            turns.since = now;
+            turns.lasts = TURN_MIN;
         }
-        let passed = now.saturating_duration_since(given.at);
-        let counted = if passed <= LOOKS_APART_MAX {
-            passed
-        } else {
-            Duration::ZERO
-        };
-        *given = Given {
-            time: time + counted,
-            at: now,
-        };
-        true
+        turns.is_own
     }
 
     /// Whether one of those the walk has come to waits beside a line of a worker, or of one of its dp ranks.
@@ -255,55 +244,82 @@ mod tests {
     }
 
     #[test]
-    fn those_of_a_line_let_a_flood_go_first_for_a_second_and_then_for_half_of_the_time() {
+    fn a_line_lets_a_flood_go_first_for_a_second_and_then_takes_turns_with_it() {
         let start = observe::now();
         let ms = Duration::from_millis;
         let (owner, hour) = (WorkerId(3), ms(3_600_000));
-        let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
         let due = |at| DueTime { priority: 0, at };
         let timing = Timing {
             time_left: None,
             wait_left: hour,
             due: due(start + hour),
         };
-        let mut patience = Patience::new(false);
-        let sent = (0..1_000).map(|look| {
-            let now = start + ms(10 * look);
-            // Each time another one is first there, which is due earlier.
-            let firsts = [due(start + ms(100 * look))];
-            let_first.begin_walk(now, |_| &firsts);
-            let turn = let_first.turn(now, &patience, timing, owner, &in_line, &firsts);
-            let is_sent = turn == Turn::Overtakes;
-            if is_sent {
-                patience = Patience::new(false);
+        // The worker has room this often: until one is sent here, or else until one is sent elsewhere.
+        for period in [20_u64, 30, 50, 100, 400, 900, 1_500] {
+            let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+            let mut patience = Patience::new(false);
+            let mut sent = Vec::new();
+            for opening in 0..400_u64 {
+                let opened = period * opening;
+                // Each time another one is first there, which is due earlier.
+                let firsts = [due(start + ms(100 * opening))];
+                let is_sent = [0_u64, 10].into_iter().any(|later| {
+                    let now = start + ms(opened + later);
+                    let_first.begin_walk(now, |_| &firsts);
+                    let turn = let_first.turn(now, &patience, timing, owner, &in_line, &firsts);
+                    turn == Turn::Overtakes
+                });
+                if is_sent {
+                    patience = Patience::new(false);
+                }
+                if opened + 10 < 1_000 {
+                    assert!(!is_sent, "{period} {opening}");
+                } else {
+                    sent.push(is_sent);
+                }
             }
-            is_sent
-        });
-        let sent: Vec<bool> = sent.collect();
-        let sent_in = |looks: &[bool]| looks.iter().filter(|is_sent| **is_sent).count();
-        assert_eq!(sent_in(&sent[..100]), 0);
-        for second in sent[100..].chunks(100) {
-            let count = sent_in(second);
-            assert!((40..=60).contains(&count), "{count}");
+            let percent = sent.iter().filter(|is_sent| **is_sent).count() * 100 / sent.len();
+            assert!((40..=65).contains(&percent), "{period}: {percent}");
         }
     }
 
     #[test]
-    fn those_of_a_line_give_nothing_up_while_their_worker_is_full() {
+    fn a_line_that_was_next_lets_others_go_first_for_a_second_again() {
         let start = observe::now();
         let ms = Duration::from_millis;
-        let mut let_first = LetFirst::default();
-        let line = (WorkerId(3), 0);
-        // Its worker has room for a moment, ten times a second.
-        for at in (0..60_000).step_by(100) {
-            for now in [start + ms(at), start + ms(at + 10)] {
-                let_first.begin_walk(now, |_| &[]);
-                assert!(let_first.gives(line, now));
-            }
+        let due = |after: u64| DueTime {
+            priority: 0,
+            at: start + ms(after),
+        };
+        let timing = Timing {
+            time_left: None,
+            wait_left: ms(60_000),
+            due: due(5_000),
+        };
+        let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
+        // Each time another one is first there, and another one here.
+        let mut turn = |at: u64, first: u64| {
+            let (now, firsts) = (start + ms(at), [due(first)]);
+            let_first.begin_walk(now, |_| &firsts);
+            let patience = Patience::new(false);
+            let_first.turn(now, &patience, timing, WorkerId(3), &in_line, &firsts)
+        };
+        for (at, first, expected) in [
+            (0, 0, Turn::Waits),
+            (500, 100, Turn::Waits),
+            (1_000, 200, Turn::Overtakes),
+            (1_040, 300, Turn::Overtakes),
+            (1_050, 400, Turn::Waits),
+            (1_100, 500, Turn::Overtakes),
+            (1_110, 6_000, Turn::Next),
+            (1_120, 600, Turn::Waits),
+            (2_110, 700, Turn::Waits),
+            (2_120, 800, Turn::Overtakes),
+        ] {
+            assert_eq!(turn(at, first), expected, "{at}");
         }
-        assert_eq!(let_first.given.len(), 1);
-        let_first.begin_walk(start + ms(120_000), |_| &[]);
-        assert!(let_first.given.is_empty());
+        let_first.begin_walk(start + ms(4_000), |_| &[]);
+        assert!(let_first.turns.is_empty());
     }
 
     #[test]

@@ -770,8 +770,9 @@ mod tests {
         assert!(rig.advance().is_empty());
         rig.now = start + ms(1_000);
         assert_eq!(rig.advance(), [0, 1]);
-        // The next one there is another one.
+        // The next one there is another one, and it is its turn.
         rig.set_peers_first(0, start - ms(50_000));
+        rig.now = start + ms(1_050);
         rig.enter_for_idle(|_| {});
         assert!(rig.advance().is_empty());
     }
