@@ -194,9 +194,11 @@ impl LetFirst {
         waited_in.any(|(owner, _)| owner.worker() == worker)
     }
 
-    /// Whether one of those the last walk came to waits beside this line.
+    /// Whether one of those the last walk came to waits beside this line. Those that are pinned to a worker's ranks are
+    /// in the line of the worker, too.
     pub fn is_waited_in(&self, owner: WorkerId) -> bool {
-        self.waited_in.iter().any(|(line, _)| *line == owner)
+        let mut waited_in = self.waited_in.iter();
+        waited_in.any(|(line, _)| *line == owner || line.worker() == owner)
     }
 
     fn wait_in(&mut self, line: LineOfClass) -> Turn {
@@ -381,6 +383,17 @@ mod tests {
         assert!(!waits_on(&mut let_first, WorkerId(4), None));
         let_first.begin_walk(start, |_| &firsts);
         assert!(!waits_on(&mut let_first, owner, None));
+    }
+
+    #[test]
+    fn whoever_waits_beside_the_line_of_a_rank_waits_beside_that_of_its_worker() {
+        let worker = WorkerId(3);
+        let ranks = [0, 1].map(|rank| worker.cache_owner(Some(rank)));
+        let mut let_first = LetFirst::default();
+        assert_eq!(let_first.wait_in((ranks[0], 0)), Turn::Waits);
+        let lines = [ranks[0], worker, ranks[1], WorkerId(4)];
+        let waited_in = lines.map(|line| let_first.is_waited_in(line));
+        assert_eq!(waited_in, [true, true, false, false]);
     }
 
     #[test]
