@@ -198,11 +198,14 @@ impl Queues {
                 return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
             let room = {
+                // One with a target waits for a walk to end. The rooms are read then, without what that has given away.
+                let may_pass = |planned: &Planned| queue.is_passed_by(&request, planned);
+                let is_passed_by = planned.as_ref().is_some_and(may_pass);
                 let mut models = queue.models();
                 models.push(model.clone());
                 let released = self.granted.released.lock().clone();
                 let rooms = self.rooms(&models, settings, &released, now);
-                request.has_room |= finds_room(&queue, &rooms, &request, planned.as_ref());
+                request.has_room |= finds_room(&rooms, planned.as_ref(), is_passed_by);
                 rooms.room
             };
             let Some(entered) = self.enter(&queue, now, room, request, model, &mut planned) else {
@@ -414,20 +417,16 @@ impl Queues {
     }
 }
 
-/// Whether a request that enters a queue has room, though one that waits may be in its line.
-fn finds_room(
-    queue: &SharedQueue,
-    rooms: &Rooms,
-    request: &Request,
-    planned: Option<&Planned>,
-) -> bool {
+/// Whether a request that enters a queue has room, though one that waits may be in its line. `is_passed_by`: it may
+/// pass those.
+fn finds_room(rooms: &Rooms, planned: Option<&Planned>, is_passed_by: bool) -> bool {
     let Some(planned) = planned else {
         // Any worker may be that of a request without a plan.
         return !rooms.room.is_full;
     };
     let worker = planned.waits_for.as_ref().map(|waits_for| waits_for.worker);
     let has_room = worker.is_some_and(|worker| rooms.is_open_at_all(worker));
-    has_room && queue.is_passed_by(request, planned)
+    has_room && is_passed_by
 }
 
 #[cfg(test)]

@@ -86,8 +86,10 @@ impl Queues {
         let settings = self.settings.load();
         let mut waiting = Promised::default();
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
+            // Held until those that leave count: whoever asks for it, to pass those that wait, reads the rooms then.
+            let mut let_first = queue.let_first.lock();
             let gone = match settings.as_ref() {
-                Some(settings) => self.advance(queue, settings, now),
+                Some(settings) => self.advance(queue, &mut let_first, settings, now),
                 // The queue was turned off.
                 None => queue.end(now, Outcome::Released, |_| true),
             };
@@ -95,6 +97,7 @@ impl Queues {
                 self.on_left(&gone);
                 gone.wake(&self.granted, self.fleet.freed());
             }
+            drop(let_first);
             queue.add_waiting(&mut waiting);
         }
         let mut own = waiting.waiting();
@@ -127,14 +130,19 @@ impl Queues {
     /// promised before. It leaves if that worker has room and nobody before it waits for it, here or as the first one
     /// in another replica's line. Promises are made anew each time, so a worker that becomes free gets what is best
     /// there; only those who stand behind many others and wait for a full worker keep theirs for a while.
-    fn advance(&self, queue: &SharedQueue, settings: &Settings, now: Instant) -> Vec<Gone> {
+    fn advance(
+        &self,
+        queue: &SharedQueue,
+        let_first: &mut LetFirst,
+        settings: &Settings,
+        now: Instant,
+    ) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
         let promised = self.released();
         let rooms = self.rooms(&queue.models(), settings, &promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         let mut behind = queue.behind.lock();
         let peers = self.waiting_at_peers();
-        let mut let_first = queue.let_first.lock();
         let_first.begin_walk(now, |owner| first_of_peers(peers.as_deref(), owner));
         let mut walk = QueueWalk {
             queues: self,
@@ -148,7 +156,7 @@ impl Queues {
             behind: &mut behind,
             is_behind: false,
             peers,
-            let_first: &mut let_first,
+            let_first,
         };
         queue.advance(now, room, computed, |waiter, timing, stretch, in_line| {
             walk.step(waiter, timing, stretch, in_line)
@@ -513,6 +521,28 @@ mod tests {
             self.enter_request(Some(planned), change);
         }
 
+        /// What one enters with that would be sent to this worker, where it promises so many tokens.
+        fn planned(&self, index: usize, tokens: u32) -> Planned {
+            let group = self.group.clone();
+            let worker = group.workers[index].id;
+            let promise = (worker, LoadShare::of_request(tokens, tokens));
+            let promises = Promises::from_iter([promise]);
+            Planned {
+                waits_for: Some(WaitsFor {
+                    at: self.now,
+                    worker,
+                    promises: promises.clone(),
+                }),
+                placing: Box::new(move |_, _, _| {
+                    let promises = promises.clone();
+                    Some(Placed {
+                        promises,
+                        ..placed(&group, index)
+                    })
+                }),
+            }
+        }
+
         /// The first one in another replica's line for the idle worker.
         fn set_peers_first(&self, priority: i32, at: Instant) {
             let mut peers = WaitingByOwner::default();
@@ -531,7 +561,11 @@ mod tests {
         /// The numbers of those who leave.
         fn advance(&mut self) -> Vec<u64> {
             let settings = self.queues.settings.load_full().unwrap();
-            let gone = self.queues.advance(&self.queue, &settings, self.now);
+            let mut let_first = self.queue.let_first.lock();
+            let gone = self
+                .queues
+                .advance(&self.queue, &mut let_first, &settings, self.now);
+            drop(let_first);
             self.now += TICK;
             gone.iter().map(|gone| gone.left.waker.tokens).collect()
         }
@@ -740,21 +774,36 @@ mod tests {
         let finds_room = |index: usize, change: fn(&mut Request)| {
             let mut request = Request::for_tests(rig.now, 10);
             change(&mut request);
-            let planned = Planned {
-                waits_for: Some(WaitsFor {
-                    at: rig.now,
-                    worker: rig.group.workers[index].id,
-                    promises: placed(&rig.group, index).promises,
-                }),
-                placing: Box::new(|_, _, _| None),
-            };
-            finds_room(&rig.queue, &rooms, &request, Some(&planned))
+            let planned = rig.planned(index, 10);
+            let is_passed_by = rig.queue.is_passed_by(&request, &planned);
+            finds_room(&rooms, Some(&planned), is_passed_by)
         };
         let target = |request: &mut Request| request.ttft_target = Some(Duration::from_secs(1));
         assert!(finds_room(2, target));
         assert!(!finds_room(2, |_| {}));
         // The worker is full.
         assert!(!finds_room(0, target));
+    }
+
+    #[test]
+    fn one_with_a_target_finds_no_room_that_another_one_was_given_just_now() {
+        let mut rig = Rig::new();
+        rig.set_peers_first(1, rig.now - Duration::from_millis(1));
+        let target = |request: &mut Request| request.ttft_target = Some(Duration::from_secs(1));
+        rig.enter_for_idle(|request| request.priority = 1);
+        let large = rig.planned(2, 1_000);
+        rig.enter_request(Some(large), target);
+        rig.queues.release(rig.now);
+        // The first one waits, and the other one is on its way.
+        assert_eq!(rig.queue.waiting(), 1);
+        let settings = rig.queues.settings.load_full().unwrap();
+        let (models, released) = ([rig.group.model.clone()], rig.queues.released());
+        let rooms = rig.queues.rooms(&models, &settings, &released, rig.now);
+        let mut request = Request::for_tests(rig.now, 10);
+        target(&mut request);
+        let planned = rig.planned(2, 10);
+        assert!(rig.queue.is_passed_by(&request, &planned));
+        assert!(!finds_room(&rooms, Some(&planned), true));
     }
 
     #[test]

@@ -314,8 +314,9 @@ impl SharedQueue {
         let Some((owner, _)) = waits_for.and_then(|waits_for| waits_for.promises.first()) else {
             return false;
         };
-        let is_beside = self.let_first.lock().is_waited_in(*owner);
-        is_beside && self.state.lock().queue.has_target(request)
+        // Others need not wait for the walk.
+        let has_target = self.state.lock().queue.has_target(request);
+        has_target && self.let_first.lock().is_waited_in(*owner)
     }
 
     /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `planned` stays.
