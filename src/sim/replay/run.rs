@@ -10,11 +10,16 @@ use super::reported::ReportedIndex;
 use super::router::{self, RequestEvent, Router, Sent};
 use super::workload::{self, Arrival, Job};
 use crate::ids::BlockHash;
+use crate::peers::pace::Wakes;
 use crate::sim::world::World;
 
 /// How often the routers learn the workers' speeds and expire entries of their indexes, as in production, and look at
 /// those who wait even if nothing has happened.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How often each of several routers looks at those who wait there, as in production. How long these let requests of
+/// other routers go first is a matter of time. With one router only events change who has room.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The engines, the routers and the delays between them.
 #[derive(Clone, Debug)]
@@ -68,6 +73,10 @@ enum Event {
     Report {
         router: usize,
     },
+    /// A router looks at those who wait there.
+    Look {
+        router: usize,
+    },
     Tick,
 }
 
@@ -81,6 +90,11 @@ struct Run<'a> {
     is_report_due: Vec<bool>,
     /// By router: the time of its last report.
     reported_at: Vec<Option<Duration>>,
+    /// By router: when reports of others woke it.
+    wakes: Vec<Wakes>,
+    /// By router: its next look is scheduled.
+    is_look_due: Vec<bool>,
+    born: Instant,
     exact_index: ReportedIndex,
     /// Requests that arrive when one ends.
     next_to_arrive: VecDeque<usize>,
@@ -131,6 +145,9 @@ impl<'a> Run<'a> {
             routers: (0..routers).map(|_| Router::new(settings, born)).collect(),
             is_report_due: vec![false; routers],
             reported_at: vec![None; routers],
+            wakes: (0..routers).map(|_| Wakes::default()).collect(),
+            is_look_due: vec![false; routers],
+            born,
             exact_index: ReportedIndex::new(workers, fleet.block_tokens, workload::root()),
             next_to_arrive: VecDeque::new(),
             outcome: Outcome {
@@ -168,7 +185,11 @@ impl Run<'_> {
             }
             Event::Report { router } => {
                 self.on_report(now, router);
-                self.release_all(now);
+                self.release_woken(now, router);
+            }
+            Event::Look { router } => {
+                self.is_look_due[router] = false;
+                self.release(now, router);
             }
             Event::Tick if self.unfinished > 0 => {
                 let gauges = self.gauges();
@@ -228,6 +249,24 @@ impl Run<'_> {
         }
         if self.routers[router].has_unreported_line() {
             self.schedule_report(now, router);
+        }
+        self.schedule_look(now, router);
+    }
+
+    fn schedule_look(&mut self, now: Duration, router: usize) {
+        let has_waiting = self.routers.len() > 1 && self.routers[router].has_waiting();
+        if has_waiting && !std::mem::replace(&mut self.is_look_due[router], true) {
+            self.events.set(now + LOOK_INTERVAL, Event::Look { router });
+        }
+    }
+
+    /// Releases what waits at the routers that a report of another one wakes, if not one has just before.
+    fn release_woken(&mut self, now: Duration, reporter: usize) {
+        for router in 0..self.routers.len() {
+            let may_be_woken = router != reporter && self.routers[router].has_waiting();
+            if may_be_woken && self.wakes[router].is_due(self.born + now) {
+                self.release(now, router);
+            }
         }
     }
 

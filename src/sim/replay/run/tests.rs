@@ -225,6 +225,41 @@ fn a_short_prompt_at_one_replica_goes_before_a_long_one_that_waits_at_another() 
     assert!(first_token_at(2) < first_token_at(1));
 }
 
+#[test]
+fn several_routers_look_every_10_ms_at_those_who_wait_there_and_one_alone_does_not() {
+    // Of two prompts one is sent to the only engine, and the other one waits.
+    let entries = [entry(0, 40, &[1, 2, 3, 4]), entry(0, 40, &[5, 6, 7, 8])];
+    let jobs = workload::jobs(&entries, &workload_settings());
+    for (routers, expected) in [(1, None), (2, Some(10))] {
+        let fleet = Fleet {
+            engines: vec![engine()],
+            routers,
+            ..fleet()
+        };
+        let settings = router::Settings {
+            queue: queue::Settings {
+                max_worker_queued_tokens: 10,
+                ..queue::Settings::default()
+            },
+            ..settings(ComparedPolicy::Queued, CacheIndexKind::Exact, &fleet)
+        };
+        let mut run = Run::new(&jobs, fleet, &settings, observe::now());
+        for request in 0..2 {
+            run.on_arrival(Duration::ZERO, request);
+        }
+        let mut first_look = None;
+        while let Some(event) = run.events.next_event() {
+            let now = run.events.now();
+            if matches!(event, Event::Look { .. }) {
+                first_look = first_look.or(Some(now.as_millis()));
+            }
+            run.on_event(event);
+        }
+        assert_eq!(first_look, expected);
+        assert_eq!(run.unfinished, 0);
+    }
+}
+
 fn first_tokens(outcome: &Outcome) -> Vec<Duration> {
     let answers = outcome.answers.iter();
     answers.map(|answer| answer.first_token).collect()
