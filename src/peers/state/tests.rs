@@ -274,7 +274,6 @@ fn a_replica_that_connects_may_be_ready_soon_until_it_says_whether_it_is() {
     }
 }
 
-/// Nothing is reported while no other replica is there, so the first that comes must not get what was so before.
 #[test]
 fn reports_wake_who_waits_here_but_not_by_the_hundred_a_second() {
     let start = observe::now();
@@ -317,6 +316,7 @@ fn reports_wake_who_waits_here_but_not_by_the_hundred_a_second() {
     assert_eq!(woken.count(), 20);
 }
 
+/// Nothing is reported while no other replica is there, so the first that comes must not get what was so before.
 #[test]
 fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
     let now = observe::now();

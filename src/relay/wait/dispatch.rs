@@ -317,8 +317,9 @@ impl QueueWalk<'_> {
     }
 
     /// Looks at a request that is planned only when it is released. So that no more of these are released than there is
-    /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute. It lets
-    /// none of another replica go first: it is in no line before it has a plan, and may wait in one then.
+    /// room for, its prompt is promised to the worker with room, or else to any, that has the least to compute. If none
+    /// has room, it waits in the line of that one. It lets none of another replica go first: which worker it goes to is
+    /// known only with its plan, and then it does not wait again.
     fn look_unplanned(&mut self, workers: Workers<'_>, waiter: &Waiter) -> Looked {
         let stalled = self.rooms.stalled(&waiter.model);
         let working = workers.usable(self.now);
