@@ -134,13 +134,16 @@ impl SeriesByWorker {
             return;
         }
         let mut by_worker = FxHashMap::clone(&known);
-        for worker in &gone {
-            // Those who share a series do not keep their name, and enter again with their next request.
-            if let Some(series) = by_worker.remove(worker) {
-                self.give_back(&series);
-            }
-        }
+        // Those who share a series do not keep their name, and enter again with their next request.
+        let gone: Vec<Arc<WorkerSeries>> = gone
+            .iter()
+            .filter_map(|worker| by_worker.remove(worker))
+            .collect();
+        // First no new request gets them.
         self.by_worker.store(Arc::new(by_worker));
+        for series in &gone {
+            self.give_back(series);
+        }
     }
 
     /// Removes the series of all workers. No request of the model runs.
