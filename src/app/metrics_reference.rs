@@ -20,6 +20,8 @@ Generated from the code by `warmroute metrics reference`; a test holds this page
 `warmroute_bridge_` are the ones of `warmroute bridge`. A metric with labels appears with its first value.
 The series of a model disappear once no worker has served it and no request has asked for it for an hour, unless the
 configuration names it.
+Those of its requests at one worker disappear when the worker leaves the fleet and, once 2,000 pairs of a model and a
+worker have series, when the worker does not serve the model any more.
 
 ";
 

@@ -1,5 +1,5 @@
-//! The metric series of one worker for one model: resolved once, removed when the worker leaves the fleet or drops the
-//! model. A request that ends adds to them without a lookup by label values.
+//! The metric series of one worker for one model: resolved once, removed when the worker leaves the fleet, or has
+//! dropped the model while places are short. A request that ends adds to them without a lookup by label values.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -115,7 +115,9 @@ impl SeriesByWorker {
         })
     }
 
-    /// Removes the series of workers that left the fleet, or that do not serve the model any more.
+    /// Removes the series of workers that left the fleet. Where all places are taken, also those of workers that do not
+    /// serve the model any more. Until then they stay: what an adapter counted shortly before it was unloaded may not
+    /// have been scraped yet, and an engine that has restarted lists only its base model first.
     pub(in crate::relay) fn remove_workers(
         &self,
         is_listed: impl Fn(&str) -> bool,
@@ -123,10 +125,14 @@ impl SeriesByWorker {
     ) {
         let _writing = self.writing.lock();
         let known = self.by_worker.load();
+        let are_places_short = self.families.worker_series.load(Relaxed) >= SERIES_MAX;
         let is_gone = |series: &Arc<WorkerSeries>| {
             let worker = &series.worker;
-            // While a request runs that the worker got before it dropped the model, its series stay.
-            !is_listed(worker) || !serves(worker) && Arc::strong_count(series) == 1
+            if !is_listed(worker) {
+                return true;
+            }
+            // A request whose answer has begun keeps them. One that waits for its answer enters again with it.
+            are_places_short && !serves(worker) && Arc::strong_count(series) == 1
         };
         let gone = known.iter().filter(|(_, series)| is_gone(series));
         let gone: FxHashSet<WorkerId> = gone.map(|(worker, _)| *worker).collect();
@@ -322,13 +328,15 @@ mod tests {
     }
 
     #[test]
-    fn the_series_of_a_worker_that_dropped_the_model_go_once_its_requests_have_ended() {
+    fn where_places_are_short_series_of_a_dropped_model_go_once_its_requests_have_ended() {
         let (registry, by_worker) = series("m");
         let both = workers(&["dropped", "serves"]);
         for worker in &both {
             let series = by_worker.of(worker);
             series.count(Api::Chat, StatusCode::OK, Outcome::Complete);
         }
+        let places = &by_worker.families.worker_series;
+        places.store(SERIES_MAX, Relaxed);
         let look = || by_worker.remove_workers(|_| true, |name| name == "serves");
         let running = by_worker.of(&both[0]);
         look();
@@ -339,10 +347,25 @@ mod tests {
         look();
         assert_eq!(lines_of(&registry, "dropped"), 0);
         assert!(lines_of(&registry, "serves") > 20);
-        assert_eq!(by_worker.families.worker_series.load(Relaxed), 1);
+        assert_eq!(places.load(Relaxed), SERIES_MAX - 1);
         // It has loaded the model again.
         by_worker.of(&both[0]);
         assert!(lines_of(&registry, "dropped") > 0);
+    }
+
+    #[test]
+    fn while_places_are_free_a_worker_that_dropped_the_model_goes_on_with_its_series() {
+        let (registry, by_worker) = series("m");
+        let worker = workers(&["a"]).remove(0);
+        let count = || {
+            let series = by_worker.of(&worker);
+            series.count(Api::Chat, StatusCode::OK, Outcome::Complete);
+        };
+        count();
+        by_worker.remove_workers(|_| true, |_| false);
+        count();
+        let text = registry.text();
+        assert!(text.contains("outcome=\"complete\",status=\"200\",worker=\"a\"} 2"));
     }
 
     /// `/metrics` is to stay below 8 MB with 1,000 workers; KV events take less than 2.5 MB of it, the gauges of
