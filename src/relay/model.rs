@@ -350,12 +350,12 @@ impl Shared {
             counts.series.remove_workers(is_listed, serves);
         }
         if !unneeded.is_empty() {
-            self.forget(&unneeded, usage);
+            self.forget(now, &unneeded, usage);
         }
     }
 
     /// Forgets models and removes their series, but for those that a request has or waits with: they go later.
-    fn forget(&self, unneeded: &FxHashSet<Model>, usage: &Usage) {
+    fn forget(&self, now: Instant, unneeded: &FxHashSet<Model>, usage: &Usage) {
         // Nobody gets the counts of a model from here until its series are removed.
         let mut by_model = self.by_model.lock();
         let generations: Vec<Arc<States>> = {
@@ -374,8 +374,9 @@ impl Shared {
             let Some(model) = by_model.get_mut(name) else {
                 continue;
             };
-            // The state of a request has them, too.
+            // The state of a request has them, too: it may be one that takes more than an hour.
             let Some(counts) = Arc::get_mut(&mut model.counts) else {
+                model.needed_at = now;
                 continue;
             };
             counts.series.remove();
@@ -837,16 +838,38 @@ mod tests {
     }
 
     #[test]
+    fn a_model_is_remembered_for_an_hour_after_a_request_of_several_hours_was_seen() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let models = models(&counts);
+        let fleet = registry(&[]).snapshot().clone();
+        let start = observe::now();
+        let forget = |after: Duration| {
+            let shared = &models.shared;
+            shared.forget_departed(start + after, &fleet, |_| false, &usage);
+        };
+        let request = serve(&models, &usage, "m", &worker("a"));
+        forget(Duration::ZERO);
+        forget(3 * REMEMBERED_FOR);
+        drop(request);
+        forget(4 * REMEMBERED_FOR - Duration::from_secs(1));
+        assert_eq!(remembered(&models), ["m"]);
+        forget(4 * REMEMBERED_FOR);
+        assert!(remembered(&models).is_empty());
+    }
+
+    #[test]
     fn a_model_is_not_forgotten_while_a_request_has_it_of_whatever_configuration() {
         let counts = metrics::Registry::default();
         let usage = Usage::new(None, &counts);
         let models = models(&counts);
         let newer = models.successor(models.settings.clone(), true);
         let fleet = registry(&[]).snapshot().clone();
-        let forget = || {
-            let later = observe::now() + 2 * REMEMBERED_FOR;
-            // The first look sees that tickets were taken.
-            for now in [later, later + REMEMBERED_FOR] {
+        let mut now = observe::now();
+        let mut forget = || {
+            // The first look sees that tickets were taken, or that a request had the model until now.
+            for _ in 0..2 {
+                now += REMEMBERED_FOR;
                 let shared = &models.shared;
                 shared.forget_departed(now, &fleet, |_| false, &usage);
             }
