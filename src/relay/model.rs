@@ -348,6 +348,7 @@ impl Shared {
                 })
             };
             counts.series.remove_workers(is_listed, serves);
+            counts.usage.release_shared(usage);
         }
         if !unneeded.is_empty() {
             self.forget(now, &unneeded, usage);

@@ -123,9 +123,13 @@ impl Usage {
         }
     }
 
-    /// Removes the series of a pair, and gives its place to another one.
-    fn remove(&self, counters: &Counters, model: &Model) {
-        let labels = [&*counters.tenant, &**model];
+    fn has_free_place(&self) -> bool {
+        self.pairs.load(Relaxed) < PAIRS_MAX
+    }
+
+    /// Removes the series with a value of the label `tenant`. There may be none.
+    fn remove_series(&self, tenant: &str, model: &Model) {
+        let labels = [tenant, &**model];
         let families = &self.families;
         for family in [
             &families.requests,
@@ -134,11 +138,7 @@ impl Usage {
             &families.cached_tokens,
             &families.generation_tokens,
         ] {
-            // Pairs with the label `other` share theirs.
             let _ = family.remove_label_values(&labels);
-        }
-        if counters.is_own {
-            self.pairs.fetch_sub(1, Relaxed);
         }
     }
 }
@@ -161,8 +161,8 @@ pub(in crate::relay) struct Counters {
 #[derive(Debug, Default)]
 pub(in crate::relay) struct CountersByTenant {
     by_tenant: ArcSwap<FxHashMap<Tenant, Arc<Counters>>>,
-    /// Taken by those who add a tenant: two first requests of a tenant are one pair.
-    adding: Mutex<()>,
+    /// Taken by those who change `by_tenant`: two first requests of a tenant are one pair.
+    writing: Mutex<()>,
 }
 
 impl CountersByTenant {
@@ -176,7 +176,7 @@ impl CountersByTenant {
         if let Some(counters) = self.by_tenant.load().get(&tenant) {
             return counters.clone();
         }
-        let _adding = self.adding.lock();
+        let _writing = self.writing.lock();
         let known = self.by_tenant.load();
         if let Some(counters) = known.get(&tenant) {
             return counters.clone();
@@ -188,13 +188,34 @@ impl CountersByTenant {
         counters
     }
 
+    /// Lets tenants that share a series with others enter again with their next request, if a place is free. The shared
+    /// series stays.
+    pub(in crate::relay) fn release_shared(&self, usage: &Usage) {
+        let are_all_own = self
+            .by_tenant
+            .load()
+            .values()
+            .all(|counters| counters.is_own);
+        if are_all_own || !usage.has_free_place() {
+            return;
+        }
+        let _writing = self.writing.lock();
+        let known = self.by_tenant.load();
+        let mut by_tenant = FxHashMap::clone(&known);
+        by_tenant.retain(|_, counters| counters.is_own);
+        self.by_tenant.store(Arc::new(by_tenant));
+    }
+
     /// Removes the series of a model of which no request runs, and gives the places of its pairs to others.
     pub(in crate::relay) fn remove(&self, usage: &Usage, model: &Model) {
-        let _adding = self.adding.lock();
+        let _writing = self.writing.lock();
         let by_tenant = self.by_tenant.swap(Arc::default());
-        for counters in by_tenant.values() {
-            usage.remove(counters, model);
+        for counters in by_tenant.values().filter(|counters| counters.is_own) {
+            usage.remove_series(&counters.tenant, model);
+            usage.pairs.fetch_sub(1, Relaxed);
         }
+        // Tenants that shared a series may have left the table before.
+        usage.remove_series(OTHER, model);
     }
 }
 
@@ -247,5 +268,42 @@ impl UsageEntry {
             let (log, line) = *line;
             log.push(&line.json(observe::wall_clock(), now, outcome, is_complete, usage));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_beyond_the_bound_has_series_of_its_own_once_a_place_is_free() {
+        let registry = Registry::default();
+        let usage = Usage::new(None, &registry);
+        let (old, new) = (Model::from("old"), Model::from("new"));
+        let (of_old, of_new) = (CountersByTenant::default(), CountersByTenant::default());
+        usage.pairs.store(PAIRS_MAX - 1, Relaxed);
+        let tenant = Tenant::of("a");
+        of_old.of(&usage, tenant, "a", &old);
+        let count = || {
+            of_new.release_shared(&usage);
+            of_new.of(&usage, tenant, "a", &new).requests.inc();
+            let text = registry.text();
+            ["a", OTHER].map(|tenant| {
+                let series =
+                    format!("warmroute_usage_requests_total{{model=\"new\",tenant=\"{tenant}\"}} ");
+                let mut values = text.lines().filter_map(|line| line.strip_prefix(&series));
+                values.next().map(str::to_owned)
+            })
+        };
+        let value = |value: &str| Some(value.to_owned());
+        assert_eq!(count(), [None, value("1")]);
+        assert_eq!(count(), [None, value("2")]);
+        of_old.remove(&usage, &old);
+        assert_eq!(count(), [value("1"), value("2")]);
+        assert_eq!(usage.pairs.load(Relaxed), PAIRS_MAX);
+        // Also the series that nobody shares any more.
+        of_new.remove(&usage, &new);
+        assert!(!registry.text().contains("\"new\""));
+        assert_eq!(usage.pairs.load(Relaxed), PAIRS_MAX - 1);
     }
 }
