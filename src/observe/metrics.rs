@@ -143,20 +143,78 @@ impl Registry {
 }
 
 /// Removes the series of a family by the value of one of its labels. Looks through all of its series.
-pub fn remove_series<B: MetricVecBuilder>(
+pub fn remove_series<B: MetricVecBuilder + 'static>(
     family: &MetricVec<B>,
-    label: &str,
+    label: &'static str,
     is_gone: impl Fn(&str) -> bool,
 ) {
-    for collected in family.collect() {
-        for series in collected.get_metric() {
-            let pairs = series.get_label().iter();
-            let labels: HashMap<&str, &str> =
-                pairs.map(|pair| (pair.name(), pair.value())).collect();
-            if labels.get(label).is_some_and(|value| is_gone(value)) {
-                // Somebody else may have removed it meanwhile.
-                let _ = family.remove(&labels);
+    let mut found = FoundSeries::by(label);
+    found.find(family, is_gone);
+    for remove in found.by_value.into_values().flatten() {
+        remove();
+    }
+}
+
+/// Removes one series of a family.
+type Removal = Box<dyn FnOnce()>;
+
+/// Series of any families that are to be removed, by the value of one of their labels. To find them takes a while,
+/// since all series of a family are looked through. To remove those of one value does not, so a lock may be held.
+pub struct FoundSeries {
+    label: &'static str,
+    by_value: HashMap<String, Vec<Removal>>,
+}
+
+impl fmt::Debug for FoundSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FoundSeries").finish_non_exhaustive()
+    }
+}
+
+impl FoundSeries {
+    /// No series yet.
+    pub fn by(label: &'static str) -> Self {
+        Self {
+            label,
+            by_value: HashMap::new(),
+        }
+    }
+
+    /// Finds the series of a family whose label has such a value.
+    pub fn find<B: MetricVecBuilder + 'static>(
+        &mut self,
+        family: &MetricVec<B>,
+        is_gone: impl Fn(&str) -> bool,
+    ) {
+        for mut collected in family.collect() {
+            for mut series in collected.take_metric() {
+                let labels = series.take_label();
+                let pair = labels.iter().find(|pair| pair.name() == self.label);
+                let Some(value) = pair.map(|pair| pair.value().to_owned()) else {
+                    continue;
+                };
+                if !is_gone(&value) {
+                    continue;
+                }
+                let family = family.clone();
+                let remove = move || {
+                    let pairs = labels.iter();
+                    let labels: HashMap<&str, &str> =
+                        pairs.map(|pair| (pair.name(), pair.value())).collect();
+                    // Somebody else may have removed it meanwhile.
+                    let _ = family.remove(&labels);
+                };
+                let removals = self.by_value.entry(value).or_default();
+                removals.push(Box::new(remove));
             }
+        }
+    }
+
+    /// Removes the series with one value of the label.
+    pub fn remove(&mut self, value: &str) {
+        let removals = self.by_value.remove(value);
+        for remove in removals.into_iter().flatten() {
+            remove();
         }
     }
 }
@@ -325,6 +383,27 @@ mod tests {
         assert!(!text.contains("odd"));
         assert!(text.contains("things_total{at=\"here\",kind=\"even\"} 1"));
         assert!(text.contains("thing_seconds_count{kind=\"even\"} 1"));
+    }
+
+    #[test]
+    fn series_of_several_families_are_found_first_and_removed_value_by_value() {
+        let registry = Registry::default();
+        let counters = registry.counters("things_total", "Things.", &["kind", "at"]);
+        let seconds = registry.histograms("thing_seconds", "Time.", &[1.0], &["kind"]);
+        for kind in ["odd", "even", "zero"] {
+            counters.with_label_values(&[kind, "here"]).inc();
+            counters.with_label_values(&[kind, "there"]).inc();
+            seconds.with_label_values(&[kind]).observe(0.5);
+        }
+        let mut found = FoundSeries::by("kind");
+        found.find(&counters, |kind| kind != "zero");
+        found.find(&seconds, |kind| kind != "zero");
+        let is_shown = |kind: &str| registry.text().contains(&format!("kind=\"{kind}\""));
+        assert!(is_shown("odd"));
+        for kind in ["odd", "zero"] {
+            found.remove(kind);
+        }
+        assert_eq!(["odd", "even", "zero"].map(is_shown), [false, true, true]);
     }
 
     #[test]

@@ -29,7 +29,8 @@ use crate::fleet::speed::AnswerTokens;
 use crate::fleet::{Role, Snapshot, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, Model};
-use crate::observe::{self, metrics};
+use crate::observe;
+use crate::observe::metrics::{self, FoundSeries};
 use crate::prompt::PeekedBody;
 use crate::routing::{self, Decision, PrefixCounts, Reason};
 
@@ -94,7 +95,6 @@ pub(super) struct Shared {
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
     pub(super) hindsight: Arc<Hindsight>,
-    /// Locked before `generations`.
     by_model: Mutex<FxHashMap<Model, RememberedModel>>,
     /// The states of each configuration that requests still run with.
     generations: Mutex<Vec<Weak<States>>>,
@@ -315,8 +315,7 @@ impl Shared {
     }
 
     /// Removes the metric series of workers that left the fleet, or dropped a model where places are short, and forgets
-    /// models that are gone.
-    /// `is_configured`: the newest configuration names the model.
+    /// models that are gone. `is_configured`: the newest configuration names the model.
     pub(super) fn forget_departed(
         &self,
         now: Instant,
@@ -357,8 +356,16 @@ impl Shared {
 
     /// Forgets models and removes their series, but for those that a request has or waits with: they go later.
     fn forget(&self, now: Instant, unneeded: &FxHashSet<Model>, usage: &Usage) {
-        // Nobody gets the counts of a model from here until its series are removed.
-        let mut by_model = self.by_model.lock();
+        let unused = self.drop_states(now, unneeded);
+        if unused.is_empty() {
+            return;
+        }
+        let found = self.find_series(&unused);
+        self.remove_unused(now, &unused, found, usage);
+    }
+
+    /// Drops the states of models. Returns those models that no request has or waits with.
+    fn drop_states(&self, now: Instant, unneeded: &FxHashSet<Model>) -> FxHashSet<Model> {
         let generations: Vec<Arc<States>> = {
             let generations = self.generations.lock();
             generations.iter().filter_map(Weak::upgrade).collect()
@@ -370,31 +377,68 @@ impl Shared {
                 states
             });
         }
-        let mut gone: FxHashSet<Model> = FxHashSet::default();
+        let mut unused = FxHashSet::default();
+        let mut by_model = self.by_model.lock();
         for name in unneeded {
             let Some(model) = by_model.get_mut(name) else {
                 continue;
             };
-            // The state of a request has them, too: it may be one that takes more than an hour.
+            // The state of a request has the counts, too: it may be one that takes more than an hour.
+            if Arc::strong_count(&model.counts) == 1 {
+                unused.insert(name.clone());
+            } else {
+                model.needed_at = now;
+            }
+        }
+        unused
+    }
+
+    /// Looks through the metric families. First requests of models do not wait for that, so one may come meanwhile.
+    fn find_series(&self, models: &FxHashSet<Model>) -> FoundSeries {
+        let mut found = FoundSeries::by("model");
+        self.families.find_models(models, &mut found);
+        if let Some(families) = &self.disaggregation {
+            families.find_models(models, &mut found);
+        }
+        found
+    }
+
+    /// Forgets those models that no request has asked for meanwhile, and removes the series that were found.
+    fn remove_unused(
+        &self,
+        now: Instant,
+        unused: &FxHashSet<Model>,
+        mut found: FoundSeries,
+        usage: &Usage,
+    ) {
+        let mut gone = 0_usize;
+        for name in unused {
+            // Nobody gets the model's counts from here until its series are removed.
+            let mut by_model = self.by_model.lock();
+            let Some(model) = by_model.get_mut(name) else {
+                continue;
+            };
+            // What a request has counted since then was not found.
+            if model.is_needed(now, false) {
+                continue;
+            }
             let Some(counts) = Arc::get_mut(&mut model.counts) else {
                 model.needed_at = now;
                 continue;
             };
             counts.series.remove();
             counts.usage.remove(usage, name);
+            found.remove(name);
+            self.families.remove_unanswered(name);
+            self.hindsight.remove(name);
             by_model.remove(name);
-            gone.insert(name.clone());
+            gone += 1;
         }
-        if gone.is_empty() {
+        if gone == 0 {
             return;
         }
-        self.families.remove_models(&gone);
-        if let Some(families) = &self.disaggregation {
-            families.remove_models(&gone);
-        }
-        self.hindsight.remove(&gone);
         info!(
-            models = gone.len(),
+            models = gone,
             "models are forgotten, and their metric series removed: no worker has served them and no request has asked \
              for them for an hour"
         );
@@ -857,6 +901,35 @@ mod tests {
         assert_eq!(remembered(&models), ["m"]);
         forget(4 * REMEMBERED_FOR);
         assert!(remembered(&models).is_empty());
+    }
+
+    #[test]
+    fn a_model_that_is_asked_for_while_its_series_are_looked_for_keeps_them() {
+        let counts = metrics::Registry::default();
+        let usage = Usage::new(None, &counts);
+        let models = models(&counts);
+        let shared = &models.shared;
+        let (now, worker) = (observe::now() + 2 * REMEMBERED_FOR, worker("a"));
+        let mut unneeded = FxHashSet::default();
+        for name in ["again", "gone", "held"] {
+            let state = serve(&models, &usage, name, &worker);
+            unneeded.insert(state.name.clone());
+        }
+        for model in shared.by_model.lock().values_mut() {
+            // An earlier look has seen it.
+            model.tickets = 1;
+        }
+        let unused = shared.drop_states(now, &unneeded);
+        assert_eq!(unused, unneeded);
+        let found = shared.find_series(&unused);
+        serve(&models, &usage, "again", &worker);
+        let held = models.of(&Model::from("held"));
+        shared.remove_unused(now, &unused, found, &usage);
+        assert_eq!(remembered(&models), ["again", "held"]);
+        held.in_flight.inc();
+        let text = counts.text();
+        assert!(text.contains("warmroute_requests_in_flight{model=\"held\"} 1"));
+        assert!(text.contains("\"again\"") && !text.contains("\"gone\""));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::GaugeVec;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use tracing::{info, warn};
 
 use crate::fleet::registry::Registry;
@@ -63,10 +63,10 @@ impl Hindsight {
         self.models.lock().entry(model.clone()).or_default().clone()
     }
 
-    /// Forgets models that had no requests in the last ten minutes: one that is looked back at now shows nothing.
-    pub(in crate::relay) fn remove(&self, gone: &FxHashSet<Model>) {
-        self.models.lock().retain(|model, _| !gone.contains(model));
-        metrics::remove_series(&self.seconds, "model", |model| gone.contains(model));
+    /// Forgets a model that had no requests in the last ten minutes: if it is looked back at now, it shows nothing.
+    pub(in crate::relay) fn remove(&self, model: &str) {
+        self.models.lock().remove(model);
+        self.show(model, &Took::default());
     }
 
     /// Looks back each minute, until it is dropped.

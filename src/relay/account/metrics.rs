@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::ids::Model;
-use crate::observe::metrics::{metric_table, remove_series};
+use crate::observe::metrics::{FoundSeries, metric_table};
 use crate::prompt::Api;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::types::{Failure, Outcome};
@@ -138,8 +138,8 @@ impl Families {
         }
     }
 
-    /// Removes the series of models, but for those that are a worker's.
-    pub(in crate::relay) fn remove_models(&self, gone: &FxHashSet<Model>) {
+    /// Finds the series of models, but for those of the requests that have ended.
+    pub(in crate::relay) fn find_models(&self, gone: &FxHashSet<Model>, found: &mut FoundSeries) {
         let is_gone = |model: &str| gone.contains(model);
         for family in [
             &self.decisions,
@@ -153,19 +153,21 @@ impl Families {
             &self.reports,
             &self.continuations,
         ] {
-            remove_series(family, "model", is_gone);
+            found.find(family, is_gone);
         }
         for family in [&self.expected_ratio, &self.duration] {
-            remove_series(family, "model", is_gone);
+            found.find(family, is_gone);
         }
-        remove_series(&self.in_flight, "model", is_gone);
-        // This family has the series of all workers, so it is not looked through.
-        for model in gone {
-            for api in Api::ALL {
-                for outcome in Outcome::ALL {
-                    let labels = [&**model, api.as_str(), NONE, NONE, outcome.as_str()];
-                    let _ = self.requests.remove_label_values(&labels);
-                }
+        found.find(&self.in_flight, is_gone);
+    }
+
+    /// Removes the series of a model's requests that no worker answered. The family has the series of all workers, so
+    /// it is not looked through.
+    pub(in crate::relay) fn remove_unanswered(&self, model: &str) {
+        for api in Api::ALL {
+            for outcome in Outcome::ALL {
+                let labels = [model, api.as_str(), NONE, NONE, outcome.as_str()];
+                let _ = self.requests.remove_label_values(&labels);
             }
         }
     }

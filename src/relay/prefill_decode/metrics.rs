@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounter};
 use rustc_hash::FxHashSet;
 
 use crate::ids::Model;
-use crate::observe::metrics::{metric_table, remove_series};
+use crate::observe::metrics::{FoundSeries, metric_table};
 
 /// From a step within the router to a long prompt in a long queue.
 const PHASE_SECONDS: &[f64] = &[
@@ -31,13 +31,13 @@ metric_table! {
 }
 
 impl Families {
-    /// Removes the series of models.
-    pub(in crate::relay) fn remove_models(&self, gone: &FxHashSet<Model>) {
+    /// Finds the series of models.
+    pub(in crate::relay) fn find_models(&self, gone: &FxHashSet<Model>, found: &mut FoundSeries) {
         let is_gone = |model: &str| gone.contains(model);
         for family in [&self.requests, &self.transfers] {
-            remove_series(family, "model", is_gone);
+            found.find(family, is_gone);
         }
-        remove_series(&self.phases, "model", is_gone);
+        found.find(&self.phases, is_gone);
     }
 }
 
