@@ -15,6 +15,11 @@ use crate::observe;
 /// file of a key, may be there now. The configuration's own file is read again as often.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// A list that has changed is used once its files were quiet for this long: what writes them may do so in pieces, and the
+/// first piece of a list is a valid list, without the workers of the others. While they are not quiet the last list
+/// stays. The configuration's own file is read as late.
+const SETTLE: Duration = Duration::from_millis(100);
+
 /// Parses the file. The format belongs to the configuration.
 pub type Parse = Box<dyn Fn(&str) -> ParsedList + Send + Sync>;
 
@@ -102,12 +107,21 @@ impl Discovery for File {
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {
+        if self.last.is_none()
+            && let Some(listed) = self.look(observe::now())
+        {
+            return listed;
+        }
+        let mut changed = None;
         loop {
-            if self.last.is_some() {
-                tokio::time::sleep(self.interval).await;
-            }
-            if let Some(listed) = self.look(observe::now()) {
-                return listed;
+            let pause = match changed {
+                None => self.interval,
+                Some(_) => SETTLE,
+            };
+            tokio::time::sleep(pause).await;
+            match (changed.take(), self.look(observe::now())) {
+                (Some(listed), None) => return listed,
+                (_, again) => changed = again,
             }
         }
     }
@@ -147,6 +161,33 @@ mod tests {
         assert_eq!(file.next().await.unwrap_err(), "bad list");
         std::fs::write(&path, "b").unwrap();
         assert_eq!(file.next().await.unwrap(), [member("b")]);
+    }
+
+    /// The file is written on when its first piece was read, so no clock decides what the test sees.
+    #[tokio::test]
+    async fn a_file_that_is_written_in_pieces_gives_no_list_of_its_first_piece() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers");
+        std::fs::write(&path, "a b").unwrap();
+        let parse: Parse = {
+            let path = path.clone();
+            Box::new(move |text: &str| {
+                match text {
+                    "a" => std::fs::write(&path, "a b").unwrap(),
+                    "c" => std::fs::write(&path, "c d").unwrap(),
+                    "c d" => std::fs::write(&path, "c d e").unwrap(),
+                    _ => {}
+                }
+                list(Ok(text.split_whitespace().map(member).collect()))
+            })
+        };
+        let mut file = File::new(path.clone(), Duration::from_millis(5), parse);
+        assert_eq!(file.next().await.unwrap(), [member("a"), member("b")]);
+        std::fs::write(&path, "a").unwrap();
+        assert_eq!(file.next().await.unwrap(), [member("a"), member("b")]);
+        std::fs::write(&path, "c").unwrap();
+        let expected = ["c", "d", "e"].map(member);
+        assert_eq!(file.next().await.unwrap(), expected);
     }
 
     #[test]
