@@ -94,22 +94,35 @@ impl<'a> CreateRequest<'a> {
         Self::checked(parse(body)?, true)
     }
 
-    /// As [`CreateRequest::read`], but no member is required: for `POST /v1/responses/input_tokens`, and for a stored
-    /// request, which was checked when it was accepted.
+    /// As [`CreateRequest::read`], but no member is required: for `POST /v1/responses/input_tokens`.
     pub(super) fn read_without_required(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, false)
     }
 
+    /// Reads the stored body of a background response, which was checked when it was accepted, maybe by a release that
+    /// checked less: it was promised to run, so only what the router reads itself must be as it reads it. The engine
+    /// judges the rest. What a client could harm others with is refused here, too.
+    pub(super) fn read_stored(body: &'a [u8]) -> Result<Self, ApiError> {
+        let members = parse(body)?;
+        refuse_reserved(&members)?;
+        Ok(Self {
+            model: model(&members)?.unwrap_or_default(),
+            input: members.get("input"),
+            input_may_be_empty: false,
+            store: flag(&members, "store", true)?,
+            stream: flag(&members, "stream", false)?,
+            background: flag(&members, "background", false)?,
+            include: include(&members, |_, _| Ok(()))?,
+            truncation: truncation(&members)?,
+            // None is accepted in the background.
+            compact_at: None,
+            parent: parent(&members)?,
+            members,
+        })
+    }
+
     fn checked(members: Members<'a>, has_required: bool) -> Result<Self, ApiError> {
-        for member in member_table::members().filter(|member| member.is_reserved) {
-            if members.get(member.name).is_some() {
-                return Err(ApiError::reserved_parameter(member.name));
-            }
-        }
-        // Sending the request to an engine checks this again, but a background response is accepted before that.
-        for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
-            prompt::check_xargs(xargs)?;
-        }
+        refuse_reserved(&members)?;
         for (param, why) in [
             (
                 "prompt",
@@ -125,10 +138,9 @@ impl<'a> CreateRequest<'a> {
                 return Err(ApiError::unsupported(param, why));
             }
         }
-        let model = match members.get("model") {
+        let model = match model(&members)? {
             None if has_required => return Err(ApiError::missing_parameter("model")),
-            None => Cow::Borrowed(""),
-            Some(raw) => string("model", raw)?,
+            model => model.unwrap_or_default(),
         };
         if let Some(raw) = members.get("instructions") {
             string("instructions", raw)?;
@@ -170,7 +182,7 @@ impl<'a> CreateRequest<'a> {
             store: flag(&members, "store", true)?,
             stream: flag(&members, "stream", false)?,
             background,
-            include: include(&members)?,
+            include: include(&members, check_include)?,
             truncation: truncation(&members)?,
             compact_at,
             parent,
@@ -187,6 +199,25 @@ impl<'a> CreateRequest<'a> {
 pub(super) fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_json(&error))?;
     Members::parse(text).map_err(|error| ApiError::bad_json(&error))
+}
+
+/// Refuses what only the router may send to an engine.
+fn refuse_reserved(members: &Members<'_>) -> Result<(), ApiError> {
+    for member in member_table::members().filter(|member| member.is_reserved) {
+        if members.get(member.name).is_some() {
+            return Err(ApiError::reserved_parameter(member.name));
+        }
+    }
+    // Sending the request to an engine checks this again, but a background response is accepted before that.
+    for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
+        prompt::check_xargs(xargs)?;
+    }
+    Ok(())
+}
+
+fn model<'a>(members: &Members<'a>) -> Result<Option<Cow<'a, str>>, ApiError> {
+    let model = members.get("model");
+    model.map(|raw| string("model", raw)).transpose()
 }
 
 fn string<'a>(param: &str, raw: &'a str) -> Result<Cow<'a, str>, ApiError> {
@@ -254,7 +285,11 @@ pub(super) fn is_id_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
 }
 
-fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
+/// The values of `include`, each of which `check` has found good.
+fn include<'a>(
+    members: &Members<'a>,
+    check: impl Fn(&str, &str) -> Result<(), ApiError>,
+) -> Result<Vec<Cow<'a, str>>, ApiError> {
     let Some(raw) = members.get("include") else {
         return Ok(Vec::new());
     };
@@ -263,7 +298,7 @@ fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
     for (index, raw) in names.enumerate() {
         let param = || format!("include[{index}]");
         let name = string(&param(), raw)?;
-        check_include(&param(), &name)?;
+        check(&param(), &name)?;
         if !include.contains(&name) {
             include.push(name);
         }
@@ -429,6 +464,41 @@ mod tests {
             check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
         }
         check(&with(r#""vllm_xargs":{"a":1}"#), "");
+    }
+
+    #[test]
+    fn a_stored_request_is_read_as_the_release_that_accepted_it_read_it() {
+        let stored = |members: &str| {
+            let body = with(&format!(r#""background":true,{members}"#));
+            CreateRequest::read_stored(body.as_bytes())
+                .map(|create| create.include.len())
+                .map_err(|error| error.code.to_owned())
+        };
+        for (members, included) in [
+            (r#""max_output_tokens":"100""#, 0),
+            (r#""temperature":"0.7","user":7"#, 0),
+            (r#""instructions":["a"],"metadata":{"k":1}"#, 0),
+            (r#""include":["of.another.release"]"#, 1),
+            (
+                r#""context_management":[{"type":"compaction","compact_threshold":9}]"#,
+                0,
+            ),
+        ] {
+            let body = with(&format!(r#""background":true,{members}"#));
+            assert!(CreateRequest::read(body.as_bytes()).is_err(), "{members}");
+            assert_eq!(stored(members), Ok(included), "{members}");
+        }
+        for (members, code) in [
+            (r#""stream":1"#, "invalid_type"),
+            (r#""truncation":"half""#, "invalid_value"),
+            (r#""request_id":"x""#, "unsupported_parameter"),
+            (
+                r#""vllm_xargs":{"kv_transfer_params":1}"#,
+                "unsupported_parameter",
+            ),
+        ] {
+            assert_eq!(stored(members), Err(code.to_owned()), "{members}");
+        }
     }
 
     #[test]

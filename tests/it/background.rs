@@ -427,9 +427,8 @@ async fn store_running(store: &Redis, owner: Owner, request: String, streams: bo
     key
 }
 
-#[tokio::test]
-async fn a_stored_run_that_no_router_runs_is_ended() {
-    let pair = Pair::with(fast(), short_lease).await;
+/// The store of a pair, and the first router's name in it.
+async fn store_of_first(pair: &Pair) -> (Redis, Owner) {
     let own = client::get(pair.a.admin, "/responses").await.json();
     let owner = own["responses"]["background"]["owner"].as_str().unwrap();
     let owner = Owner(u64::from_str_radix(owner, 16).unwrap());
@@ -437,13 +436,15 @@ async fn a_stored_run_that_no_router_runs_is_ended() {
         urls: vec![pair.redis.url()],
         ..redis::Settings::default()
     };
-    let store = Redis::open(
-        &settings,
-        &RetentionSettings::default(),
-        1,
-        &Registry::default(),
-    )
-    .unwrap();
+    let retention = RetentionSettings::default();
+    let store = Redis::open(&settings, &retention, 1, &Registry::default());
+    (store.unwrap(), owner)
+}
+
+#[tokio::test]
+async fn a_stored_run_that_no_router_runs_is_ended() {
+    let pair = Pair::with(fast(), short_lease).await;
+    let (store, owner) = store_of_first(&pair).await;
     // An unreadable stored request, and a readable one whose body is invalid.
     let odd = json!({
         "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
@@ -457,6 +458,29 @@ async fn a_stored_run_that_no_router_runs_is_ended() {
         })
         .await;
     }
+}
+
+/// A release may check more of a create than the one that has accepted it.
+#[tokio::test]
+async fn a_stored_run_that_would_be_refused_today_is_run() {
+    let pair = Pair::with(fast(), short_lease).await;
+    let (store, owner) = store_of_first(&pair).await;
+    let body =
+        json!({"model": "sim", "background": true, "max_output_tokens": 4, "max_tool_calls": "3"});
+    let refused = client::post(pair.a.api, PATH, body.to_string()).await;
+    assert_eq!(refused.json()["error"]["param"], "max_tool_calls");
+    let request = json!({
+        "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
+        "is_portable": true, "client": body, "input": [{"role": "user", "content": "hello"}],
+    });
+    let key = store_running(&store, owner, request.to_string(), false).await;
+    let mut status = Status::Queued;
+    eventually("it has ended", async || {
+        status = store.get(key).await.unwrap().unwrap().status;
+        !matches!(status, Status::Queued | Status::InProgress)
+    })
+    .await;
+    assert_eq!(status, Status::Incomplete, "at its limit of tokens");
 }
 
 #[tokio::test]

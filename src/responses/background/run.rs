@@ -116,8 +116,8 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     let request = job.request;
     let key = guard.key;
     let name = key.id.to_string();
-    let Ok(create) = CreateRequest::read_without_required(request.client()) else {
-        // A newer release accepted this body.
+    let Ok(create) = CreateRequest::read_stored(request.client()) else {
+        // A newer release accepted this body, and the router would have to read what it cannot.
         return unreadable::end(&responses, &guard).await;
     };
     let reader = responses.state_reader(key.tenant, &create.model);
