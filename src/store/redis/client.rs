@@ -62,6 +62,8 @@ pub struct Redis {
     pub(super) compression_thread: OffloadThread,
     /// Why documents were left out of lists.
     pub(super) left_out: Mutex<LogOnce>,
+    /// Why events of webhooks were left in the outbox.
+    pub(super) left_in_outbox: Mutex<LogOnce>,
 }
 
 pub(super) fn closing() -> Error {
@@ -196,6 +198,7 @@ impl Redis {
             own_thread: OffloadThread::start("redis")?,
             compression_thread: OffloadThread::start("redis-values")?,
             left_out: Mutex::default(),
+            left_in_outbox: Mutex::default(),
         })
     }
 

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::client::Redis;
 use super::keys::{event_member, parse_event_member};
-use super::reply::{Reply, malformed};
+use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
 use crate::observe;
@@ -131,6 +131,22 @@ impl Redis {
         }
         Ok(())
     }
+
+    /// An event that another release has added stays claimed, and keeps none of the others: a replica that knows it may
+    /// claim it when that is over, else it is dropped because of its age.
+    fn warn_of_unknown_event(&self, endpoint: &str, event: &str) {
+        let reason = "this release does not know it";
+        let is_new = self
+            .left_in_outbox
+            .lock()
+            .should_log(observe::now(), reason);
+        if is_new {
+            warn!(
+                endpoint,
+                event, reason, "webhook event left to replicas of other releases"
+            );
+        }
+    }
 }
 
 impl Outbox for Redis {
@@ -186,9 +202,11 @@ impl Outbox for Redis {
             while !reply.is_empty() {
                 let (member, entry) = (reply.word()?, reply.word()?);
                 let age = milliseconds(&mut reply)?.unwrap_or_default();
-                let event = parse_event_member(&member).and_then(|key| parse_entry(key, &entry));
-                let (event, attempt) =
-                    event.ok_or_else(|| malformed("invalid event in the outbox"))?;
+                let read = parse_event_member(&member).and_then(|key| parse_entry(key, &entry));
+                let Some((event, attempt)) = read else {
+                    self.warn_of_unknown_event(&endpoint, &member);
+                    continue;
+                };
                 claimed.events.push(ClaimedEvent {
                     event,
                     attempt,

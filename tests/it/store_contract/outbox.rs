@@ -426,6 +426,23 @@ async fn the_newest_address_stays_disabled_and_drops_what_waits() {
     .await;
 }
 
+/// A newer release has added it: both run in a rollout, and the older one runs again after a rollback.
+#[tokio::test]
+async fn an_event_that_a_release_does_not_know_keeps_no_others_from_delivery() {
+    let server = Server::start().await;
+    let replica = Replica::in_redis(&at(&server), Bounds::default());
+    replica.end(Status::Completed).await;
+    let entries = format!("{}he:{{{HOOK}}}", Settings::default().prefix);
+    let unknown = server.cli(&["hkeys", &entries]).trim().to_owned();
+    server.cli(&["hset", &entries, &unknown, "paused 5 0"]);
+    let (known, _) = replica.end(Status::Completed).await;
+    assert_eq!(replica.due(HOOK).await, [(known, Status::Completed, 1)]);
+    // It is kept, for those who know it.
+    assert_eq!(replica.claim(HOOK, 5, CLAIM_LEASE).await.waiting, 2);
+    let entry = server.cli(&["hget", &entries, &unknown]);
+    assert_eq!(entry.trim(), "paused 5 1");
+}
+
 /// A replica that is lost between the end of a response and its queue leaves the event to a scan.
 #[tokio::test]
 async fn an_end_whose_event_could_not_be_queued_is_found_by_a_scan() {
