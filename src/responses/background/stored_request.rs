@@ -23,8 +23,8 @@ pub(super) struct StoredRequest {
     /// Whether another replica can run it without more: no conversation, and no client state, which only the first
     /// replica has.
     pub(super) is_portable: bool,
-    /// The lock of its conversation, which goes with the response. Then `is_portable` is false, so that replicas of
-    /// releases that do not know this field leave it alone.
+    /// The lock of its conversation, which goes with the response. Then `is_portable` is false, so that a replica of
+    /// release 0.2, which does not know this field, fails the response and does not run it without its conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lock: Option<StoredLock>,
     /// The span of the create, as a `traceparent`, if it was traced: the run's trace links to it.
