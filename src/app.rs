@@ -197,7 +197,7 @@ impl App {
         // Beyond the drain, because what the drain ends is aborted, too.
         admin_tasks.spawn(relay.aborts().clone().run(admin_tasks.stopped()));
         tasks.spawn_until_stopped(relay.hindsight().clone().run());
-        tls.watch(&fleet, &tasks);
+        tls.watch(&fleet, &tasks)?;
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
         let connector = pairing

@@ -117,7 +117,7 @@ impl Bridge {
         });
         let server = server.transpose()?;
         if let Some(server) = &server {
-            let watching = tls::watch(vec![server.clone()], Arc::default());
+            let watching = tls::watch(vec![server.clone()], Arc::default())?;
             tasks.spawn_until_stopped(watching);
         }
         tasks.spawn(server::serve(

@@ -7,6 +7,7 @@ pub mod client_address;
 pub mod connection_tasks;
 pub mod descriptors;
 pub mod drain;
+pub mod file_thread;
 pub mod grpc;
 pub mod io_threads;
 pub mod keyed_tasks;

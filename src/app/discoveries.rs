@@ -29,7 +29,7 @@ pub(super) fn dns(listed: &DnsWorkers) -> Dns {
     Dns::new(&listed.name, listed.port, workers)
 }
 
-pub(super) fn file(listed: &WorkersFile, has_roles: bool) -> File {
+pub(super) fn file(listed: &WorkersFile, has_roles: bool) -> io::Result<File> {
     let WorkersFile {
         path,
         interval,
@@ -192,7 +192,7 @@ impl FollowedDiscoveries {
         Ok(match entry {
             DiscoveryEntry::Static(_) => None,
             DiscoveryEntry::File(listed) => {
-                let discovery = file(listed, config.prefill_decode.connector.is_some());
+                let discovery = file(listed, config.prefill_decode.connector.is_some())?;
                 Some(self.spawn(config, entry, discovery))
             }
             DiscoveryEntry::Dns(listed) => Some(self.spawn(config, entry, dns(listed))),

@@ -60,12 +60,13 @@ impl Listeners {
     }
 
     /// Follows the files, of the connections to workers too.
-    pub(super) fn watch(&self, fleet: &Registry, tasks: &Tasks) {
+    pub(super) fn watch(&self, fleet: &Registry, tasks: &Tasks) -> io::Result<()> {
         let clients = fleet.tls().clone();
         clients.set_metrics(self.metrics.clone());
         let servers = [&self.api, &self.admin, &self.peers, &self.endpoint_picker];
         let servers = servers.into_iter().flatten();
-        tasks.spawn_until_stopped(tls::watch(servers.cloned().collect(), clients));
+        tasks.spawn_until_stopped(tls::watch(servers.cloned().collect(), clients)?);
+        Ok(())
     }
 
     /// Uses the settings of another configuration for new connections. A listener whose settings cannot be used keeps

@@ -1,6 +1,7 @@
 //! The keys of one issuer: reads them again and again in the background, and at once when a token needs it. What was
 //! read last stays in use while they cannot be read.
 
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use super::metrics::Metrics;
 use super::pacing::{Pacing, Wanted};
 use super::settings::Advanced;
 use crate::http::client::{self, Pool};
+use crate::http::file_thread::FileThread;
 use crate::http::tls;
 use crate::observe;
 
-/// Between two looks at a file. A few kilobytes: a blocking read is cheaper than another thread.
+/// Between two looks at a file.
 const FILE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// After the first of several failures; doubled with each until it is the regular interval.
@@ -84,13 +86,13 @@ impl IssuerKeys {
     }
 
     /// Reads the keys for as long as anything uses them.
-    pub(super) async fn read_for_ever(keys: Weak<Self>, tls: Option<Arc<tls::Client>>) {
+    pub(super) async fn read_for_ever(keys: Weak<Self>, mut source: Source) {
         let mut last = None;
         let mut failures = 0;
         loop {
             let Some(this) = keys.upgrade() else { return };
             this.pacing.lock().on_started();
-            let result = this.look(tls.clone(), &mut last).await;
+            let result = this.look(&mut source, &mut last).await;
             failures = match result {
                 Ok(()) => 0,
                 Err(error) => {
@@ -120,13 +122,9 @@ impl IssuerKeys {
         }
     }
 
-    async fn look(
-        &self,
-        tls: Option<Arc<tls::Client>>,
-        last: &mut Option<Bytes>,
-    ) -> Result<(), String> {
+    async fn look(&self, source: &mut Source, last: &mut Option<Bytes>) -> Result<(), String> {
         let issuer = &*self.spec.issuer;
-        let text = read(&self.spec, tls).await?;
+        let text = source.read().await?;
         let count = |result| {
             self.metrics
                 .reads
@@ -179,18 +177,68 @@ impl IssuerKeys {
     }
 }
 
-/// The text of an issuer's keys.
-pub(super) async fn read(spec: &Spec, tls: Option<Arc<tls::Client>>) -> Result<Bytes, String> {
-    let (authority, path) = match &spec.location {
-        Location::File(path) => return read_file(path).map(Bytes::from),
-        Location::Url {
-            authority, path, ..
-        } => (authority, path),
-    };
-    let settings = client::Settings::default();
-    let pool = Pool::with_tls(authority.clone(), settings, tls);
+/// Where the text of an issuer's keys is read.
+#[derive(Debug)]
+pub(super) enum Source {
+    File {
+        path: String,
+        /// One of its own: a file system that hangs must stop neither the caller nor other issuers.
+        thread: FileThread<Result<Vec<u8>, String>>,
+    },
+    Url {
+        authority: String,
+        path: String,
+        tls: Option<Arc<tls::Client>>,
+        timeout: Duration,
+    },
+}
+
+impl Source {
+    pub(super) fn new(spec: &Spec, clients: &tls::Clients) -> io::Result<Self> {
+        Ok(match &spec.location {
+            Location::File(path) => Self::File {
+                path: path.clone(),
+                thread: FileThread::start("jwks-file")?,
+            },
+            Location::Url {
+                authority,
+                path,
+                tls,
+            } => Self::Url {
+                authority: authority.clone(),
+                path: path.clone(),
+                tls: tls.as_ref().map(|settings| clients.get(settings)),
+                timeout: spec.advanced.timeout,
+            },
+        })
+    }
+
+    /// The text that is there now.
+    pub(super) async fn read(&mut self) -> Result<Bytes, String> {
+        match self {
+            Self::File { path, thread } => {
+                let named = path.clone();
+                let read = thread.look(move || read_file(&named)).await;
+                let read = read.map_err(|error| format!("cannot read `{path}`: {error}"))?;
+                read.map(Bytes::from)
+            }
+            Self::Url {
+                authority,
+                path,
+                tls,
+                timeout,
+            } => {
+                let settings = client::Settings::default();
+                let pool = Pool::with_tls(authority.clone(), settings, tls.clone());
+                fetch(&pool, path, *timeout).await
+            }
+        }
+    }
+}
+
+/// What a server answers now.
+async fn fetch(pool: &Arc<Pool>, path: &str, limit: Duration) -> Result<Bytes, String> {
     let answer = pool.get(path, None, MAX_BYTES);
-    let limit = spec.advanced.timeout;
     let answer = tokio::time::timeout(limit, answer).await;
     let answer = answer.map_err(|_| format!("no answer within {limit:?}"))?;
     let (status, body) = answer.map_err(|error| error.to_string())?;

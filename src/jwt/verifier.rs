@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use super::issuer_keys::{self, IssuerKeys, Spec};
+use super::issuer_keys::{IssuerKeys, Source, Spec};
 use super::key_set::KeySet;
-use super::location::Location;
 use super::metrics::Metrics;
 use super::rejection::Rejection;
 use super::ring_signatures;
 use super::settings::{Advanced, IssuerSettings, Settings};
 use super::verify::{Accepted, Unverified, read, verify};
 use crate::http::drain::Tasks;
-use crate::http::tls::{Client, Clients};
+use crate::http::tls::Clients;
 use crate::observe;
 use crate::observe::metrics::Registry;
 
@@ -43,13 +42,6 @@ impl Spec {
             advanced: advanced.clone(),
         })
     }
-
-    fn tls(&self, clients: &Clients) -> Option<Arc<Client>> {
-        match &self.location {
-            Location::Url { tls, .. } => tls.as_ref().map(|settings| clients.get(settings)),
-            Location::File(_) => None,
-        }
-    }
 }
 
 /// Looks once at the keys of each issuer: how many there are, or what is wrong.
@@ -61,7 +53,8 @@ pub async fn look_once(
     for issuer in &settings.issuers {
         let look = async {
             let spec = Spec::of(issuer, &settings.advanced)?;
-            let text = issuer_keys::read(&spec, spec.tls(clients)).await?;
+            let mut source = Source::new(&spec, clients).map_err(|error| error.to_string())?;
+            let text = source.read().await?;
             Ok(KeySet::parse(&text)?.len())
         };
         found.push((issuer.issuer.clone(), look.await));
@@ -104,7 +97,7 @@ impl Verifier {
             let spec = Spec::of(settings, &advanced)?;
             Ok(Issuer {
                 settings: settings.clone(),
-                keys: self.keys(spec),
+                keys: self.keys(spec)?,
             })
         });
         Ok(Arc::new(Self {
@@ -116,16 +109,16 @@ impl Verifier {
         }))
     }
 
-    fn keys(&self, spec: Spec) -> Arc<IssuerKeys> {
+    fn keys(&self, spec: Spec) -> Result<Arc<IssuerKeys>, String> {
         let running = self.issuers.iter().find(|issuer| issuer.keys.spec == spec);
         if let Some(running) = running {
-            return running.keys.clone();
+            return Ok(running.keys.clone());
         }
-        let tls = spec.tls(&self.clients);
+        let source = Source::new(&spec, &self.clients).map_err(|error| error.to_string())?;
         let keys = IssuerKeys::new(spec, self.metrics.clone());
-        let reading = IssuerKeys::read_for_ever(Arc::downgrade(&keys), tls);
+        let reading = IssuerKeys::read_for_ever(Arc::downgrade(&keys), source);
         self.tasks.spawn_until_stopped(reading);
-        keys
+        Ok(keys)
     }
 
     /// Whether any token can be accepted.

@@ -2,6 +2,7 @@
 
 mod diff;
 mod entries;
+mod hung_files;
 mod lasting;
 mod settings;
 

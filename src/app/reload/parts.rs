@@ -44,11 +44,16 @@ impl Parts {
         config: &Arc<Config>,
         thread: &OffloadThread,
     ) -> io::Result<()> {
-        let problems = self.tls.replace(config);
+        // The caller's thread accepts connections, and a file system may hang.
+        let (tls, next) = (self.tls.clone(), config.clone());
+        let reads = move || (tls.replace(&next), next.token_sources());
+        let read = thread.run(reads).await;
+        let (problems, sources) =
+            read.ok_or_else(|| io::Error::other("the read of files ended without a result"))?;
         if !problems.is_empty() {
             return Err(io::Error::other(format!("{problems:?}")));
         }
-        let sources = config.token_sources().map_err(io::Error::other)?;
+        let sources = sources.map_err(io::Error::other)?;
         let tokens = Arc::new(self.tokens.load().successor(sources)?);
         let running = self.api.load_full();
         let tenants = config.salted_tenants();

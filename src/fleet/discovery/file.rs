@@ -3,12 +3,16 @@
 //! The file is polled, not watched with inotify: polling also notices the symlink swap by which Kubernetes updates a
 //! mounted ConfigMap, and works on every file system.
 
-use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use parking_lot::Mutex;
 
 use super::Discovery;
 use crate::fleet::Member;
+use crate::http::file_thread::FileThread;
 use crate::observe;
 
 /// A list that was refused is parsed again after this time even if its file did not change: what it names, such as the
@@ -17,7 +21,7 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// A list that has changed is used once its files were quiet for this long: what writes them may do so in pieces, and the
 /// first piece of a list is a valid list, without the workers of the others. While they are not quiet the last list
-/// stays. The configuration's own file is read as late.
+/// stays. The configuration's own file waits as long.
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// Parses the file. The format belongs to the configuration.
@@ -43,14 +47,17 @@ pub struct File {
     name: String,
     path: PathBuf,
     interval: Duration,
-    parse: Parse,
-    /// What was read last, or why it could not be.
-    last: Option<Result<String, String>>,
-    /// Looks at the files that the last list names.
-    have_files_changed: Option<Box<dyn FnMut() -> bool + Send>>,
-    /// When the last list was refused, if it was.
-    refused: Option<Instant>,
+    /// One of its own: a file system that hangs must stop neither the caller nor other files.
+    thread: FileThread<Option<Listed>>,
+    has_looked: bool,
+    /// A list that differs from the one before, until its files are quiet.
+    changed: Option<Listed>,
+    /// Only the thread locks it, one look after the other.
+    watched: Arc<Mutex<Watched>>,
 }
+
+/// The members, or why there are none.
+type Listed = Result<Vec<Member>, String>;
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,11 +68,68 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub fn new(path: PathBuf, interval: Duration, parse: Parse) -> Self {
-        Self {
+    pub fn new(path: PathBuf, interval: Duration, parse: Parse) -> io::Result<Self> {
+        Ok(Self {
             name: format!("file:{}", path.display()),
-            path,
+            path: path.clone(),
             interval,
+            thread: FileThread::start("workers-file")?,
+            has_looked: false,
+            changed: None,
+            watched: Arc::new(Mutex::new(Watched::new(path, parse))),
+        })
+    }
+
+    /// `None` if nothing has changed. An error: that is not known, because the file system does not answer.
+    async fn look(&mut self) -> Result<Option<Listed>, String> {
+        let watched = self.watched.clone();
+        let look = move || watched.lock().look(observe::now());
+        let looked = self.thread.look(look).await;
+        looked.map_err(|error| format!("cannot read {}: {error}", self.path.display()))
+    }
+}
+
+impl Discovery for File {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn next(&mut self) -> Result<Vec<Member>, String> {
+        let is_first = !std::mem::replace(&mut self.has_looked, true);
+        if is_first && let Some(listed) = self.look().await? {
+            return listed;
+        }
+        loop {
+            let pause = match self.changed {
+                None => self.interval,
+                Some(_) => SETTLE,
+            };
+            tokio::time::sleep(pause).await;
+            let looked = self.look().await?;
+            match (self.changed.take(), looked) {
+                (Some(listed), None) => return listed,
+                (_, again) => self.changed = again,
+            }
+        }
+    }
+}
+
+/// The file, and what was seen of it last.
+struct Watched {
+    path: PathBuf,
+    parse: Parse,
+    /// What was read last, or why it could not be.
+    last: Option<Result<String, String>>,
+    /// Looks at the files that the last list names.
+    have_files_changed: Option<Box<dyn FnMut() -> bool + Send>>,
+    /// When the last list was refused, if it was.
+    refused: Option<Instant>,
+}
+
+impl Watched {
+    fn new(path: PathBuf, parse: Parse) -> Self {
+        Self {
+            path,
             parse,
             last: None,
             have_files_changed: None,
@@ -74,8 +138,7 @@ impl File {
     }
 
     /// Reads the file, and parses it if that may give something else than before.
-    fn look(&mut self, now: Instant) -> Option<Result<Vec<Member>, String>> {
-        // A few kilobytes every few seconds: a blocking read is cheaper than another thread.
+    fn look(&mut self, now: Instant) -> Option<Listed> {
         let read = std::fs::read_to_string(&self.path)
             .map_err(|error| format!("cannot read {}: {error}", self.path.display()));
         let is_same = self.last.as_ref() == Some(&read);
@@ -101,35 +164,9 @@ impl File {
     }
 }
 
-impl Discovery for File {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    async fn next(&mut self) -> Result<Vec<Member>, String> {
-        if self.last.is_none()
-            && let Some(listed) = self.look(observe::now())
-        {
-            return listed;
-        }
-        let mut changed = None;
-        loop {
-            let pause = match changed {
-                None => self.interval,
-                Some(_) => SETTLE,
-            };
-            tokio::time::sleep(pause).await;
-            match (changed.take(), self.look(observe::now())) {
-                (Some(listed), None) => return listed,
-                (_, again) => changed = again,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::io::Write as _;
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -153,7 +190,7 @@ mod tests {
                 names => Ok(names.split_whitespace().map(member).collect()),
             })
         });
-        let mut file = File::new(path.clone(), Duration::from_millis(5), parse);
+        let mut file = File::new(path.clone(), Duration::from_millis(5), parse).unwrap();
         assert!(file.next().await.unwrap_err().contains("cannot read"));
         std::fs::write(&path, "a b").unwrap();
         assert_eq!(file.next().await.unwrap(), [member("a"), member("b")]);
@@ -181,7 +218,7 @@ mod tests {
                 list(Ok(text.split_whitespace().map(member).collect()))
             })
         };
-        let mut file = File::new(path.clone(), Duration::from_millis(5), parse);
+        let mut file = File::new(path.clone(), Duration::from_millis(5), parse).unwrap();
         assert_eq!(file.next().await.unwrap(), [member("a"), member("b")]);
         std::fs::write(&path, "a").unwrap();
         assert_eq!(file.next().await.unwrap(), [member("a"), member("b")]);
@@ -204,7 +241,7 @@ mod tests {
                 list(members.ok_or_else(|| "no key".to_owned()))
             })
         };
-        let mut file = File::new(path, Duration::from_secs(2), parse);
+        let mut file = Watched::new(path, parse);
         let now = observe::now();
         assert_eq!(file.look(now), Some(Err("no key".to_owned())));
         is_key_there.store(true, Relaxed);
@@ -233,7 +270,7 @@ mod tests {
                 }
             })
         };
-        let mut file = File::new(path, Duration::from_secs(2), parse);
+        let mut file = Watched::new(path, parse);
         let now = observe::now();
         let listed: Option<Result<Vec<Member>, String>> = Some(Ok(vec![member("a")]));
         assert_eq!(file.look(now), listed);
@@ -241,5 +278,31 @@ mod tests {
         has_changed.store(true, Relaxed);
         assert_eq!(file.look(now), listed);
         assert_eq!(file.look(now), None);
+    }
+
+    /// A pipe that nobody has opened to write hangs each who opens it to read, as a file on a lost server does.
+    #[tokio::test]
+    async fn a_file_that_hangs_is_an_error_and_its_list_comes_once_it_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let parse: Parse = Box::new(|text: &str| list(Ok(vec![member(text)])));
+        let mut file = File::new(path.clone(), Duration::from_millis(5), parse).unwrap();
+        file.thread = file.thread.with_patience(Duration::from_millis(20));
+        for _ in 0..2 {
+            let error = file.next().await.unwrap_err();
+            assert!(error.ends_with("has not answered for 20ms"), "{error}");
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+        // It opens at once, because the look has it open. What is read next is a file.
+        let mut pipe = std::fs::File::options().write(true).open(&path).unwrap();
+        let new = folder.path().join("new");
+        std::fs::write(&new, "b").unwrap();
+        std::fs::rename(new, &path).unwrap();
+        pipe.write_all(b"a").unwrap();
+        drop(pipe);
+        file.thread = file.thread.with_patience(Duration::from_secs(60));
+        assert_eq!(file.next().await.unwrap(), [member("b")]);
     }
 }

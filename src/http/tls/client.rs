@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::SystemTime;
 
@@ -18,6 +19,7 @@ use super::contents::{Contents, Seen, one_line};
 use super::metrics::Metrics;
 use super::settings::ClientSettings;
 use super::socket::Socket;
+use crate::http::file_thread::LookError;
 use crate::observe;
 
 /// As metrics name it.
@@ -36,7 +38,10 @@ pub struct Client {
     settings: ClientSettings,
     /// What is wrong with the files, if they cannot be used. They are looked at again.
     current: ArcSwap<Result<Built, String>>,
+    /// Locked while the files are looked at, which nobody else does.
     seen: Mutex<Seen>,
+    /// Whether the last look at the files hangs.
+    hangs: AtomicBool,
 }
 
 /// The protocol of a connection.
@@ -52,19 +57,27 @@ impl Clients {
         let _ = self.metrics.set(metrics);
     }
 
-    /// TLS with these settings.
-    pub fn get(&self, settings: &ClientSettings) -> Arc<Client> {
-        let mut known = self.known.lock();
-        if let Some(client) = known.get(settings).and_then(Weak::upgrade) {
-            return client;
-        }
-        let client = Arc::new(Client::new(settings, observe::wall_clock()));
-        known.insert(settings.clone(), Arc::downgrade(&client));
-        client
+    pub(super) fn metrics(&self) -> Option<&Metrics> {
+        self.metrics.get()
     }
 
-    /// Looks at the files, and uses what they contain if that has changed or could not be used before.
-    pub(super) fn look(&self, now: SystemTime) {
+    /// TLS with these settings. Reads their files if nobody uses these settings yet.
+    pub fn get(&self, settings: &ClientSettings) -> Arc<Client> {
+        if let Some(client) = self.known.lock().get(settings).and_then(Weak::upgrade) {
+            return client;
+        }
+        // Without the lock: files that hang must not stop those who need others.
+        let client = Arc::new(Client::new(settings, observe::wall_clock()));
+        let mut known = self.known.lock();
+        let first = known.get(settings).and_then(Weak::upgrade);
+        first.unwrap_or_else(|| {
+            known.insert(settings.clone(), Arc::downgrade(&client));
+            client
+        })
+    }
+
+    /// The settings that are in use. Forgets others.
+    pub(super) fn used(&self) -> Vec<Arc<Client>> {
         let mut used = Vec::new();
         self.known.lock().retain(|settings, client| {
             let client = client.upgrade();
@@ -75,9 +88,7 @@ impl Clients {
             }
             is_used
         });
-        for client in used {
-            client.look(now, self.metrics.get());
-        }
+        used
     }
 }
 
@@ -96,13 +107,26 @@ impl Client {
             settings: settings.clone(),
             current: ArcSwap::from_pointee(current),
             seen: Mutex::new(seen),
+            hangs: AtomicBool::new(false),
         }
     }
 
-    fn look(&self, now: SystemTime, metrics: Option<&Metrics>) {
+    /// Looks at the files, and uses what they contain if that has changed or could not be used before. One look after
+    /// the other.
+    pub(super) fn look(&self, now: SystemTime, metrics: Option<&Metrics>) {
         let file = self.settings.file();
         let build = |contents: &Contents| build(&self.settings, contents, now);
-        let built = self.seen.lock().rebuild(&self.settings.files(), build);
+        let (built, is_usable) = {
+            let mut seen = self.seen.lock();
+            let built = seen.rebuild(&self.settings.files(), build);
+            (built, seen.is_usable())
+        };
+        if self.hangs.swap(false, Ordering::Relaxed) {
+            if let Some(metrics) = metrics {
+                metrics.is_current(USE, file, is_usable);
+            }
+            info!(file, "TLS files of workers can be looked at again");
+        }
         if let Some(built) = built {
             if let Some(metrics) = metrics {
                 metrics.reloaded(USE, file, built.is_ok());
@@ -133,6 +157,18 @@ impl Client {
         {
             metrics.in_use(USE, file, not_after);
         }
+    }
+
+    /// The files hang.
+    pub(super) fn on_hang(&self, metrics: Option<&Metrics>, error: LookError) {
+        if self.hangs.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let file = self.settings.file();
+        if let Some(metrics) = metrics {
+            metrics.reloaded(USE, file, false);
+        }
+        warn!(file, %error, "TLS files of workers cannot be looked at; keeping the ones before");
     }
 
     /// Shakes hands with the worker at `host`, a name or an address.

@@ -120,7 +120,7 @@ impl Stamp {
 }
 
 /// What was seen of the files last.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Seen {
     stamps: Vec<Option<Stamp>>,
     digest: [u8; 32],
@@ -140,6 +140,11 @@ impl Seen {
             problem: None,
         };
         (seen, contents)
+    }
+
+    /// Whether what they contain is in use.
+    pub(super) fn is_usable(&self) -> bool {
+        self.problem.is_none()
     }
 
     /// Notes that nothing could be built from what the files contain.

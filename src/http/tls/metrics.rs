@@ -21,10 +21,11 @@ metric_table! {
             "When the certificate that is in use expires, or the first of its chain, in seconds since 1970. By use (api, admin, \
              peers, or workers for the client certificates of connections to workers) and file.",
         reloads: counters "warmroute_tls_certificate_reloads_total" ["use", "outcome"]
-            "Times that changed TLS files were read, by outcome: ok, failed (the ones before stay in use).",
+            "Times that changed TLS files were read, by outcome: ok, failed (the ones before stay in use); files whose file system \
+             hangs fail once.",
         is_current: gauges "warmroute_tls_certificate_last_reload_successful" ["use", "file"]
-            "1 if the TLS files are in use as they are now, 0 if what they contain cannot be used, so that what they contained \
-             before stays in use.",
+            "1 if the TLS files are in use as they are now, 0 if what they contain cannot be used or read, so that what they \
+             contained before stays in use.",
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
@@ -23,6 +24,7 @@ use super::peer_config;
 use super::server_config::Built;
 use super::settings::ServerSettings;
 use super::socket::{Early, Socket};
+use crate::http::file_thread::LookError;
 use crate::observe;
 use crate::observe::metrics::{Counted, words};
 
@@ -55,8 +57,10 @@ impl Listener {
 pub struct Server {
     listener: Listener,
     current: ArcSwap<Current>,
-    /// Also keeps two replacements apart.
+    /// Also keeps apart what a look and a reload replace. Not locked while files are read, which may hang.
     seen: Mutex<Seen>,
+    /// Whether the last look at the files that are in use hangs.
+    hangs: AtomicBool,
     handshakes: Handshakes,
     max_connections: usize,
     running: IntGauge,
@@ -92,6 +96,7 @@ impl Server {
             listener,
             current: ArcSwap::from_pointee(current),
             seen: Mutex::new(seen),
+            hangs: AtomicBool::new(false),
             handshakes: Handshakes::default(),
             max_connections: max_connections as usize,
             running: metrics.running(listener.as_str()),
@@ -102,30 +107,54 @@ impl Server {
     /// Uses other settings for connections from now on. If they cannot be used, nothing changes, and the keys that are
     /// wrong are returned with a message each.
     pub fn replace(&self, settings: &ServerSettings) -> Result<(), Vec<(String, String)>> {
-        let mut seen = self.seen.lock();
         let (now_seen, contents) = Seen::first(&settings.files());
         let built = Current::build(self.listener, settings, &contents, observe::wall_clock())?;
+        let mut seen = self.seen.lock();
         let before = self.current.load();
         if before.settings.file() != settings.file() {
             self.metrics.forget(self.name(), before.settings.file());
         }
         *seen = now_seen;
+        self.hangs.store(false, Ordering::Relaxed);
         self.swap(built);
         Ok(())
     }
 
+    /// What new connections are served with.
+    pub(super) fn settings(&self) -> ServerSettings {
+        self.current.load().settings.clone()
+    }
+
     /// Looks at the files, and uses what they contain if that has changed or could not be used before.
     pub(super) fn look(&self, now: SystemTime) {
-        let mut seen = self.seen.lock();
-        let settings = self.current.load().settings.clone();
+        let (mut seen, before) = {
+            let seen = self.seen.lock();
+            (seen.clone(), self.current.load_full())
+        };
+        let settings = &before.settings;
+        // Without the lock: files that hang must not keep a reload waiting that names others.
         let built = seen.rebuild(&settings.files(), |contents| {
-            let built = Current::build(self.listener, &settings, contents, now);
+            let built = Current::build(self.listener, settings, contents, now);
             built.map_err(|found| one_line(&found))
         });
+        let mut last = self.seen.lock();
+        if !Arc::ptr_eq(&before, &self.current.load_full()) {
+            // A reload has replaced them meanwhile.
+            return;
+        }
+        let is_usable = seen.is_usable();
+        *last = seen;
+        let file = settings.file();
+        if self.hangs.swap(false, Ordering::Relaxed) {
+            self.metrics.is_current(self.name(), file, is_usable);
+            info!(
+                listener = self.name(),
+                file, "TLS files can be looked at again"
+            );
+        }
         let Some(built) = built else {
             return;
         };
-        let file = settings.file();
         self.metrics.reloaded(self.name(), file, built.is_ok());
         match built {
             Ok(built) => {
@@ -137,6 +166,19 @@ impl Server {
                 listener = self.name(),
                 reason, "TLS files have changed and cannot be used; keeping the ones before"
             ),
+        }
+    }
+
+    /// The files of these settings hang.
+    pub(super) fn on_hang(&self, settings: &ServerSettings, error: LookError) {
+        let _last = self.seen.lock();
+        if self.current.load().settings == *settings && !self.hangs.swap(true, Ordering::Relaxed) {
+            let file = settings.file();
+            self.metrics.reloaded(self.name(), file, false);
+            warn!(
+                listener = self.name(),
+                file, %error, "TLS files cannot be looked at; keeping the ones before"
+            );
         }
     }
 
