@@ -198,6 +198,7 @@ impl App {
         admin_tasks.spawn(relay.aborts().clone().run(admin_tasks.stopped()));
         tasks.spawn_until_stopped(relay.hindsight().clone().run());
         tls.watch(&fleet, &tasks)?;
+        fleet.tls().keep(tls::clients(config, fleet.tls()));
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
         let connector = pairing

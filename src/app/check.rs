@@ -158,7 +158,7 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
         match entry {
             DiscoveryEntry::Static(_) => {}
             DiscoveryEntry::File(listed) => {
-                let mut file = discoveries::file(listed, has_roles)?;
+                let mut file = discoveries::file(listed, has_roles, fleet.tls())?;
                 let listed = file.next().await;
                 take(file.name(), listed);
             }

@@ -22,6 +22,7 @@ use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
+use crate::http::tls;
 use crate::observe;
 
 pub(super) fn dns(listed: &DnsWorkers) -> Dns {
@@ -29,19 +30,27 @@ pub(super) fn dns(listed: &DnsWorkers) -> Dns {
     Dns::new(&listed.name, listed.port, workers)
 }
 
-pub(super) fn file(listed: &WorkersFile, has_roles: bool) -> io::Result<File> {
+/// `known`: where the TLS of its workers is made.
+pub(super) fn file(
+    listed: &WorkersFile,
+    has_roles: bool,
+    known: &Arc<tls::Clients>,
+) -> io::Result<File> {
     let WorkersFile {
         path,
         interval,
         defaults,
     } = listed.clone();
-    let name = path.clone();
+    let (name, known) = (path.clone(), known.clone());
     let parse = move |text: &str| {
         let ParsedWorkers {
             members,
             mut secret_files,
         } = parse_workers(&name, text, &defaults, has_roles);
+        let of_members = members.iter().flatten();
+        let tls = of_members.filter_map(|member| member.tls.as_ref());
         ParsedList {
+            tls: tls.map(|settings| known.get(settings)).collect(),
             members,
             have_files_changed: Box::new(move || secret_files.have_changed()),
         }
@@ -192,7 +201,8 @@ impl FollowedDiscoveries {
         Ok(match entry {
             DiscoveryEntry::Static(_) => None,
             DiscoveryEntry::File(listed) => {
-                let discovery = file(listed, config.prefill_decode.connector.is_some())?;
+                let has_roles = config.prefill_decode.connector.is_some();
+                let discovery = file(listed, has_roles, self.fleet.tls())?;
                 Some(self.spawn(config, entry, discovery))
             }
             DiscoveryEntry::Dns(listed) => Some(self.spawn(config, entry, dns(listed))),

@@ -23,6 +23,15 @@ pub struct Listeners {
 /// What is wrong with a listener's TLS: the path of the key, and a message.
 pub type Problem = (String, String);
 
+/// TLS of all connections that the router may open. Reads the files of settings that are new.
+pub(super) fn clients(config: &Config, known: &tls::Clients) -> Vec<Arc<tls::Client>> {
+    let settings = config.client_tls();
+    settings
+        .iter()
+        .map(|settings| known.get(settings))
+        .collect()
+}
+
 impl Listeners {
     /// `admin_connections` is the maximum of the admin listener's connections.
     pub(super) fn new(

@@ -1,5 +1,6 @@
 //! The keys of the configuration, with their defaults; each part has its own settings.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -229,6 +230,23 @@ impl Config {
             workers.map(|worker| worker.member(&list.defaults))
         });
         short.chain(listed).filter_map(Result::ok).collect()
+    }
+
+    /// TLS of the connections that the router may open: to workers, also to those that `discovery` finds later, to
+    /// endpoints of webhooks and to issuers of tokens.
+    pub fn client_tls(&self) -> BTreeSet<tls::ClientSettings> {
+        let is_https = |url: &str| url.starts_with("https://");
+        let listed = self.members().into_iter().filter_map(|member| member.tls);
+        let entries = self.discovery.iter();
+        let found = entries.filter_map(|entry| entry.defaults().tls.clone());
+        let endpoints = self.webhooks.endpoints.iter();
+        let endpoints = endpoints.filter(|endpoint| is_https(&endpoint.url));
+        let issuers = self.jwt.iter().flat_map(|jwt| &jwt.issuers);
+        let issuers = issuers.filter(|issuer| is_https(&issuer.jwks));
+        let endpoints = endpoints.map(|endpoint| endpoint.tls.clone().unwrap_or_default());
+        let issuers = issuers.map(|issuer| issuer.tls.clone().unwrap_or_default());
+        let workers = listed.chain(found);
+        workers.chain(endpoints).chain(issuers).collect()
     }
 
     /// What the registry of workers is built with.

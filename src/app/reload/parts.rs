@@ -10,7 +10,7 @@ use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::app::discoveries::FollowedDiscoveries;
 use crate::app::tenants;
-use crate::app::tls::Listeners;
+use crate::app::tls::{self, Listeners};
 use crate::app::traces;
 use crate::batches::Batches;
 use crate::config::Config;
@@ -45,10 +45,14 @@ impl Parts {
         thread: &OffloadThread,
     ) -> io::Result<()> {
         // The caller's thread accepts connections, and a file system may hang.
-        let (tls, next) = (self.tls.clone(), config.clone());
-        let reads = move || (tls.replace(&next), next.token_sources());
+        let (listeners, next) = (self.tls.clone(), config.clone());
+        let known = self.fleet.tls().clone();
+        let reads = move || {
+            let problems = listeners.replace(&next);
+            (problems, next.token_sources(), tls::clients(&next, &known))
+        };
         let read = thread.run(reads).await;
-        let (problems, sources) =
+        let (problems, sources, clients) =
             read.ok_or_else(|| io::Error::other("the read of files ended without a result"))?;
         if !problems.is_empty() {
             return Err(io::Error::other(format!("{problems:?}")));
@@ -76,6 +80,7 @@ impl Parts {
         let api = running.successor(settings, callers, responses.clone(), relay.clone());
         self.fleet.set_settings(config.registry_settings());
         self.discoveries.replace(config, thread).await;
+        self.fleet.tls().keep(clients);
         self.api.store(api);
         self.tokens.store(tokens);
         self.dry_run

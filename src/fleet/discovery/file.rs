@@ -13,14 +13,15 @@ use parking_lot::Mutex;
 use super::Discovery;
 use crate::fleet::Member;
 use crate::http::file_thread::FileThread;
+use crate::http::tls;
 use crate::observe;
 
 /// A list that was refused is parsed again after this time even if its file did not change: what it names, such as the
 /// file of a key, may be there now. The configuration's own file is read again as often.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// A list that has changed is used once its files were quiet for this long: what writes them may do so in pieces, and the
-/// first piece of a list is a valid list, without the workers of the others. While they are not quiet the last list
+/// A list that has changed is used once its files were quiet for this long: what writes them may do so in pieces, and
+/// the first piece of a list is a valid list, without the workers of the others. While they are not quiet the last list
 /// stays. The configuration's own file waits as long.
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -30,6 +31,8 @@ pub type Parse = Box<dyn Fn(&str) -> ParsedList + Send + Sync>;
 /// What a file lists.
 pub struct ParsedList {
     pub members: Result<Vec<Member>, String>,
+    /// TLS of the members, whose files are read with the list: who uses the list must read none.
+    pub tls: Vec<Arc<tls::Client>>,
     /// Whether a file that the list names, such as that of a key, has changed since it was read or since the last call.
     pub have_files_changed: Box<dyn FnMut() -> bool + Send>,
 }
@@ -122,6 +125,8 @@ struct Watched {
     last: Option<Result<String, String>>,
     /// Looks at the files that the last list names.
     have_files_changed: Option<Box<dyn FnMut() -> bool + Send>>,
+    /// TLS of the last list's members, which keeps it known.
+    _tls: Vec<Arc<tls::Client>>,
     /// When the last list was refused, if it was.
     refused: Option<Instant>,
 }
@@ -133,6 +138,7 @@ impl Watched {
             parse,
             last: None,
             have_files_changed: None,
+            _tls: Vec::new(),
             refused: None,
         }
     }
@@ -150,6 +156,7 @@ impl Watched {
         Some(read.and_then(|text| {
             let list = (self.parse)(&text);
             self.have_files_changed = Some(list.have_files_changed);
+            self._tls = list.tls;
             self.refused = list.members.is_err().then_some(now);
             list.members
         }))
@@ -176,6 +183,7 @@ mod tests {
     fn list(members: Result<Vec<Member>, String>) -> ParsedList {
         ParsedList {
             members,
+            tls: Vec::new(),
             have_files_changed: Box::new(|| false),
         }
     }
@@ -266,6 +274,7 @@ mod tests {
                 let has_changed = has_changed.clone();
                 ParsedList {
                     members: Ok(vec![member(text)]),
+                    tls: Vec::new(),
                     have_files_changed: Box::new(move || has_changed.swap(false, Relaxed)),
                 }
             })

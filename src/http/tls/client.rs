@@ -29,6 +29,8 @@ const USE: &str = "workers";
 #[derive(Debug, Default)]
 pub struct Clients {
     known: Mutex<BTreeMap<ClientSettings, Weak<Client>>>,
+    /// See [`Clients::keep`].
+    kept: Mutex<Vec<Arc<Client>>>,
     metrics: OnceLock<Metrics>,
 }
 
@@ -74,6 +76,12 @@ impl Clients {
             known.insert(settings.clone(), Arc::downgrade(&client));
             client
         })
+    }
+
+    /// Keeps these until others are kept. Who needs them then reads no files, which may hang: not even for the first
+    /// worker that a name has after a time without any.
+    pub fn keep(&self, clients: Vec<Arc<Client>>) {
+        *self.kept.lock() = clients;
     }
 
     /// The settings that are in use. Forgets others.
@@ -297,6 +305,22 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
+
+    #[test]
+    fn what_is_kept_is_not_read_again() {
+        let clients = Clients::default();
+        let settings = ClientSettings {
+            ca: "/no/such/file".to_owned(),
+            ..ClientSettings::default()
+        };
+        let first = Arc::downgrade(&clients.get(&settings));
+        assert!(first.upgrade().is_none());
+        clients.keep(vec![clients.get(&settings)]);
+        let kept = Arc::downgrade(&clients.get(&settings));
+        assert!(kept.upgrade().is_some());
+        clients.keep(Vec::new());
+        assert!(kept.upgrade().is_none());
+    }
 
     #[test]
     fn a_certificate_that_was_not_valid_at_first_is_used_once_it_is() {
