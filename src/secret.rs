@@ -69,6 +69,11 @@ impl Secret {
         self.text.is_empty()
     }
 
+    /// Whether it was read from a file.
+    pub(crate) fn is_of_file(&self) -> bool {
+        !self.file.is_empty()
+    }
+
     /// The secret that its file has now. The same one if that cannot be read.
     pub(crate) fn read_again(&self) -> Self {
         let content = match self.file.as_str() {

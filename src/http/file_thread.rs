@@ -1,5 +1,5 @@
-//! Looks at files whose file system may hang: one on a network whose server is gone answers neither a read nor a `stat`,
-//! for minutes or for ever, and neither returns before.
+//! Looks at files whose file system may hang: one on a network whose server is gone answers neither a read nor a
+//! `stat`, for minutes or for ever, and who asks it waits for as long.
 
 use std::io;
 use std::time::Duration;

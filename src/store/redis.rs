@@ -27,6 +27,7 @@ mod notices;
 mod outbox;
 mod owners;
 mod packed;
+mod password_files;
 mod replica_wait;
 mod reply;
 mod request;

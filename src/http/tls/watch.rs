@@ -40,8 +40,8 @@ struct Watch {
     clients: Arc<Clients>,
     /// Looks at all files that do not hang. `None` after one did: the next look needs another one.
     thread: Option<FileThread<()>>,
-    /// What hangs, each with the thread that hangs with it. There are as many as settings whose files hang; those that a
-    /// reload has replaced count until their files answer.
+    /// What hangs, each with the thread that hangs with it. There are as many as settings whose files hang; what a
+    /// reload has replaced counts until its files answer.
     hanging: Vec<(Target, FileThread<()>)>,
 }
 

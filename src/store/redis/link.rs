@@ -251,8 +251,8 @@ impl Link {
     pub(super) fn renew(self: &Arc<Self>, index: usize, connection: &Connection) {
         let (slot, number) = (&self.slots[index], connection.number);
         let replaced = connection.passwords_replaced;
-        let is_outdated = self.target.has_new_password(replaced, observe::now());
-        if !is_outdated || !slot.state.lock().is_up(number) {
+        let is_due = self.target.is_password_due(observe::now());
+        if !is_due || !slot.state.lock().is_up(number) {
             return;
         }
         if slot.is_renewing.swap(true, AcqRel) {
@@ -260,29 +260,35 @@ impl Link {
         }
         let (link, before) = (self.clone(), connection.wire.clone());
         let renew = async move {
-            let mut renewed = link.open(index).await;
-            let wire = renewed.as_ref().ok().map(|renewed| renewed.wire.clone());
-            if let Some(wire) = wire
-                && !link.reaches_as_many(wire, before).await
-            {
-                renewed = Err("it does not reach all nodes that the one before reaches".into());
+            if link.target.has_new_password(replaced).await {
+                link.replace(index, number, before).await;
             }
-            let slot = &link.slots[index];
-            match renewed {
-                Ok(connection) => {
-                    let mut state = slot.state.lock();
-                    if state.is_up(number) {
-                        *state = State::Up(connection);
-                    }
-                }
-                Err(reason) => {
-                    debug!(%reason, "no connection to Redis with the new password; the one before stays");
-                }
-            }
-            slot.is_renewing.store(false, Release);
+            link.slots[index].is_renewing.store(false, Release);
         };
         // Bounded by its deadlines, and by the runtime's end.
         drop(tokio::runtime::Handle::current().spawn(renew));
+    }
+
+    /// Opens a connection in the place of the one with this number, which stays if that reaches fewer nodes.
+    async fn replace(&self, index: usize, number: u64, before: Wire) {
+        let mut renewed = self.open(index).await;
+        let wire = renewed.as_ref().ok().map(|renewed| renewed.wire.clone());
+        if let Some(wire) = wire
+            && !self.reaches_as_many(wire, before).await
+        {
+            renewed = Err("it does not reach all nodes that the one before reaches".into());
+        }
+        match renewed {
+            Ok(connection) => {
+                let mut state = self.slots[index].state.lock();
+                if state.is_up(number) {
+                    *state = State::Up(connection);
+                }
+            }
+            Err(reason) => {
+                debug!(%reason, "no connection to Redis with the new password; the one before stays");
+            }
+        }
     }
 
     /// Whether one connection to a cluster reaches each node of the probes that another one reaches.

@@ -235,6 +235,11 @@ impl Settings {
         problems
     }
 
+    /// Whether a password is in a file, and may be replaced there.
+    pub(super) fn has_password_files(&self) -> bool {
+        self.password.is_of_file() || self.sentinel_password.is_of_file()
+    }
+
     /// With the passwords that their files have now.
     pub(super) fn read_again(&self) -> Self {
         Self {

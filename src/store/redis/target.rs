@@ -21,6 +21,7 @@ use redis::{
 use socket2::TcpKeepalive;
 use tracing::{info, warn};
 
+use super::password_files::PasswordFiles;
 use super::settings::{Mode, Settings, address};
 use crate::observe;
 
@@ -40,6 +41,9 @@ const MOVED_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_m
 
 /// How often passwords' files are read at most because operations fail: all that wait for a lost node fail at once.
 const PASSWORD_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Passwords' files have this part of a connection's time to answer. Then the last passwords are used, and have the rest.
+const PASSWORD_PATIENCE_DIVISOR: u32 = 4;
 
 /// Write buffer of a connection: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
@@ -69,7 +73,9 @@ async fn redirected<F: Future<Output = RedisResult<Value>>>(
 pub(super) struct Target {
     mode: Mode,
     /// Replaced when a password's file has another one.
-    current: Mutex<Current>,
+    current: Arc<Mutex<Current>>,
+    /// `None` if no password is in a file.
+    passwords: Option<PasswordFiles>,
     timeout: Duration,
 }
 
@@ -80,6 +86,27 @@ struct Current {
     replaced: u64,
     /// When the passwords' files may be read again because an operation failed.
     check_at: Instant,
+}
+
+impl Current {
+    /// Reads the passwords' files. One such call runs at a time, and none has the lock while it reads.
+    fn read_again(current: &Mutex<Self>) {
+        let before = current.lock().settings.clone();
+        let settings = before.read_again();
+        if settings == before {
+            return;
+        }
+        match Kind::new(&settings) {
+            Ok(kind) => {
+                info!("a password of Redis was replaced in its file");
+                let mut current = current.lock();
+                current.settings = settings;
+                current.kind = Arc::new(kind);
+                current.replaced += 1;
+            }
+            Err(error) => warn!(error, "cannot take up a password of Redis"),
+        }
+    }
 }
 
 enum Kind {
@@ -222,14 +249,20 @@ impl Kind {
 impl Target {
     /// Reads the certificates. Does not connect.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
+        let patience = settings.advanced.connect_timeout / PASSWORD_PATIENCE_DIVISOR;
+        let has_files = settings.has_password_files();
+        let passwords = has_files.then(|| PasswordFiles::new(patience));
+        let passwords = passwords.transpose().map_err(|error| error.to_string())?;
+        let current = Current {
+            settings: settings.clone(),
+            kind: Arc::new(Kind::new(settings)?),
+            replaced: 0,
+            check_at: observe::now(),
+        };
         Ok(Self {
             mode: settings.mode,
-            current: Mutex::new(Current {
-                settings: settings.clone(),
-                kind: Arc::new(Kind::new(settings)?),
-                replaced: 0,
-                check_at: observe::now(),
-            }),
+            current: Arc::new(Mutex::new(current)),
+            passwords,
             timeout: settings.advanced.connect_timeout,
         })
     }
@@ -242,32 +275,35 @@ impl Target {
         }
     }
 
-    /// Whether a password's file has another one than a connection was opened with, after so many replacements. False
-    /// if it was looked at lately.
-    pub(super) fn has_new_password(&self, replaced: u64, now: Instant) -> bool {
+    /// Whether it is time to look whether a password's file has another one. False if no password is in a file, or if
+    /// that was asked lately.
+    pub(super) fn is_password_due(&self, now: Instant) -> bool {
         let mut current = self.current.lock();
-        if now < current.check_at {
-            return false;
+        let is_due = self.passwords.is_some() && now >= current.check_at;
+        if is_due {
+            current.check_at = now + PASSWORD_CHECK_INTERVAL;
         }
-        current.check_at = now + PASSWORD_CHECK_INTERVAL;
-        current.replaced != replaced || current.settings.read_again() != current.settings
+        is_due
+    }
+
+    /// Whether a password's file has another one than a connection was opened with, after so many replacements.
+    pub(super) async fn has_new_password(&self, replaced: u64) -> bool {
+        self.read_passwords().await;
+        self.current.lock().replaced != replaced
+    }
+
+    /// Takes the passwords up that their files have now, if these can be read.
+    async fn read_passwords(&self) {
+        if let Some(files) = &self.passwords {
+            let current = self.current.clone();
+            files.look(move || Current::read_again(&current)).await;
+        }
     }
 
     /// With the passwords that their files have now: a connection is opened seldom, and passwords are rotated.
-    fn current(&self) -> (Arc<Kind>, u64) {
-        let mut current = self.current.lock();
-        let settings = current.settings.read_again();
-        if settings != current.settings {
-            match Kind::new(&settings) {
-                Ok(kind) => {
-                    info!("a password of Redis was replaced in its file");
-                    current.settings = settings;
-                    current.kind = Arc::new(kind);
-                    current.replaced += 1;
-                }
-                Err(error) => warn!(error, "cannot take up a password of Redis"),
-            }
-        }
+    async fn current(&self) -> (Arc<Kind>, u64) {
+        self.read_passwords().await;
+        let current = self.current.lock();
         (current.kind.clone(), current.replaced)
     }
 
@@ -280,7 +316,7 @@ impl Target {
             .set_write_backpressure_boundary(WRITE_BYTES)
             // Each operation has a deadline of its own.
             .set_response_timeout(None);
-        let (kind, replaced) = self.current();
+        let (kind, replaced) = self.current().await;
         let wire = match &*kind {
             Kind::Standalone(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config);

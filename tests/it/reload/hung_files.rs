@@ -1,5 +1,5 @@
-//! Files whose file system hangs, as one on a network does when its server is gone. A pipe that nobody opens to write does
-//! so, too: who opens it to read waits.
+//! Files whose file system hangs, as one on a network does when its server is gone. A pipe that nobody opens to write
+//! does so, too: who opens it to read waits.
 
 use std::path::Path;
 use std::process::Command;

@@ -1846,6 +1846,35 @@ async fn a_password_that_is_replaced_in_its_file_is_taken_up() {
     check_rotated(&[&server], 1, None, "").await;
 }
 
+/// A pipe that nobody opens to write hangs who opens it to read, as a file on a lost file server does.
+#[tokio::test]
+async fn a_password_file_that_hangs_leaves_the_last_password_in_use() {
+    let server = Server::start().await;
+    let_in(&server, "old");
+    let folder = tempfile::tempdir().unwrap();
+    let (file, pipe) = (folder.path().join("password"), folder.path().join("pipe"));
+    std::fs::write(&file, "old\n").unwrap();
+    let text = format!(
+        "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n",
+        server.url(),
+        file.display(),
+    );
+    let config = Config::parse("c", &text).unwrap();
+    let settings = config.responses.store.redis.unwrap();
+    let store = open(&settings, &keep());
+    store.admit().await.unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    std::fs::rename(&pipe, &file).unwrap();
+    for _ in 0..2 {
+        server.cli(&["client", "kill", "user", "router"]);
+        eventually("it is connected again", async || {
+            matches!(store.get(new_key()).await, Ok(None))
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn passwords_of_sentinels_and_of_their_master_are_taken_up_from_their_files() {
     let master = Server::start().await;
