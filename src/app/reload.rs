@@ -9,6 +9,7 @@ mod status;
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
 pub(super) use self::parts::Parts;
@@ -33,6 +35,12 @@ const MAX_WAITING: usize = 16;
 /// A file is read once it was quiet for this long: an editor may write it in pieces, and the first piece of a list of
 /// workers is a valid list.
 const SETTLE: Duration = Duration::from_millis(100);
+
+/// A look at the files that takes longer is logged: a few kilobytes take milliseconds, unless their file system hangs.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A check of the file that takes longer is logged, too. It may load the tokenizers of many models.
+const CHECK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Changes that one log line shows.
 const MAX_LOGGED: usize = 10;
@@ -196,11 +204,11 @@ impl Reloader {
 
     async fn look(&mut self) -> bool {
         let mut files = std::mem::take(&mut self.files);
-        let looked = self.thread.run(move || {
+        let look = move || {
             let has_changed = files.have_changed();
             (files, has_changed)
-        });
-        match looked.await {
+        };
+        match read(&self.thread, LOOK_PATIENCE, look).await {
             Some((files, has_changed)) => {
                 self.files = files;
                 has_changed
@@ -226,13 +234,13 @@ impl Reloader {
 
     async fn reload_file(&mut self, path: PathBuf) -> Outcome {
         let running = self.running.clone();
-        let prepared = self.thread.run(move || {
+        let check = move || {
             let name = path.display().to_string();
             let text = std::fs::read(&path)
                 .map_err(|error| Refused::Invalid(unreadable(&name, &error)))?;
             running.successor(&text)
-        });
-        let (config, changes) = match prepared.await {
+        };
+        let (config, changes) = match read(&self.thread, CHECK_PATIENCE, check).await {
             Some(Ok(prepared)) => prepared,
             Some(Err(refused)) => return Outcome::Refused(refused),
             None => {
@@ -301,6 +309,23 @@ impl Reloader {
         }
         self.logged = None;
     }
+}
+
+/// What `work` returns on the thread. A file system that hangs holds up this reload, and is logged once for it.
+async fn read<T: Send + 'static>(
+    thread: &OffloadThread,
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let mut working = pin!(thread.run(work));
+    if let Ok(done) = timeout(patience, working.as_mut()).await {
+        return done;
+    }
+    warn!(
+        ?patience,
+        "files of the configuration are still being read; does their file system answer? No reload until they are"
+    );
+    working.await
 }
 
 /// The first changes, in one line.
