@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
@@ -53,6 +55,8 @@ pub struct File {
     /// One of its own: a file system that hangs must stop neither the caller nor other files.
     thread: FileThread<Option<Listed>>,
     has_looked: bool,
+    /// Whether the file system did not answer since the last look began.
+    has_hung: Arc<AtomicBool>,
     /// A list that differs from the one before, until its files are quiet.
     changed: Option<Listed>,
     /// Only the thread locks it, one look after the other.
@@ -78,6 +82,7 @@ impl File {
             interval,
             thread: FileThread::start("workers-file")?,
             has_looked: false,
+            has_hung: Arc::default(),
             changed: None,
             watched: Arc::new(Mutex::new(Watched::new(path, parse))),
         })
@@ -85,10 +90,20 @@ impl File {
 
     /// `None` if nothing has changed. An error: that is not known, because the file system does not answer.
     async fn look(&mut self) -> Result<Option<Listed>, String> {
-        let watched = self.watched.clone();
-        let look = move || watched.lock().look(observe::now());
+        let (watched, has_hung) = (self.watched.clone(), self.has_hung.clone());
+        let look = move || {
+            let mut watched = watched.lock();
+            if has_hung.swap(false, Relaxed) {
+                // Its list is given again, so that who follows it knows that it can be read again.
+                watched.last = None;
+            }
+            watched.look(observe::now())
+        };
         let looked = self.thread.look(look).await;
-        looked.map_err(|error| format!("cannot read {}: {error}", self.path.display()))
+        looked.map_err(|error| {
+            self.has_hung.store(true, Relaxed);
+            format!("cannot read {}: {error}", self.path.display())
+        })
     }
 }
 
@@ -174,8 +189,6 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::sync::atomic::AtomicBool;
-    use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
     use crate::fleet::registry::tests::member;
@@ -304,7 +317,7 @@ mod tests {
             assert!(error.ends_with("has not answered for 20ms"), "{error}");
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
-        // It opens at once, because the look has it open. What is read next is a file.
+        // The look that hangs has the pipe open, or opens it now. What is read next is a file.
         let mut pipe = std::fs::File::options().write(true).open(&path).unwrap();
         let new = folder.path().join("new");
         std::fs::write(&new, "b").unwrap();
@@ -312,6 +325,9 @@ mod tests {
         pipe.write_all(b"a").unwrap();
         drop(pipe);
         file.thread = file.thread.with_patience(Duration::from_secs(60));
+        assert_eq!(file.next().await.unwrap(), [member("b")]);
+        // After a look that hung, the list is given again though nothing has changed.
+        file.has_hung.store(true, Relaxed);
         assert_eq!(file.next().await.unwrap(), [member("b")]);
     }
 }
