@@ -277,3 +277,46 @@ impl Config {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::discovery::DnsWorkers;
+    use crate::webhooks::EndpointSettings;
+
+    #[test]
+    fn tls_of_connections_is_of_workers_entries_and_https_endpoints() {
+        let with = |ca: &str| tls::ClientSettings {
+            ca: ca.to_owned(),
+            ..tls::ClientSettings::default()
+        };
+        let endpoint = |url: &str| EndpointSettings {
+            url: url.to_owned(),
+            ..EndpointSettings::default()
+        };
+        let worker = WorkerSpec {
+            tls: Some(with("worker")),
+            ..WorkerSpec::from("https://engine".to_owned())
+        };
+        let found = DnsWorkers {
+            name: "engines".to_owned(),
+            port: 8_000,
+            defaults: WorkerDefaults {
+                tls: Some(with("name")),
+                ..WorkerDefaults::default()
+            },
+        };
+        let mut config = Config {
+            workers: vec![worker, WorkerSpec::from("http://other".to_owned())],
+            discovery: vec![DiscoveryEntry::Dns(found)],
+            ..Config::default()
+        };
+        let both = BTreeSet::from([with("worker"), with("name")]);
+        config.webhooks.endpoints = vec![endpoint("http://hook")];
+        assert_eq!(config.client_tls(), both);
+        config.webhooks.endpoints = vec![endpoint("https://hook")];
+        let mut all = both;
+        all.insert(tls::ClientSettings::default());
+        assert_eq!(config.client_tls(), all);
+    }
+}

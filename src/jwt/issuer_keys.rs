@@ -182,7 +182,7 @@ impl IssuerKeys {
 pub(super) enum Source {
     File {
         path: String,
-        /// One of its own: a file system that hangs must stop neither the caller nor other issuers.
+        /// This issuer's own: a file system that hangs must stop neither the caller nor other issuers.
         thread: FileThread<Result<Vec<u8>, String>>,
     },
     Url {

@@ -52,7 +52,7 @@ pub struct File {
     name: String,
     path: PathBuf,
     interval: Duration,
-    /// One of its own: a file system that hangs must stop neither the caller nor other files.
+    /// This file's own: a file system that hangs must stop neither the caller nor other files.
     thread: FileThread<Option<Listed>>,
     has_looked: bool,
     /// Whether the file system did not answer since the last look began.
