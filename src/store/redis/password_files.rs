@@ -18,12 +18,14 @@ pub(super) struct PasswordFiles {
     look: Arc<Look>,
     /// How long a look is waited for.
     patience: Duration,
-    /// Whether the last look was not waited for to its end.
+    /// Whether the last look was not waited for to its end. For the log.
     hangs: AtomicBool,
 }
 
 struct Look {
     is_running: AtomicBool,
+    /// Whether the look that runs was not waited for to its end. Nobody waits for that one then.
+    is_given_up: AtomicBool,
     ended: watch::Sender<()>,
 }
 
@@ -44,6 +46,7 @@ impl PasswordFiles {
             thread: OffloadThread::start("redis-passwords")?,
             look: Arc::new(Look {
                 is_running: AtomicBool::new(false),
+                is_given_up: AtomicBool::new(false),
                 ended: watch::Sender::new(()),
             }),
             patience,
@@ -52,21 +55,28 @@ impl PasswordFiles {
     }
 
     /// Calls `look` on the thread, and waits for its end for a while. If one runs already, that one is waited for
-    /// instead: a file system that hangs is not asked again.
+    /// instead: a file system that hangs is not asked again. One that hangs is waited for once: who opens a connection
+    /// has little time, and the passwords are not known any sooner.
     pub(super) async fn look(&self, look: impl FnOnce() + Send + 'static) {
         let mut ended = self.look.ended.subscribe();
         if !self.look.is_running.swap(true, AcqRel) {
+            self.look.is_given_up.store(false, Relaxed);
             let running = Running(self.look.clone());
             drop(self.thread.runtime().spawn(async move {
                 let _running = running;
                 look();
             }));
+        } else if self.look.is_given_up.load(Relaxed) {
+            return;
         }
         if timeout(self.patience, ended.changed()).await.is_ok() {
             if self.hangs.swap(false, Relaxed) {
                 info!("files of passwords of Redis can be read again");
             }
-        } else if !self.hangs.swap(true, Relaxed) {
+            return;
+        }
+        self.look.is_given_up.store(true, Relaxed);
+        if !self.hangs.swap(true, Relaxed) {
             warn!(
                 "files of passwords of Redis cannot be read: their file system does not answer; the last ones are used"
             );
@@ -76,13 +86,15 @@ impl PasswordFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
+    use std::task::{Context, Waker};
 
     use super::*;
 
     #[tokio::test]
-    async fn a_look_that_hangs_is_not_begun_again() {
+    async fn a_look_that_hangs_is_waited_for_once_and_not_begun_again() {
         let files = PasswordFiles::new(Duration::from_millis(1)).unwrap();
         let (answers, answer) = mpsc::channel::<()>();
         files.look(move || answer.recv().unwrap()).await;
@@ -93,15 +105,17 @@ mod tests {
                 looks.fetch_add(1, Relaxed);
             }
         };
-        files.look(counted()).await;
-        let mut ended = files.look.ended.subscribe();
-        answers.send(()).unwrap();
-        ended.changed().await.unwrap();
-        assert_eq!(looks.load(Relaxed), 0);
         let files = PasswordFiles {
             patience: Duration::from_secs(60),
             ..files
         };
+        let again = pin!(files.look(counted()));
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(again.poll(cx).is_ready());
+        let mut ended = files.look.ended.subscribe();
+        answers.send(()).unwrap();
+        ended.changed().await.unwrap();
+        assert_eq!(looks.load(Relaxed), 0);
         files.look(counted()).await;
         assert_eq!(looks.load(Relaxed), 1);
     }

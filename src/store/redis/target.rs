@@ -42,8 +42,9 @@ const MOVED_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_m
 /// How often passwords' files are read at most because operations fail: all that wait for a lost node fail at once.
 const PASSWORD_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Passwords' files have this part of a connection's time to answer. Then the last passwords are used, and have the rest.
-const PASSWORD_PATIENCE_DIVISOR: u32 = 4;
+/// Passwords' files have this part of the time to answer that a connection has, or a read that waits for it. Then the last
+/// passwords are used, and have the rest.
+const PASSWORD_PATIENCE_DIVISOR: u32 = 2;
 
 /// Write buffer of a connection: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
@@ -249,7 +250,9 @@ impl Kind {
 impl Target {
     /// Reads the certificates. Does not connect.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
-        let patience = settings.advanced.connect_timeout / PASSWORD_PATIENCE_DIVISOR;
+        let advanced = &settings.advanced;
+        let shorter = advanced.connect_timeout.min(advanced.read_timeout);
+        let patience = shorter / PASSWORD_PATIENCE_DIVISOR;
         let has_files = settings.has_password_files();
         let passwords = has_files.then(|| PasswordFiles::new(patience));
         let passwords = passwords.transpose().map_err(|error| error.to_string())?;
