@@ -68,7 +68,7 @@ pub struct Server {
 }
 
 #[derive(Debug)]
-struct Current {
+pub(super) struct Current {
     settings: ServerSettings,
     config: Arc<ServerConfig>,
     /// For connections to other replicas.
@@ -121,8 +121,8 @@ impl Server {
     }
 
     /// What new connections are served with.
-    pub(super) fn settings(&self) -> ServerSettings {
-        self.current.load().settings.clone()
+    pub(super) fn current(&self) -> Arc<Current> {
+        self.current.load_full()
     }
 
     /// Looks at the files, and uses what they contain if that has changed or could not be used before.
@@ -169,11 +169,12 @@ impl Server {
         }
     }
 
-    /// The files of these settings hang.
-    pub(super) fn on_hang(&self, settings: &ServerSettings, error: LookError) {
+    /// The files of what was in use then hang.
+    pub(super) fn on_hang(&self, current: &Arc<Current>, error: LookError) {
         let _last = self.seen.lock();
-        if self.current.load().settings == *settings && !self.hangs.swap(true, Ordering::Relaxed) {
-            let file = settings.file();
+        let is_in_use = Arc::ptr_eq(current, &self.current.load_full());
+        if is_in_use && !self.hangs.swap(true, Ordering::Relaxed) {
+            let file = current.settings.file();
             self.metrics.reloaded(self.name(), file, false);
             warn!(
                 listener = self.name(),

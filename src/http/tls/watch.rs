@@ -9,8 +9,7 @@ use tracing::debug;
 
 use super::client::{Client, Clients};
 use super::metrics::Metrics;
-use super::server::Server;
-use super::settings::ServerSettings;
+use super::server::{Current, Server};
 use crate::http::file_thread::{FileThread, LookError};
 use crate::observe;
 
@@ -41,7 +40,7 @@ struct Watch {
     /// Looks at all files that do not hang. `None` after one did: the next look needs another one.
     thread: Option<FileThread<()>>,
     /// What hangs, each with the thread that hangs with it. There are as many as settings whose files hang; what a
-    /// reload has replaced counts until its files answer.
+    /// reload has replaced counts until its files answer. Only files that answer replace it, so that these are few.
     hanging: Vec<(Target, FileThread<()>)>,
 }
 
@@ -92,20 +91,21 @@ impl Watch {
 /// Whose files are looked at.
 #[derive(Clone)]
 enum Target {
-    /// A listener with these settings. With others it is another one, whose files may answer.
-    Listener(Arc<Server>, Box<ServerSettings>),
+    /// A listener with what it uses. When a reload has replaced that it is another one, even with the same settings:
+    /// other files may be there now, which answer.
+    Listener(Arc<Server>, Arc<Current>),
     Workers(Arc<Client>, Option<Metrics>),
 }
 
 impl Target {
     fn listener(server: &Arc<Server>) -> Self {
-        Self::Listener(server.clone(), Box::new(server.settings()))
+        Self::Listener(server.clone(), server.current())
     }
 
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Listener(one, settings), Self::Listener(two, others)) => {
-                Arc::ptr_eq(one, two) && settings == others
+            (Self::Listener(one, current), Self::Listener(two, other)) => {
+                Arc::ptr_eq(one, two) && Arc::ptr_eq(current, other)
             }
             (Self::Workers(one, _), Self::Workers(two, _)) => Arc::ptr_eq(one, two),
             (Self::Listener(..), Self::Workers(..)) | (Self::Workers(..), Self::Listener(..)) => {
@@ -125,7 +125,7 @@ impl Target {
 
     fn on_hang(&self, error: LookError) {
         match self {
-            Self::Listener(server, settings) => server.on_hang(settings, error),
+            Self::Listener(server, current) => server.on_hang(current, error),
             Self::Workers(client, metrics) => client.on_hang(metrics.as_ref(), error),
         }
     }
@@ -140,7 +140,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
-    use crate::http::tls::Listener;
+    use crate::http::tls::{Listener, ServerSettings};
     use crate::observe::metrics::Registry;
 
     const PATIENCE: Duration = Duration::from_millis(50);
@@ -223,6 +223,35 @@ mod tests {
         assert!(counted("api", "failed", 1) && is_current(&third, 1));
     }
 
+    /// As after another file system was mounted at the path of the one that hangs.
+    #[tokio::test]
+    async fn after_a_reload_the_same_paths_are_looked_at_though_a_look_at_them_still_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = settings(folder.path());
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let server = Server::new(Listener::Api, &own, 8, &metrics).unwrap();
+        let mut watch = Watch {
+            servers: vec![server.clone()],
+            clients: Arc::default(),
+            thread: Some(start().unwrap().with_patience(PATIENCE)),
+            hanging: Vec::new(),
+        };
+        hang(&own.certificate);
+        watch.look().await;
+        assert_eq!(watch.hanging.len(), 1);
+        fs::remove_file(&own.certificate).unwrap();
+        settings(folder.path());
+        server.replace(&own).unwrap();
+        // It stays, so that the next one is another file even within a tick of the clock.
+        fs::rename(&own.certificate, folder.path().join("old")).unwrap();
+        settings(folder.path());
+        watch.look().await;
+        let line = "warmroute_tls_certificate_reloads_total{outcome=\"ok\",use=\"api\"} 1\n";
+        assert!(registry.text().contains(line));
+        assert_eq!(watch.hanging.len(), 1);
+    }
+
     #[tokio::test]
     async fn files_that_answer_again_are_current_again() {
         let folder = tempfile::tempdir().unwrap();
@@ -238,7 +267,7 @@ mod tests {
             line.ends_with(" 1")
         };
         assert!(is_current());
-        server.on_hang(&settings, LookError::Hangs(PATIENCE));
+        server.on_hang(&server.current(), LookError::Hangs(PATIENCE));
         assert!(!is_current());
         server.look(observe::wall_clock());
         assert!(is_current());
