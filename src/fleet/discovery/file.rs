@@ -102,7 +102,8 @@ impl File {
         let looked = self.thread.look(look).await;
         looked.map_err(|error| {
             self.has_hung.store(true, Relaxed);
-            format!("cannot read {}: {error}", self.path.display())
+            let path = self.path.display();
+            format!("cannot read {path}, or a file that it names: {error}")
         })
     }
 }
@@ -315,7 +316,8 @@ mod tests {
         for _ in 0..2 {
             let error = file.next().await.unwrap_err();
             assert!(error.ends_with("has not answered for 20ms"), "{error}");
-            assert!(error.contains(path.to_str().unwrap()), "{error}");
+            let named = format!("{}, or a file that it names: ", path.display());
+            assert!(error.contains(&named), "{error}");
         }
         // The look that hangs has the pipe open, or opens it now. What is read next is a file.
         let mut pipe = std::fs::File::options().write(true).open(&path).unwrap();
