@@ -4,12 +4,12 @@
 //! a mistake, or with a change that needs a restart, changes nothing.
 
 mod parts;
+mod reading;
 mod replace;
 mod status;
 
 use std::io;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
 pub(super) use self::parts::Parts;
+use self::reading::{CHECK_PATIENCE, read};
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use super::warnings;
@@ -38,9 +38,6 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// A look at the files that takes longer is logged: a few kilobytes take milliseconds, unless their file system hangs.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
-
-/// A check of the file that takes longer is logged, too. It may load the tokenizers of many models.
-const CHECK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Changes that one log line shows.
 const MAX_LOGGED: usize = 10;
@@ -309,23 +306,6 @@ impl Reloader {
         }
         self.logged = None;
     }
-}
-
-/// What `work` returns on the thread. A file system that hangs holds up this reload, and is logged once for it.
-async fn read<T: Send + 'static>(
-    thread: &OffloadThread,
-    patience: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let mut working = pin!(thread.run(work));
-    if let Ok(done) = timeout(patience, working.as_mut()).await {
-        return done;
-    }
-    warn!(
-        ?patience,
-        "files of the configuration are still being read; does their file system answer? No reload until they are"
-    );
-    working.await
 }
 
 /// The first changes, in one line.

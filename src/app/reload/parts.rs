@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
+use super::reading::{CHECK_PATIENCE, read};
 use crate::admin::AdminServer;
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
@@ -51,9 +52,9 @@ impl Parts {
             let problems = listeners.replace(&next);
             (problems, next.token_sources(), tls::clients(&next, &known))
         };
-        let read = thread.run(reads).await;
+        let files = read(thread, CHECK_PATIENCE, reads).await;
         let (problems, sources, clients) =
-            read.ok_or_else(|| io::Error::other("the read of files ended without a result"))?;
+            files.ok_or_else(|| io::Error::other("the read of files ended without a result"))?;
         if !problems.is_empty() {
             return Err(io::Error::other(format!("{problems:?}")));
         }
