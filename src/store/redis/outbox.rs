@@ -133,7 +133,8 @@ impl Redis {
     }
 
     /// An event that another release has added stays claimed, and keeps none of the others: a replica that knows it may
-    /// claim it when that is over, else it is dropped because of its age.
+    /// claim it when that is over, else it is dropped because of its age. This claim counts as an attempt, too: beside
+    /// many replicas that do not know it, one that does may have few attempts left, or only one.
     fn warn_of_unknown_event(&self, endpoint: &str, event: &str) {
         let reason = "this release does not know it";
         let is_new = self
