@@ -28,15 +28,29 @@ const USE: &str = "workers";
 /// TLS of all workers, by its settings.
 #[derive(Debug, Default)]
 pub struct Clients {
-    known: Mutex<BTreeMap<ClientSettings, Weak<Client>>>,
+    known: Mutex<BTreeMap<ClientSettings, Known>>,
     /// See [`Clients::keep`].
     kept: Mutex<Vec<Arc<Client>>>,
     metrics: OnceLock<Metrics>,
 }
 
+/// What is known of some settings. Who uses them holds the client. The files are held by who looks at them, too, which
+/// may hang for ever.
+#[derive(Debug)]
+struct Known {
+    client: Weak<Client>,
+    files: Weak<Files>,
+}
+
 /// TLS of the connections to some workers.
 #[derive(Debug)]
 pub struct Client {
+    files: Arc<Files>,
+}
+
+/// The files of some settings, and what was made of them.
+#[derive(Debug)]
+pub(super) struct Files {
     settings: ClientSettings,
     /// What is wrong with the files, if they cannot be used. They are looked at again.
     current: ArcSwap<Result<Built, String>>,
@@ -44,6 +58,8 @@ pub struct Client {
     seen: Mutex<Seen>,
     /// Whether the last look at the files hangs.
     hangs: AtomicBool,
+    /// Whether nobody uses the settings any more. Locked while their metrics are set: they have no series then.
+    is_forgotten: Mutex<bool>,
 }
 
 /// The protocol of a connection.
@@ -65,15 +81,17 @@ impl Clients {
 
     /// TLS with these settings. Reads their files if nobody uses these settings yet.
     pub fn get(&self, settings: &ClientSettings) -> Arc<Client> {
-        if let Some(client) = self.known.lock().get(settings).and_then(Weak::upgrade) {
+        if let Some(client) = self.known.lock().get(settings).and_then(Known::client) {
             return client;
         }
         // Without the lock: files that hang must not stop those who need others.
         let client = Arc::new(Client::new(settings, observe::wall_clock()));
         let mut known = self.known.lock();
-        let first = known.get(settings).and_then(Weak::upgrade);
+        let first = known.get(settings).and_then(Known::client);
         first.unwrap_or_else(|| {
-            known.insert(settings.clone(), Arc::downgrade(&client));
+            if let Some(before) = known.insert(settings.clone(), Known::of(&client)) {
+                self.forget(settings, &before);
+            }
             client
         })
     }
@@ -84,24 +102,48 @@ impl Clients {
         *self.kept.lock() = clients;
     }
 
-    /// The settings that are in use. Forgets others.
-    pub(super) fn used(&self) -> Vec<Arc<Client>> {
+    /// The files of the settings that are in use. Forgets others.
+    pub(super) fn used(&self) -> Vec<Arc<Files>> {
         let mut used = Vec::new();
-        self.known.lock().retain(|settings, client| {
-            let client = client.upgrade();
-            let is_used = client.is_some();
-            used.extend(client);
-            if let Some(metrics) = self.metrics.get().filter(|_| !is_used) {
-                metrics.forget(USE, settings.file());
+        self.known.lock().retain(|settings, known| {
+            let client = known.client();
+            if client.is_none() {
+                self.forget(settings, known);
             }
+            let is_used = client.is_some();
+            used.extend(client.map(|client| client.files.clone()));
             is_used
         });
         used
     }
+
+    /// Nobody uses these settings any more. What a look that still hangs finds counts for nothing.
+    fn forget(&self, settings: &ClientSettings, known: &Known) {
+        // First: otherwise that look could bring the series back.
+        if let Some(files) = known.files.upgrade() {
+            *files.is_forgotten.lock() = true;
+        }
+        if let Some(metrics) = self.metrics.get() {
+            metrics.forget(USE, settings.file());
+        }
+    }
 }
 
-impl Client {
-    fn new(settings: &ClientSettings, now: SystemTime) -> Self {
+impl Known {
+    fn of(client: &Arc<Client>) -> Self {
+        Self {
+            client: Arc::downgrade(client),
+            files: Arc::downgrade(&client.files),
+        }
+    }
+
+    fn client(&self) -> Option<Arc<Client>> {
+        self.client.upgrade()
+    }
+}
+
+impl Files {
+    fn read(settings: &ClientSettings, now: SystemTime) -> Self {
         let (mut seen, contents) = Seen::first(&settings.files());
         let current = build(settings, &contents, now);
         if let Err(reason) = &current {
@@ -116,6 +158,7 @@ impl Client {
             current: ArcSwap::from_pointee(current),
             seen: Mutex::new(seen),
             hangs: AtomicBool::new(false),
+            is_forgotten: Mutex::new(false),
         }
     }
 
@@ -129,6 +172,10 @@ impl Client {
             let built = seen.rebuild(&self.settings.files(), build);
             (built, seen.is_usable())
         };
+        let is_forgotten = self.is_forgotten.lock();
+        if *is_forgotten {
+            return;
+        }
         if self.hangs.swap(false, Ordering::Relaxed) {
             if let Some(metrics) = metrics {
                 metrics.is_current(USE, file, is_usable);
@@ -169,7 +216,8 @@ impl Client {
 
     /// The files hang.
     pub(super) fn on_hang(&self, metrics: Option<&Metrics>, error: LookError) {
-        if self.hangs.swap(true, Ordering::Relaxed) {
+        let is_forgotten = self.is_forgotten.lock();
+        if *is_forgotten || self.hangs.swap(true, Ordering::Relaxed) {
             return;
         }
         let file = self.settings.file();
@@ -177,6 +225,14 @@ impl Client {
             metrics.reloaded(USE, file, false);
         }
         warn!(file, %error, "TLS files of workers cannot be looked at; keeping the ones before");
+    }
+}
+
+impl Client {
+    fn new(settings: &ClientSettings, now: SystemTime) -> Self {
+        Self {
+            files: Arc::new(Files::read(settings, now)),
+        }
     }
 
     /// Shakes hands with the worker at `host`, a name or an address.
@@ -186,7 +242,7 @@ impl Client {
         stream: TcpStream,
         protocol: Protocol,
     ) -> io::Result<Socket> {
-        let current = self.current.load_full();
+        let current = self.files.current.load_full();
         let built = match &*current {
             Ok(built) => built,
             Err(reason) => return Err(io::Error::other(reason.clone())),
@@ -195,7 +251,7 @@ impl Client {
             Protocol::Http1 => &built.http1,
             Protocol::Http2 => &built.http2,
         };
-        let host = match self.settings.server_name.as_str() {
+        let host = match self.files.settings.server_name.as_str() {
             "" => host,
             name => name,
         };
@@ -305,6 +361,26 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
+    use crate::observe::metrics::Registry;
+
+    #[test]
+    fn a_look_that_hangs_counts_for_nothing_once_the_files_were_read_again() {
+        let registry = Registry::default();
+        let clients = Clients::default();
+        clients.set_metrics(Metrics::new(&registry));
+        let settings = ClientSettings {
+            ca: "/no/such/file".to_owned(),
+            ..ClientSettings::default()
+        };
+        let before = clients.get(&settings).files.clone();
+        let current = clients.get(&settings).files.clone();
+        let hang = |files: &Files| files.on_hang(clients.metrics(), LookError::Ended);
+        let is_named = || registry.text().contains("/no/such/file");
+        hang(&before);
+        assert!(!is_named());
+        hang(&current);
+        assert!(is_named());
+    }
 
     #[test]
     fn what_is_kept_is_not_read_again() {
@@ -341,10 +417,10 @@ mod tests {
         };
         let in_2100 = UNIX_EPOCH + Duration::from_secs(4_102_444_800);
         let early = in_2100 - Duration::from_secs(1);
-        let client = Client::new(&settings, early);
-        client.look(early, None);
-        assert!(client.current.load().is_err());
-        client.look(in_2100, None);
-        assert!(client.current.load().is_ok());
+        let files = Files::read(&settings, early);
+        files.look(early, None);
+        assert!(files.current.load().is_err());
+        files.look(in_2100, None);
+        assert!(files.current.load().is_ok());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tracing::debug;
 
-use super::client::{Client, Clients};
+use super::client::{Clients, Files};
 use super::metrics::Metrics;
 use super::server::{Current, Server};
 use crate::http::file_thread::{FileThread, LookError};
@@ -57,7 +57,7 @@ impl Watch {
         let mut targets: Vec<Target> = self.servers.iter().map(Target::listener).collect();
         let metrics = self.clients.metrics();
         let workers = self.clients.used().into_iter();
-        targets.extend(workers.map(|client| Target::Workers(client, metrics.cloned())));
+        targets.extend(workers.map(|files| Target::Workers(files, metrics.cloned())));
         for target in targets {
             let mut hanging = self.hanging.iter();
             if hanging.any(|(hanging, _)| hanging.is_same(&target)) {
@@ -94,7 +94,7 @@ enum Target {
     /// A listener with what it uses. When a reload has replaced that it is another one, even with the same settings:
     /// other files may be there now, which answer.
     Listener(Arc<Server>, Arc<Current>),
-    Workers(Arc<Client>, Option<Metrics>),
+    Workers(Arc<Files>, Option<Metrics>),
 }
 
 impl Target {
@@ -119,14 +119,14 @@ impl Target {
         let now = observe::wall_clock();
         match self {
             Self::Listener(server, _) => server.look(now),
-            Self::Workers(client, metrics) => client.look(now, metrics.as_ref()),
+            Self::Workers(files, metrics) => files.look(now, metrics.as_ref()),
         }
     }
 
     fn on_hang(&self, error: LookError) {
         match self {
             Self::Listener(server, current) => server.on_hang(current, error),
-            Self::Workers(client, metrics) => client.on_hang(metrics.as_ref(), error),
+            Self::Workers(files, metrics) => files.on_hang(metrics.as_ref(), error),
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
-    use crate::http::tls::{Listener, ServerSettings};
+    use crate::http::tls::{ClientSettings, Listener, ServerSettings};
     use crate::observe::metrics::Registry;
 
     const PATIENCE: Duration = Duration::from_millis(50);
@@ -250,6 +250,52 @@ mod tests {
         let line = "warmroute_tls_certificate_reloads_total{outcome=\"ok\",use=\"api\"} 1\n";
         assert!(registry.text().contains(line));
         assert_eq!(watch.hanging.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn files_of_workers_that_nobody_uses_any_more_have_no_series_though_a_look_at_them_hangs()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let own = settings(folder.path());
+        let ca = folder.path().join("ca.crt");
+        fs::copy(&own.certificate, &ca).unwrap();
+        let own = ClientSettings {
+            ca: ca.to_str().unwrap().to_owned(),
+            certificate: own.certificate,
+            key: own.key,
+            ..ClientSettings::default()
+        };
+        let registry = Registry::default();
+        let clients = Arc::new(Clients::default());
+        clients.set_metrics(Metrics::new(&registry));
+        let mut watch = Watch {
+            servers: Vec::new(),
+            clients: clients.clone(),
+            thread: None,
+            hanging: Vec::new(),
+        };
+        let is_named = || registry.text().contains(&own.certificate);
+        let client = clients.get(&own);
+        watch.look().await;
+        assert!(is_named());
+        watch.thread = Some(start().unwrap().with_patience(PATIENCE));
+        hang(&own.certificate);
+        watch.look().await;
+        let name = "warmroute_tls_certificate_last_reload_successful";
+        let file = &own.certificate;
+        let line = format!("{name}{{file=\"{file}\",use=\"workers\"}} 0\n");
+        assert!(registry.text().contains(&line));
+        drop(client);
+        watch.look().await;
+        assert_eq!(watch.hanging.len(), 1);
+        assert!(!is_named());
+        // What is read at last brings none back.
+        let pipe = fs::File::options().write(true).open(&own.certificate);
+        drop(pipe.unwrap());
+        let (_, thread) = watch.hanging.pop().unwrap();
+        let mut thread = thread.with_patience(Duration::from_secs(60));
+        thread.look(|| ()).await.unwrap();
+        assert!(!is_named());
     }
 
     #[tokio::test]
