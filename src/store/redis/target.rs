@@ -22,7 +22,7 @@ use socket2::TcpKeepalive;
 use tracing::{info, warn};
 
 use super::password_files::PasswordFiles;
-use super::settings::{Mode, Settings, address};
+use super::settings::{Advanced, Mode, Settings, address};
 use crate::observe;
 
 /// Attempts of the cluster library per operation, redirections included. The deadline of the operation bounds
@@ -247,13 +247,17 @@ impl Kind {
     }
 }
 
+/// How long passwords' files have to answer.
+fn password_patience(advanced: &Advanced) -> Duration {
+    let shorter = advanced.connect_timeout.min(advanced.read_timeout);
+    shorter / PASSWORD_PATIENCE_DIVISOR
+}
+
 impl Target {
     /// Reads the certificates. Does not connect.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
-        let advanced = &settings.advanced;
-        let shorter = advanced.connect_timeout.min(advanced.read_timeout);
-        let patience = shorter / PASSWORD_PATIENCE_DIVISOR;
         let has_files = settings.has_password_files();
+        let patience = password_patience(&settings.advanced);
         let passwords = has_files.then(|| PasswordFiles::new(patience));
         let passwords = passwords.transpose().map_err(|error| error.to_string())?;
         let current = Current {
@@ -456,6 +460,20 @@ mod tests {
         };
         let is_done = redirected(ask).await.is_ok();
         (count.get(), is_done)
+    }
+
+    #[test]
+    fn passwords_files_leave_time_to_a_connection_and_to_a_read_that_waits_for_it() {
+        for (connect, read) in [(1_000, 250), (250, 1_000), (1_000, 1)] {
+            let advanced = Advanced {
+                connect_timeout: Duration::from_millis(connect),
+                read_timeout: Duration::from_millis(read),
+                ..Advanced::default()
+            };
+            let patience = password_patience(&advanced);
+            assert!(patience < advanced.connect_timeout, "{connect} {read}");
+            assert!(patience < advanced.read_timeout, "{connect} {read}");
+        }
     }
 
     #[tokio::test]
