@@ -235,7 +235,11 @@ impl Config {
     /// TLS of the connections that the router may open: to workers, also to those that `discovery` finds later, to
     /// endpoints of webhooks and to issuers of tokens.
     pub fn client_tls(&self) -> BTreeSet<tls::ClientSettings> {
-        let is_https = |url: &str| url.starts_with("https://");
+        let https = "https://";
+        let is_https = |url: &str| {
+            let scheme = url.get(..https.len());
+            scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(https))
+        };
         let listed = self.members().into_iter().filter_map(|member| member.tls);
         let entries = self.discovery.iter();
         let found = entries.filter_map(|entry| entry.defaults().tls.clone());
@@ -314,9 +318,11 @@ mod tests {
         let both = BTreeSet::from([with("worker"), with("name")]);
         config.webhooks.endpoints = vec![endpoint("http://hook")];
         assert_eq!(config.client_tls(), both);
-        config.webhooks.endpoints = vec![endpoint("https://hook")];
         let mut all = both;
         all.insert(tls::ClientSettings::default());
-        assert_eq!(config.client_tls(), all);
+        for url in ["https://hook", "HTTPS://hook"] {
+            config.webhooks.endpoints = vec![endpoint(url)];
+            assert_eq!(config.client_tls(), all, "{url}");
+        }
     }
 }

@@ -69,6 +69,7 @@ mod tests {
         };
         check("https://example.com/a?b=c", "example.com", 443, "/a?b=c");
         check("https://example.com", "example.com", 443, "/");
+        check("HTTPS://example.com/a", "example.com", 443, "/a");
         check("http://10.0.0.1:8080/x", "10.0.0.1", 8080, "/x");
         check("https://[2001:db8::1]:8443/", "2001:db8::1", 8443, "/");
         for wrong in [
