@@ -39,7 +39,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Uses a configuration that was checked and whose changes are all possible. After an error, which is not the file's
-    /// fault, nothing has changed.
+    /// fault, listeners may have the new TLS already; nothing else has changed.
     pub(super) async fn apply(
         &mut self,
         config: &Arc<Config>,
