@@ -19,13 +19,8 @@ use crate::ids::WorkerId;
 /// the turns of its tenants or a worker that it leaves out; and one tenant's flood there may never end. Replicas hear
 /// of each other within some 10 ms, so who is sent at all is sent long before.
 ///
-/// All of one line and class together do so for as long, and then take turns with the others: else each of them would
-/// let a flood go first for a second.
+/// A flood there can delay each request here by up to this time, while requests of the flood are due earlier.
 const STANDS_BEHIND_MAX: Duration = Duration::from_secs(1);
-
-/// For how long it is then the turn of a line, or of the others, at least. Another replica hears of a worker's room and
-/// looks at who waits there within that time.
-const TURN_MIN: Duration = Duration::from_millis(50);
 
 /// One that seems due so much earlier or later than before is still taken for the same: reports are late now and then.
 const LATE_MAX: Duration = Duration::from_millis(50);
@@ -64,26 +59,12 @@ pub enum Turn {
     Waits,
 }
 
-/// Whose turn it is where others are due earlier than all in a line. A turn ends at a look that finds room, and the
-/// next one begins there: time in which the worker is full takes nobody's turn away.
-#[derive(Clone, Copy, Debug)]
-struct LineTurns {
-    is_own: bool,
-    since: Instant,
-    /// How long it is at least.
-    lasts: Duration,
-    /// When a look last found room.
-    looked: Instant,
-}
-
 /// The first ones in other replicas' lines that are let go first.
 #[derive(Debug, Default)]
 pub struct LetFirst {
     /// Since when each of them is let go first. The bound is against one that does not leave: once it is over, nobody
     /// here waits for that one any more. Its time goes on while the worker is full.
     by_line: FxHashMap<LineOfClass, (DueTime, Instant)>,
-    /// A line has an entry until one in it is due before the others, or no look has found room there for 1 s.
-    turns: FxHashMap<LineOfClass, LineTurns>,
     /// The lines and priorities of those that wait for them, as far as the walk has come.
     waited_in: Vec<LineOfClass>,
 }
@@ -91,16 +72,8 @@ pub struct LetFirst {
 impl LetFirst {
     /// Begins a walk over the waiting requests. Forgets those that are not first any more, by what `first_of_peers`
     /// says of an owner's line: the next one there may be let go first as long.
-    pub fn begin_walk<'a>(
-        &mut self,
-        now: Instant,
-        first_of_peers: impl Fn(WorkerId) -> &'a [DueTime],
-    ) {
+    pub fn begin_walk<'a>(&mut self, first_of_peers: impl Fn(WorkerId) -> &'a [DueTime]) {
         self.waited_in.clear();
-        self.turns.retain(|_, turns| {
-            // With room as seldom as that, each request of the line lets others go first only once.
-            now.saturating_duration_since(turns.looked) < STANDS_BEHIND_MAX
-        });
         self.by_line.retain(|(owner, _), (known, _)| {
             let mut firsts = first_of_peers(*owner).iter();
             firsts.any(|first| first.is_within(LATE_MAX, *known))
@@ -137,7 +110,6 @@ impl LetFirst {
         let own_first = own_first.map_or(at, |own_first| own_first.min(at));
         let is_before = |first: &&DueTime| first.priority == priority && first.at < own_first;
         let Some(first) = first_of_peers.iter().find(is_before) else {
-            self.turns.remove(&line);
             return Turn::Next;
         };
         let own_since = patience.since.get().unwrap_or(now);
@@ -145,8 +117,7 @@ impl LetFirst {
         // Only the earliest first one of all replicas is known: while it does not leave, those behind it are let go
         // first no more either.
         let since = self.since(owner, *first, now).min(own_since);
-        let is_over = now.saturating_duration_since(since) >= STANDS_BEHIND_MAX;
-        if self.is_own_turn(line, now) || is_over {
+        if now.saturating_duration_since(since) >= STANDS_BEHIND_MAX {
             return Turn::Overtakes;
         }
         self.wait_in(line)
@@ -168,24 +139,6 @@ impl LetFirst {
         }
         let turn = self.turn(now, patience, timing, owner, in_line, first_of_peers);
         turn == Turn::Waits
-    }
-
-    /// Whether it is the turn of those in a line, whose worker has room now. In one walk it is for all of them or for
-    /// none.
-    fn is_own_turn(&mut self, line: LineOfClass, now: Instant) -> bool {
-        let turns = self.turns.entry(line).or_insert(LineTurns {
-            is_own: false,
-            since: now,
-            lasts: STANDS_BEHIND_MAX,
-            looked: now,
-        });
-        turns.looked = now;
-        if now.saturating_duration_since(turns.since) >= turns.lasts {
-            turns.is_own = !turns.is_own;
-            turns.since = now;
-            turns.lasts = TURN_MIN;
-        }
-        turns.is_own
     }
 
     /// Whether one of those the walk has come to waits beside a line of a worker, or of one of its dp ranks.
@@ -232,64 +185,23 @@ mod tests {
                 at: start + ms(due),
             };
             let firsts = [first];
-            let now = start + ms(at);
-            let_first.begin_walk(now, |_| &firsts);
-            let since = let_first.since(worker, first, now);
+            let_first.begin_walk(|_| &firsts);
+            let since = let_first.since(worker, first, start + ms(at));
             since.duration_since(start).as_millis()
         };
         assert_eq!([since(10, 0, 100), since(20, 0, 149)], [10, 10]);
         // It does not move along with small changes.
         assert_eq!([since(30, 0, 151), since(40, 0, 151)], [30, 30]);
         assert_eq!([since(50, 1, 151), since(60, 0, 151)], [50, 60]);
-        let_first.begin_walk(start, |_| &[]);
+        let_first.begin_walk(|_| &[]);
         assert!(let_first.by_line.is_empty());
     }
 
     #[test]
-    fn a_line_lets_a_flood_go_first_for_a_second_and_then_takes_turns_with_it() {
+    fn a_flood_delays_each_request_for_a_second_while_it_is_due_earlier() {
         let start = observe::now();
         let ms = Duration::from_millis;
-        let (owner, hour) = (WorkerId(3), ms(3_600_000));
-        let due = |at| DueTime { priority: 0, at };
-        let timing = Timing {
-            time_left: None,
-            wait_left: hour,
-            due: due(start + hour),
-        };
-        // The worker has room this often: until one is sent here, or else until one is sent elsewhere.
-        for period in [20_u64, 30, 50, 100, 400, 900, 1_500] {
-            let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
-            let mut patience = Patience::new(false);
-            let mut sent = Vec::new();
-            for opening in 0..400_u64 {
-                let opened = period * opening;
-                // Each time another one is first there, which is due earlier.
-                let firsts = [due(start + ms(100 * opening))];
-                let is_sent = [0_u64, 10].into_iter().any(|later| {
-                    let now = start + ms(opened + later);
-                    let_first.begin_walk(now, |_| &firsts);
-                    let turn = let_first.turn(now, &patience, timing, owner, &in_line, &firsts);
-                    turn == Turn::Overtakes
-                });
-                if is_sent {
-                    patience = Patience::new(false);
-                }
-                if opened + 10 < 1_000 {
-                    assert!(!is_sent, "{period} {opening}");
-                } else {
-                    sent.push(is_sent);
-                }
-            }
-            let percent = sent.iter().filter(|is_sent| **is_sent).count() * 100 / sent.len();
-            assert!((40..=65).contains(&percent), "{period}: {percent}");
-        }
-    }
-
-    #[test]
-    fn a_line_that_was_next_lets_others_go_first_for_a_second_again() {
-        let start = observe::now();
-        let ms = Duration::from_millis;
-        let due = |after: u64| DueTime {
+        let due = |after| DueTime {
             priority: 0,
             at: start + ms(after),
         };
@@ -299,29 +211,22 @@ mod tests {
             due: due(5_000),
         };
         let (mut let_first, in_line) = (LetFirst::default(), InLine::default());
-        // Each time another one is first there, and another one here.
-        let mut turn = |at: u64, first: u64| {
-            let (now, firsts) = (start + ms(at), [due(first)]);
-            let_first.begin_walk(now, |_| &firsts);
-            let patience = Patience::new(false);
-            let_first.turn(now, &patience, timing, WorkerId(3), &in_line, &firsts)
-        };
-        for (at, first, expected) in [
-            (0, 0, Turn::Waits),
-            (500, 100, Turn::Waits),
-            (1_000, 200, Turn::Overtakes),
-            (1_040, 300, Turn::Overtakes),
-            (1_050, 400, Turn::Waits),
-            (1_100, 500, Turn::Overtakes),
-            (1_110, 6_000, Turn::Next),
-            (1_120, 600, Turn::Waits),
-            (2_110, 700, Turn::Waits),
-            (2_120, 800, Turn::Overtakes),
+        let [one, next, last] = [false; 3].map(Patience::new);
+        // Each time another one is first there.
+        for (at, patience, first, expected) in [
+            (0, &one, 0, Turn::Waits),
+            (990, &one, 100, Turn::Waits),
+            (1_000, &one, 200, Turn::Overtakes),
+            (1_010, &next, 300, Turn::Waits),
+            (2_000, &next, 400, Turn::Waits),
+            (2_010, &next, 500, Turn::Overtakes),
+            (2_020, &last, 6_000, Turn::Next),
         ] {
-            assert_eq!(turn(at, first), expected, "{at}");
+            let (now, firsts) = (start + ms(at), [due(first)]);
+            let_first.begin_walk(|_| &firsts);
+            let turn = let_first.turn(now, patience, timing, WorkerId(3), &in_line, &firsts);
+            assert_eq!(turn, expected, "{at}");
         }
-        let_first.begin_walk(start + ms(4_000), |_| &[]);
-        assert!(let_first.turns.is_empty());
     }
 
     #[test]
@@ -381,7 +286,7 @@ mod tests {
         assert!(waits_on(&mut let_first, owner, None));
         assert!(!waits_on(&mut let_first, owner, Some(ms(60_000))));
         assert!(!waits_on(&mut let_first, WorkerId(4), None));
-        let_first.begin_walk(start, |_| &firsts);
+        let_first.begin_walk(|_| &firsts);
         assert!(!waits_on(&mut let_first, owner, None));
     }
 

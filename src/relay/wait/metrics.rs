@@ -29,8 +29,7 @@ metric_table! {
              1: the workers are busy. Without a worker, as if there were one.",
         pub(super) overtakes: counters "warmroute_queue_overtakes_total" ["model"]
             "Requests that were sent before the first one in another replica's line for the same worker, which was due \
-             earlier: that one, or several one after another, had been let go first for 1 s, or it was the turn of the \
-             line here after all requests in it had let others go first for 1 s.",
+             earlier: that one, or several one after another as in a flood there, had been let go first for 1 s.",
         wait: histograms "warmroute_queue_wait_seconds" ["model", "class"] in WAIT_SECONDS
             "How long requests have waited in the router, released or refused.",
         refusals: counters "warmroute_queue_refusals_total" ["model", "class", "reason"]

@@ -262,7 +262,7 @@ impl Line {
         let at = *epoch + now;
         let peers_first = std::mem::take(&mut workers.peers_first);
         let first_of_peers = |owner: WorkerId| peers_first[owner.0 as usize].as_slice();
-        lines.let_first.begin_walk(at, first_of_peers);
+        lines.let_first.begin_walk(first_of_peers);
         let mut is_waited_for = vec![false; workers.loads.len()];
         let mut in_order = LOOKED_AT_IN_ORDER;
         let mut sent = Vec::new();
@@ -458,5 +458,21 @@ mod tests {
         line.enter(Duration::from_millis(600), 8, (1, load), &open);
         assert_eq!(sent(&mut line, 600, &open, |_| 1), [0_usize; 0]);
         assert_eq!(sent(&mut line, 1_050, &open, |_| 1), [7, 8]);
+    }
+
+    #[test]
+    fn a_request_lets_all_that_come_to_another_replica_go_first_for_a_second_together() {
+        let epoch = observe::now();
+        let load = LoadShare::of_request(10, 10);
+        let mut line = line(epoch);
+        let busy = workers([FULL; 2], None);
+        // It is due after all that come there.
+        line.enter(Duration::from_millis(1_500), 7, (1, load), &busy);
+        for (ms, expected) in [(1_500, 0), (2_000, 0), (2_490, 0), (2_500, 1)] {
+            // Each time another one is first there.
+            let first = epoch + Duration::from_millis(ms - 1_500);
+            let open = workers([LoadShare::default(); 2], Some(first));
+            assert_eq!(sent(&mut line, ms, &open, |_| 1).len(), expected, "{ms}");
+        }
     }
 }
