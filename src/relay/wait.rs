@@ -198,11 +198,12 @@ impl Queues {
                 return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
             let room = {
+                // Asking for the models may wait for a walk, too.
+                let mut models = queue.models();
+                models.push(model.clone());
                 // One with a target waits for a walk to end. The rooms are read then, without what that has given away.
                 let may_pass = |planned: &Planned| queue.is_passed_by(&request, planned);
                 let is_passed_by = planned.as_ref().is_some_and(may_pass);
-                let mut models = queue.models();
-                models.push(model.clone());
                 let released = self.granted.released.lock().clone();
                 let rooms = self.rooms(&models, settings, &released, now);
                 request.has_room |= finds_room(&rooms, planned.as_ref(), is_passed_by);
