@@ -219,12 +219,6 @@ impl<T> Queue<T> {
         self.due_in(class, &place(request, target, EntryId(self.next_id)))
     }
 
-    /// Whether a request that enters now has a target that may refuse it.
-    pub fn has_target(&self, request: &Request) -> bool {
-        let target = self.target(self.class_of(request.priority), request);
-        target.is_some() && !request.has_lost_target
-    }
-
     /// Removes a request whose client has disconnected. `None` if it has left before.
     pub fn leave(&mut self, id: EntryId) -> Option<T> {
         self.remove(id, false).map(|entry| entry.waker)
@@ -351,10 +345,7 @@ impl<T> Queue<T> {
     }
 
     fn target(&self, class: usize, request: &Request) -> Option<Duration> {
-        let of_class = self.settings.classes[self.order[class]].ttft_target;
-        let of_class = of_class.unwrap_or(self.settings.ttft_target);
-        let target = request.ttft_target.unwrap_or(of_class);
-        Some(target).filter(|target| !target.is_zero() && !request.is_background)
+        self.settings.target(self.order[class], request)
     }
 
     fn set_room(&mut self, now: Instant, room: Room) {

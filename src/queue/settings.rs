@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::types::Request;
 use crate::ids::{NAME_RULE, is_name};
 use crate::units::{DurationText, SizeText};
 
@@ -192,6 +193,19 @@ impl Settings {
         found.map_or(0, |(index, _)| index)
     }
 
+    /// The target of a request of a class, given by its index in `classes`.
+    pub fn target(&self, class: usize, request: &Request) -> Option<Duration> {
+        let of_class = self.classes[class].ttft_target.unwrap_or(self.ttft_target);
+        let target = request.ttft_target.unwrap_or(of_class);
+        Some(target).filter(|target| !target.is_zero() && !request.is_background)
+    }
+
+    /// Whether a request that enters now has a target that may refuse it.
+    pub fn has_target(&self, request: &Request) -> bool {
+        let target = self.target(self.class_of(request.priority), request);
+        target.is_some() && !request.has_lost_target
+    }
+
     /// What is wrong: a key below `queue`, and a message.
     pub fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
@@ -254,6 +268,28 @@ impl OptionalDuration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe;
+
+    #[test]
+    fn a_request_has_its_own_target_or_that_of_its_class_unless_it_cannot_be_refused_for_it() {
+        let mut settings = Settings {
+            ttft_target: Duration::from_secs(1),
+            ..Settings::default()
+        };
+        settings.classes[0].ttft_target = Some(Duration::ZERO);
+        let has_target = |change: fn(&mut Request)| {
+            let mut request = Request::for_tests(observe::now(), 10);
+            change(&mut request);
+            settings.has_target(&request)
+        };
+        assert!(has_target(|_| {}));
+        assert!(!has_target(|request| request.priority = 1));
+        assert!(!has_target(
+            |request| request.ttft_target = Some(Duration::ZERO)
+        ));
+        assert!(!has_target(|request| request.is_background = true));
+        assert!(!has_target(|request| request.has_lost_target = true));
+    }
 
     #[test]
     fn the_defaults_are_right() {

@@ -202,7 +202,7 @@ impl Queues {
                 let mut models = queue.models();
                 models.push(model.clone());
                 // One with a target waits for a walk to end. The rooms are read then, without what that has given away.
-                let may_pass = |planned: &Planned| queue.is_passed_by(&request, planned);
+                let may_pass = |planned: &Planned| queue.is_passed_by(settings, &request, planned);
                 let is_passed_by = planned.as_ref().is_some_and(may_pass);
                 let released = self.granted.released.lock().clone();
                 let rooms = self.rooms(&models, settings, &released, now);

@@ -776,7 +776,7 @@ mod tests {
             let mut request = Request::for_tests(rig.now, 10);
             change(&mut request);
             let planned = rig.planned(index, 10);
-            let is_passed_by = rig.queue.is_passed_by(&request, &planned);
+            let is_passed_by = rig.queue.is_passed_by(&settings, &request, &planned);
             finds_room(&rooms, Some(&planned), is_passed_by)
         };
         let target = |request: &mut Request| request.ttft_target = Some(Duration::from_secs(1));
@@ -803,7 +803,7 @@ mod tests {
         let mut request = Request::for_tests(rig.now, 10);
         target(&mut request);
         let planned = rig.planned(2, 10);
-        assert!(rig.queue.is_passed_by(&request, &planned));
+        assert!(rig.queue.is_passed_by(&settings, &request, &planned));
         assert!(!finds_room(&rooms, Some(&planned), true));
     }
 

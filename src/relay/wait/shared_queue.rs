@@ -127,6 +127,8 @@ pub(in crate::relay) struct SharedQueue {
     pub(super) behind: Mutex<Behind>,
     /// The first ones in other replicas' lines that are let go first.
     pub(super) let_first: Mutex<LetFirst>,
+    /// There may be other replicas.
+    is_shared: bool,
     state: Mutex<State>,
 }
 
@@ -139,7 +141,6 @@ struct State {
     promised: Promised,
     /// All of them, each where `promised` has it. Empty if there are no other replicas.
     in_line: InLine,
-    is_shared: bool,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -279,12 +280,12 @@ impl SharedQueue {
             is_all_promised: AtomicBool::new(true),
             behind: Mutex::default(),
             let_first: Mutex::default(),
+            is_shared,
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
                 models: FxHashMap::default(),
                 promised: Promised::default(),
                 in_line: InLine::default(),
-                is_shared,
                 settings,
                 is_closed: false,
             }),
@@ -308,15 +309,22 @@ impl SharedQueue {
     }
 
     /// Whether a request with a plan may pass those in its line: they wait beside it, so that another replica sends its
-    /// request first, which one with a target does not.
-    pub(super) fn is_passed_by(&self, request: &Request, planned: &Planned) -> bool {
+    /// request first, which one with a target by these `settings` does not. Takes no lock for any other request.
+    pub(super) fn is_passed_by(
+        &self,
+        settings: &Settings,
+        request: &Request,
+        planned: &Planned,
+    ) -> bool {
+        if !self.is_shared || !settings.has_target(request) {
+            return false;
+        }
         let waits_for = planned.waits_for.as_ref();
         let Some((owner, _)) = waits_for.and_then(|waits_for| waits_for.promises.first()) else {
             return false;
         };
-        // Others need not wait for the walk.
-        let has_target = self.state.lock().queue.has_target(request);
-        has_target && self.let_first.lock().is_waited_in(*owner)
+        // A walk holds it to its end.
+        self.let_first.lock().is_waited_in(*owner)
     }
 
     /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `planned` stays.
@@ -342,7 +350,7 @@ impl SharedQueue {
             Some(waits_for) => waits_for.promises.clone(),
             None => Promises::new(),
         };
-        let place = place_of(state.is_shared, &promises, state.queue.due(&request));
+        let place = place_of(self.is_shared, &promises, state.queue.due(&request));
         let waiter = Waiter {
             model: model.clone(),
             tokens: request.tokens,
@@ -393,7 +401,6 @@ impl SharedQueue {
             queue,
             promised,
             in_line,
-            is_shared,
             ..
         } = &mut *state;
         let left = queue.advance(now, room, computed, |waiter, timing, stretch| {
@@ -404,7 +411,7 @@ impl SharedQueue {
                     Look::Send
                 }
                 Looked::Wait(waits_for) => {
-                    let place = place_of(*is_shared, &waits_for.promises, timing.due);
+                    let place = place_of(self.is_shared, &waits_for.promises, timing.due);
                     in_line.move_to(&waiter.place, place);
                     promised.add_waiting(&waits_for.promises);
                     if let Some(before) = waiter.waits_for.replace(Some(waits_for)) {
@@ -614,6 +621,31 @@ mod tests {
         assert_eq!(place_of(true, &promises, due), Some((worker, due)));
         assert_eq!(place_of(false, &promises, due), None);
         assert_eq!(place_of(true, &Promises::new(), due), None);
+    }
+
+    /// Else this test would wait for ever.
+    #[test]
+    fn without_a_target_or_other_replicas_a_request_waits_for_no_walk_to_know_whom_it_may_pass() {
+        let settings = Arc::new(Settings::default());
+        let (now, worker) = (observe::now(), WorkerId(3));
+        for (is_shared, target) in [(true, 0), (false, 1)] {
+            let queue = SharedQueue::new(Model::from("a"), settings.clone(), is_shared);
+            // A walk holds both.
+            let _walk = (queue.let_first.lock(), queue.state.lock());
+            let request = Request {
+                ttft_target: Some(Duration::from_secs(target)),
+                ..Request::for_tests(now, 10)
+            };
+            let planned = Planned {
+                placing: Box::new(|_, _, _| None),
+                waits_for: Some(WaitsFor {
+                    at: now,
+                    worker,
+                    promises: Promises::from_iter([(worker, LoadShare::of_request(10, 10))]),
+                }),
+            };
+            assert!(!queue.is_passed_by(&settings, &request, &planned));
+        }
     }
 
     #[test]
