@@ -334,6 +334,10 @@ impl Relay {
                  worker, or of its discovery entry, to the engine's --api-key"
             );
         }
+        // A refusal of the key leaves no answer for the client.
+        if let Some(answer) = &answer {
+            job.on_no_refusal_of_key(answer.running.worker(), chosen_at);
+        }
         if fault.failure == Failure::TooLong {
             course
                 .failed
