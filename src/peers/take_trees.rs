@@ -287,7 +287,8 @@ impl TreeTaker {
     }
 
     /// Sends a request, and receives the first chunk of the answer. A stream that was kept may have ended since, which
-    /// says nothing of the replica: another one is opened then. For a replica that is silent none is opened.
+    /// says nothing of the replica: another one is opened then. For a replica that is silent, or sends what is no
+    /// message, none is opened.
     async fn begin(
         &self,
         slot: &Slot,
@@ -297,8 +298,8 @@ impl TreeTaker {
         let kept = slot.link.lock().take();
         if let Some(link) = kept {
             match self.request(link, request).await {
-                Err(NotTaken::Failure(failure)) => {
-                    debug!(source, reason = %failure, "a stream that was kept has ended");
+                Err(NotTaken::Failure(Failure::Lost(reason))) => {
+                    debug!(source, %reason, "a stream that was kept has ended");
                 }
                 answer => return answer,
             }

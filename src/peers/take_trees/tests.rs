@@ -82,9 +82,9 @@ async fn silent() -> (Replica, Arc<AtomicUsize>) {
     (giver, streams)
 }
 
-/// A replica that sends no message after the first chunk of a tree, but other bytes, and how many streams were opened
+/// A replica that sends `count` chunks of a tree and then bytes that are no message, and how many streams were opened
 /// to it.
-async fn malformed() -> (Replica, Arc<AtomicUsize>) {
+async fn malformed_after(count: usize) -> (Replica, Arc<AtomicUsize>) {
     let giver = replica(&[]).await;
     giver.peers.set_ready(true);
     let streams = Arc::new(AtomicUsize::new(0));
@@ -93,7 +93,8 @@ async fn malformed() -> (Replica, Arc<AtomicUsize>) {
         opened.fetch_add(1, Relaxed);
         Box::pin(async move {
             while let Ok(Some(_)) = link.receive().await {
-                for chunk in first_chunk(chunks(&copy(&[(16, true, 0); 3_000]))) {
+                let all = chunks(&copy(&[(16, true, 0); 3_000]));
+                for chunk in all.into_iter().take(count) {
                     let _ = link.send(framed(Kind::TreeChunk(chunk))).await;
                 }
                 let _ = link.send(grpc::frame(&[0xff; 3])).await;
@@ -131,6 +132,13 @@ async fn taker(sources: &[&Replica]) -> (TreeTaker, Replica) {
     // However busy the machine is.
     Arc::get_mut(&mut taker.0).unwrap().ask_again_within = Duration::from_secs(3_600);
     (taker, late)
+}
+
+/// Opens a stream to a replica, which the next tree uses.
+async fn keep_stream(taker: &TreeTaker, late: &Replica, giver: &Replica) {
+    let source: Arc<str> = giver.address.as_str().into();
+    let link = late.peers.call_for_trees(&source).await.unwrap();
+    *taker.slot(&source).link.lock() = Some(link);
 }
 
 fn lost(taker: &TreeTaker) -> u64 {
@@ -175,8 +183,17 @@ async fn a_tree_is_not_asked_for_again_once_its_giver_may_have_given_up_this_rep
 
 #[tokio::test]
 async fn a_replica_that_sends_what_is_no_message_is_not_asked_again() {
-    let (giver, streams) = malformed().await;
+    let (giver, streams) = malformed_after(1).await;
     let (taker, _late) = taker(&[&giver]).await;
+    assert!(taker.fetch(wanted()).await.is_none());
+    assert_eq!((streams.load(Relaxed), lost(&taker)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_replica_that_sends_what_is_no_message_on_a_kept_stream_is_not_asked_again() {
+    let (giver, streams) = malformed_after(0).await;
+    let (taker, late) = taker(&[&giver]).await;
+    keep_stream(&taker, &late, &giver).await;
     assert!(taker.fetch(wanted()).await.is_none());
     assert_eq!((streams.load(Relaxed), lost(&taker)), (1, 1));
 }
@@ -209,9 +226,7 @@ async fn a_replica_that_is_silent_on_a_kept_stream_is_not_asked_again_on_another
     let (giver, streams) = silent().await;
     let (mut taker, late) = taker(&[&giver]).await;
     Arc::get_mut(&mut taker.0).unwrap().patience = Duration::from_millis(100);
-    let source: Arc<str> = giver.address.as_str().into();
-    let link = late.peers.call_for_trees(&source).await.unwrap();
-    *taker.slot(&source).link.lock() = Some(link);
+    keep_stream(&taker, &late, &giver).await;
     assert!(taker.fetch(wanted()).await.is_none());
     eventually("the kept stream is served", || streams.load(Relaxed) > 0).await;
     assert_eq!((streams.load(Relaxed), lost(&taker)), (1, 1));
