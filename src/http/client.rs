@@ -4,6 +4,7 @@
 //! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
 //! once, which is what makes an engine stop generating.
 
+mod alarm;
 mod body;
 mod connection;
 mod dead_peers;

@@ -73,7 +73,7 @@ impl EngineBody {
 
 fn give_back(connection: &mut Option<Connection>, pool: &Pool) {
     if let Some(mut connection) = connection.take()
-        && connection.is_usable()
+        && connection.is_over()
     {
         pool.put(connection);
     }
@@ -99,14 +99,11 @@ impl Body for EngineBody {
                 return piece.map(|data| data.map(Frame::data).map(Ok));
             }
         };
-        let mut quiet = Context::from_waker(Waker::noop());
-        let mut frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
-        if frame.is_pending()
-            && let Some(connection) = connection
-        {
-            connection.drive(cx);
-            frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
-        }
+        let mut next = |quiet: &mut Context<'_>| Pin::new(&mut *incoming).poll_frame(quiet);
+        let frame = match connection {
+            Some(connection) => connection.poll(cx, &mut next),
+            None => next(&mut Context::from_waker(Waker::noop())),
+        };
         match &frame {
             Poll::Ready(Some(Ok(_))) if incoming.is_end_stream() => give_back(connection, pool),
             Poll::Ready(None) => give_back(connection, pool),

@@ -3,7 +3,8 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::task::{Context, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -12,6 +13,7 @@ use hyper::client::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 
+use super::alarm::Alarm;
 use crate::http::tls::Socket;
 
 /// hyper reads an answer's head or a part of its body into a buffer of up to this size. By default it may grow to 400 KB,
@@ -20,7 +22,15 @@ const MAX_BUFFER_BYTES: usize = 64 << 10;
 
 pub(super) struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: Pin<Box<http1::Connection<TokioIo<Socket>, Full<Bytes>>>>,
+    driver: Driver,
+}
+
+/// Drives a connection only when it has something to do.
+struct Driver {
+    connection: Pin<Box<http1::Connection<TokioIo<Socket>, Full<Bytes>>>>,
+    alarm: Arc<Alarm>,
+    /// What wakes the alarm.
+    waker: Waker,
     ended: bool,
 }
 
@@ -28,17 +38,20 @@ impl Connection {
     pub(super) async fn over(socket: Socket) -> Result<Self, hyper::Error> {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_BUFFER_BYTES);
-        let (sender, driver) = builder.handshake(TokioIo::new(socket)).await?;
-        Ok(Self {
-            sender,
-            driver: Box::pin(driver),
+        let (sender, connection) = builder.handshake(TokioIo::new(socket)).await?;
+        let alarm = Arc::new(Alarm::default());
+        let driver = Driver {
+            connection: Box::pin(connection),
+            waker: alarm.clone().into(),
+            alarm,
             ended: false,
-        })
+        };
+        Ok(Self { sender, driver })
     }
 
     /// The socket of an idle connection without TLS, free of the thread that opened it.
     pub(super) fn into_stream(self) -> io::Result<std::net::TcpStream> {
-        let parts = Pin::into_inner(self.driver).into_parts();
+        let parts = Pin::into_inner(self.driver.connection).into_parts();
         match parts.io.into_inner() {
             Socket::Clear(stream) if parts.read_buf.is_empty() => {
                 let stream = stream.into_std()?;
@@ -58,26 +71,60 @@ impl Connection {
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, Self), hyper::Error> {
         let mut answer = pin!(self.sender.send_request(request));
-        // Only the driver produces the response, and this task polls both: the response needs no waker.
-        let answer = poll_fn(|cx| {
-            self.drive(cx);
-            answer
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()))
-        })
-        .await?;
+        self.driver.alarm.ring();
+        let answer =
+            poll_fn(|cx| self.driver.poll(cx, |quiet| answer.as_mut().poll(quiet))).await?;
         Ok((answer, self))
     }
 
-    /// Drives the connection as far as it goes without waiting.
-    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
-        if !self.ended {
-            self.ended = self.driver.as_mut().poll(cx).is_ready();
-        }
+    /// Polls what the connection produces, and drives the connection for it.
+    pub(super) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        produced: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.driver.poll(cx, produced)
     }
 
+    /// Whether another request can be sent after an answer that has come to its end.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.driver.alarm.ring();
+        self.is_usable()
+    }
+
+    /// Whether a request can be sent: the server has not closed the connection.
     pub(super) fn is_usable(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
-        !self.ended && self.sender.is_ready()
+        self.driver.drive();
+        !self.driver.ended && self.sender.is_ready()
+    }
+}
+
+impl Driver {
+    /// `produced` needs no waker: only the connection produces it, and the task that waits for it drives the connection.
+    fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut produced: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let mut quiet = Context::from_waker(Waker::noop());
+        let mut polled = produced(&mut quiet);
+        if polled.is_pending() && self.drive() {
+            polled = produced(&mut quiet);
+        }
+        if polled.is_pending() {
+            // Whoever gets something polls again, and needs no waker until then.
+            self.alarm.wakes(cx.waker());
+        }
+        polled
+    }
+
+    /// Drives the connection as far as it goes without waiting, if anything has happened since the last time. False if not.
+    fn drive(&mut self) -> bool {
+        let has_rung = self.alarm.take();
+        if has_rung && !self.ended {
+            let cx = &mut Context::from_waker(&self.waker);
+            self.ended = self.connection.as_mut().poll(cx).is_ready();
+        }
+        has_rung
     }
 }
