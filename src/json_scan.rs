@@ -110,13 +110,28 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         loop {
             self.next().filter(|byte| *byte == b'"')?;
             let name = self.text()?;
-            self.expect(b':')?;
-            self.next()?;
+            self.open_value()?;
             read(self, name)?;
             if self.is_last(b'}')? {
                 return Some(());
             }
         }
+    }
+
+    /// From behind the name of a member of an object to its value.
+    #[inline]
+    pub fn open_value(&mut self) -> Option<()> {
+        self.expect(b':')?;
+        self.next().map(drop)
+    }
+
+    /// From behind a member of an object to behind the object.
+    pub fn skip_rest_of_object(&mut self) -> Option<()> {
+        while !self.is_last(b'}')? {
+            self.skip_name(b'}')?;
+            self.value()?;
+        }
+        Some(())
     }
 
     /// The string that begins here, with its quotes, and whether it has escapes.
@@ -207,8 +222,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         if end == b'}' {
             self.first_byte().filter(|byte| *byte == b'"')?;
             self.skip_string()?;
-            self.expect(b':')?;
-            self.next()?;
+            self.open_value()?;
         }
         Some(())
     }

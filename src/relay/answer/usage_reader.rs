@@ -14,6 +14,7 @@ use self::member_search::MemberSearch;
 use self::reported::Reported;
 use super::cut_json::Line;
 use super::engine_answer::Usage;
+use crate::json_scan::Scan;
 use crate::prompt::Api;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
@@ -195,11 +196,24 @@ fn only_usage(api: Api, whole: &[u8]) -> Option<Option<Reported>> {
     if names.next().is_some() || whole[at - 1] == b'\\' {
         return None;
     }
+    let value = &whole[at + USAGE.needle().len()..];
+    if let Some(reported) = last_members(value) {
+        return Some(reported);
+    }
     let (mut search, mut reported) = (MemberSearch::in_object(), None);
     search.read(&whole[at..], false, |usage, _| {
         reported = Reported::read(usage);
     });
     search.is_over().then_some(reported)
+}
+
+/// The usage that follows its name, if that is an object of JSON and nothing but members of the outermost object follows.
+fn last_members(behind_name: &[u8]) -> Option<Option<Reported>> {
+    let mut scan = Scan::<true>::of_bytes(behind_name)?;
+    scan.open_value()?;
+    let reported = Reported::take(&mut scan)?;
+    scan.skip_rest_of_object()?;
+    scan.is_over().then_some(reported)
 }
 
 #[cfg(test)]

@@ -20,10 +20,14 @@ pub(super) struct Reported {
 impl Reported {
     /// `None` if it has no number that counts.
     pub(super) fn read(object: &[u8]) -> Option<Self> {
+        Self::take(&mut Scan::of_bytes(object)?)?
+    }
+
+    /// As [`Self::read`], of the object that begins here, if one does.
+    pub(super) fn take(scan: &mut Scan<'_, true>) -> Option<Option<Self>> {
         let mut found = Self::default();
         // An engine that says a number under two names counts as it says the most.
         let raise = |count: &mut Option<u64>, json: &str| *count = json.parse().ok().max(*count);
-        let mut scan = Scan::<true>::of_bytes(object)?;
         scan.each_member(|scan, name| {
             match &*name {
                 "prompt_tokens" | "input_tokens" => raise(&mut found.input, scan.value()?),
@@ -60,7 +64,7 @@ impl Reported {
             Some(())
         })?;
         let counts = [found.input, found.output, found.total];
-        counts.iter().any(Option::is_some).then_some(found)
+        Some(counts.iter().any(Option::is_some).then_some(found))
     }
 
     /// The usage of an answer of any API but Messages.
