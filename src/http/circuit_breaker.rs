@@ -243,6 +243,7 @@ impl SharedBreaker {
         }
     }
 
+    #[inline]
     pub fn may_admit(&self, now: Instant) -> bool {
         self.is_quiet() || self.machine.lock().may_admit(now)
     }

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 
 use serde::Serialize;
 
-use super::types::{Cached, Expected, Request, State, View};
+use super::types::{Backlog, Cached, Expected, Request, State, View};
 use super::{Settings, TierCredit};
 
 /// Seconds for loading a LoRA adapter into a GPU. An adapter of rank 16 of an 8B model (80 MB) takes about 80 ms from a disk and
@@ -138,15 +138,21 @@ impl<'a> Costs<'a> {
     /// For a request whose prompt the worker computes, but for what it has cached.
     #[inline]
     pub fn terms(&self, state: &State, new_tokens: u32) -> Terms {
+        let prompt_token = state.speed.prompt_token;
+        Terms {
+            compute: f64::from(new_tokens) * prompt_token,
+            delay: self.delay(new_tokens, delayed(state), prompt_token),
+            ..self.terms_of_answer(state)
+        }
+    }
+
+    /// What computing so many tokens takes from others, `delayed` of which stand still meanwhile.
+    #[inline]
+    fn delay(&self, new_tokens: u32, delayed: f64, prompt_token: f64) -> f64 {
         let new = f64::from(new_tokens);
         let copied = f64::from(new_tokens.saturating_sub(self.least_new));
         let paid = new - (1.0 - self.copy_part) * copied;
-        let prompt_token = state.speed.prompt_token;
-        Terms {
-            compute: new * prompt_token,
-            delay: new * self.later + paid * DELAYED_FOR_EACH * delayed(state) * prompt_token,
-            ..self.terms_of_answer(state)
-        }
+        new * self.later + paid * DELAYED_FOR_EACH * delayed * prompt_token
     }
 
     /// For a request of whose prompt the worker receives the tokens that it has not cached, which another one computes:
@@ -197,11 +203,16 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// A lower bound of the cost at a worker with so much queued, for `new_tokens` or more.
+    /// A lower bound of the cost at a worker, for `new_tokens` or more.
     #[inline]
-    pub(super) fn at_least(&self, queued_tokens: u64, prompt_token: f64, new_tokens: u32) -> f64 {
-        let new = f64::from(new_tokens);
-        (queued_tokens as f64 + new) * prompt_token + new * self.later
+    pub(super) fn at_least(&self, backlog: &Backlog, new_tokens: u32) -> f64 {
+        let Backlog {
+            queued_tokens,
+            prompt_token,
+            delayed,
+        } = *backlog;
+        let computed = (queued_tokens as f64 + f64::from(new_tokens)) * prompt_token;
+        computed + self.delay(new_tokens, delayed, prompt_token)
     }
 }
 

@@ -80,15 +80,20 @@ fn cache_aware(
 ) -> Option<Decision<ViewIndex>> {
     let mut search = CandidateSearch::new(settings, request, view);
     for index in view.prefix_owners().iter().chain(view.adapter_owners()) {
-        search.consider(*index);
+        search.consider_owner(*index);
     }
     if !search.can_skip_sample() {
-        // All queue lengths are loaded at once, since each is in another cache line.
-        let sampled: SmallVec<[(ViewIndex, Backlog); 16]> = sample(view, RANDOM_CANDIDATES, draw)
-            .map(|index| (index, view.backlog(index)))
+        // All backlogs are loaded at once, since each is in another cache line.
+        let mut sampled: SmallVec<[(ViewIndex, f64); 16]> = sample(view, RANDOM_CANDIDATES, draw)
+            .map(|index| (index, search.at_least(&view.backlog(index))))
             .collect();
-        for (index, backlog) in sampled {
-            if search.is_competitive(backlog) {
+        // The one that is likely to be the best comes first: it rules most of the others out.
+        let likely = (0..sampled.len()).min_by(|a, b| sampled[*a].1.total_cmp(&sampled[*b].1));
+        if let Some(likely) = likely {
+            sampled.swap(0, likely);
+        }
+        for (index, at_least) in sampled {
+            if at_least <= search.max_competitive_cost {
                 search.consider(index);
             }
         }
@@ -169,30 +174,46 @@ impl<'a, V: View> CandidateSearch<'a, V> {
 
     /// True if even an idle worker without the prefix would cost more than the best candidate.
     fn can_skip_sample(&self) -> bool {
-        !self.is_competitive(Backlog {
+        let idle = Backlog {
             queued_tokens: 0,
             prompt_token: self.view.min_prompt_token(),
-        })
+            delayed: 0.0,
+        };
+        self.at_least(&idle) > self.max_competitive_cost
     }
 
+    /// A lower bound of the cost at a worker that is no prefix owner.
     #[inline]
-    fn is_competitive(&self, backlog: Backlog) -> bool {
+    fn at_least(&self, backlog: &Backlog) -> f64 {
         let new_tokens = self.min_new_tokens_elsewhere;
-        let Backlog {
-            queued_tokens,
-            prompt_token,
-        } = backlog;
-        self.costs.at_least(queued_tokens, prompt_token, new_tokens) <= self.max_competitive_cost
+        self.costs.at_least(backlog, new_tokens)
     }
 
+    /// Considers a prefix owner, closely only if it may be the best or has the longest prefix so far.
     #[inline]
+    fn consider_owner(&mut self, index: ViewIndex) {
+        let cached = self.view.cached(index);
+        let new_tokens = self.costs.new_tokens(&cached);
+        let is_beaten = |best: &Candidate| {
+            let at_least = || self.costs.at_least(&self.view.backlog(index), new_tokens);
+            new_tokens >= self.min_new_tokens && at_least() > best.max_competitive_cost()
+        };
+        if !self.best.as_ref().is_some_and(is_beaten) {
+            self.consider_closely(index, cached, new_tokens);
+        }
+    }
+
     fn consider(&mut self, index: ViewIndex) {
+        let cached = self.view.cached(index);
+        let new_tokens = self.costs.new_tokens(&cached);
+        self.consider_closely(index, cached, new_tokens);
+    }
+
+    fn consider_closely(&mut self, index: ViewIndex, cached: Cached, new_tokens: u32) {
         let state = self.view.state(index);
         if !state.is_usable {
             return;
         }
-        let cached = self.view.cached(index);
-        let new_tokens = self.costs.new_tokens(&cached);
         self.min_new_tokens = self.min_new_tokens.min(new_tokens);
         let key = SortKey {
             cost: self.costs.cost(&state, new_tokens),
@@ -202,19 +223,19 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         };
         let is_better = |best: &Candidate| key.cmp(&best.key).is_lt();
         if self.best.as_ref().is_none_or(is_better) {
-            // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
-            self.max_competitive_cost = if new_tokens <= self.min_new_tokens_elsewhere {
-                // Rounding must not rule out one that costs the same.
-                key.cost * (1.0 + 1e-9)
-            } else {
-                f64::INFINITY
-            };
-            self.best = Some(Candidate {
+            let best = Candidate {
                 key,
                 state,
                 cached,
                 new_tokens,
-            });
+            };
+            // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
+            self.max_competitive_cost = if new_tokens <= self.min_new_tokens_elsewhere {
+                best.max_competitive_cost()
+            } else {
+                f64::INFINITY
+            };
+            self.best = Some(best);
         }
     }
 }
@@ -224,6 +245,14 @@ struct Candidate {
     state: State,
     cached: Cached,
     new_tokens: u32,
+}
+
+impl Candidate {
+    /// Rounding must not rule out another one that costs the same.
+    #[inline]
+    fn max_competitive_cost(&self) -> f64 {
+        self.key.cost * (1.0 + 1e-9)
+    }
 }
 
 /// Orders workers: lowest cost, then fewest requests, then at random.

@@ -140,6 +140,8 @@ pub struct Backlog {
     pub queued_tokens: u64,
     /// Seconds that the worker takes for a prompt token.
     pub prompt_token: f64,
+    /// As many requests or more stand still while it computes a prompt.
+    pub delayed: f64,
 }
 
 /// The candidates of a decision: workers that serve a model, or their dp ranks.
@@ -162,6 +164,7 @@ pub trait View {
         Backlog {
             queued_tokens: state.queued_tokens,
             prompt_token: state.speed.prompt_token,
+            delayed: state.delayed * (1.0 - state.speed.overlap),
         }
     }
 

@@ -107,30 +107,19 @@ impl<'a> FleetView<'a> {
         self.places.rank(self.place(index))
     }
 
-    /// What the place was promised beside its load.
+    /// The whole load of a place's worker, or its rank's, with what comes before the request.
     #[inline]
-    fn promise(&self, index: ViewIndex) -> LoadShare {
-        match self.before {
-            None => LoadShare::default(),
-            Some(before) => before.everywhere(self.places.cache_owner(self.place(index))),
-        }
-    }
-
-    /// The worker's whole load, or its rank's, with what comes before the request.
-    #[inline]
-    fn share(&self, index: ViewIndex) -> LoadShare {
-        self.load(index).plus(self.promise(index))
-    }
-
-    #[inline]
-    fn load(&self, index: ViewIndex) -> LoadShare {
-        let (place, worker) = (self.place(index), self.worker(index));
-        match self.places.rank(place) {
+    fn share(&self, place: RankPlace, worker: &Worker, rank: Option<u32>) -> LoadShare {
+        let load = match rank {
             None => worker.load.share(),
             Some(rank) => {
                 let ranks = self.places.ranks_beside(place);
                 worker.pinned.share(&worker.load, rank, ranks)
             }
+        };
+        match self.before {
+            None => load,
+            Some(before) => load.plus(before.everywhere(worker.id.cache_owner(rank))),
         }
     }
 
@@ -174,8 +163,9 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    fn is_free(&self, index: ViewIndex) -> bool {
-        is_free(self.worker(index), self.now, self.excluded)
+    #[inline]
+    fn is_free(&self, worker: &Worker) -> bool {
+        is_free(worker, self.now, self.excluded)
     }
 
     /// A decision of this view with the worker's index and its rank.
@@ -227,16 +217,19 @@ impl View for FleetView<'_> {
     }
 
     fn state(&self, index: ViewIndex) -> State {
-        let worker = self.worker(index);
-        let can = self.is_bootstrap_known(index) && self.may_transfer(index);
-        let is_free = self.is_free(index);
-        let share = self.share(index);
+        let place = self.place(index);
+        let (worker, rank) = (self.places.worker(place), self.places.rank(place));
+        let can = match self.task {
+            Task::Decode | Task::Whole => true,
+            Task::Prefill(..) => self.is_bootstrap_known(index) && self.may_transfer(index),
+        };
+        let share = self.share(place, worker, rank);
         let group = self.places.group();
         let mut usual = worker.load.usual_requests();
         let (mut slots, mut waiting) = (worker.slots(), worker.load.waiting());
-        if self.rank(index).is_some() {
+        if rank.is_some() {
             // Those of a worker with several ranks are of all of them.
-            let ranks = self.places.ranks_beside(self.place(index)).max(1);
+            let ranks = self.places.ranks_beside(place).max(1);
             usual /= f64::from(ranks);
             slots /= ranks;
             waiting /= ranks;
@@ -247,7 +240,7 @@ impl View for FleetView<'_> {
             speed.overlap = 0.0;
         }
         State {
-            is_usable: can && is_free,
+            is_usable: can && self.is_free(worker),
             requests: share.requests,
             queued_tokens: share.queued_tokens,
             delayed: routing::delayed(share.requests, usual),
@@ -260,13 +253,14 @@ impl View for FleetView<'_> {
     }
 
     fn backlog(&self, index: ViewIndex) -> Backlog {
-        let worker = self.worker(index);
+        let place = self.place(index);
+        let (worker, rank) = (self.places.worker(place), self.places.rank(place));
+        let (share, speed) = (self.share(place, worker, rank), worker.load.speed.get());
         Backlog {
-            queued_tokens: match self.rank(index) {
-                None => worker.load.queued_tokens() + self.promise(index).queued_tokens,
-                Some(_) => self.share(index).queued_tokens,
-            },
-            prompt_token: worker.load.speed.prompt_token(),
+            queued_tokens: share.queued_tokens,
+            prompt_token: speed.prompt_token,
+            // Those that usually come besides, and what a prefill worker has not learnt, only add to it.
+            delayed: f64::from(share.requests) * (1.0 - speed.overlap),
         }
     }
 
@@ -312,7 +306,7 @@ impl View for FleetView<'_> {
             return SharedPrefix::default();
         };
         // Nobody finds a copy of it where it cannot be sent now.
-        let key = key.filter(|_| self.is_free(index));
+        let key = key.filter(|_| self.is_free(self.worker(index)));
         SharedPrefix {
             tokens,
             key,

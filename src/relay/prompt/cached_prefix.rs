@@ -231,6 +231,7 @@ impl<'a> CachedPrefixes<'a> {
 
     /// Whether KV events decide what counts as cached at a place, even if they only say that nothing
     /// can be relied on now.
+    #[inline]
     pub(in crate::relay) fn is_exact(&self, place: RankPlace) -> bool {
         let ranks = self.places.event_ranks(place);
         let has_events = self.exact.is_some() && ranks > 0;
@@ -248,12 +249,12 @@ impl<'a> CachedPrefixes<'a> {
     }
 
     /// Whether a worker's engine is not known to tokenize differently.
+    #[inline]
     pub(in crate::relay) fn is_trusted(&self, place: RankPlace) -> bool {
-        let worker = self.places.worker(place).id;
-        let tokenizer_check = &self.caches.tokenizer_check;
-        self.suspected
-            .as_ref()
-            .is_none_or(|subject| tokenizer_check.trusts(subject, worker))
+        self.suspected.as_ref().is_none_or(|subject| {
+            let worker = self.places.worker(place).id;
+            self.caches.tokenizer_check.trusts(subject, worker)
+        })
     }
 
     pub(in crate::relay) fn source(&self, place: RankPlace) -> PrefixSource {

@@ -437,7 +437,7 @@ proptest! {
         }
     }
 
-    /// Workers skipped because of their queue would change neither the decision nor its reason.
+    /// Workers skipped because of their load would change neither the decision nor its reason.
     #[test]
     fn the_choice_is_as_if_all_were_looked_at_closely(
         rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6,
@@ -458,7 +458,7 @@ proptest! {
         prop_assert_eq!(decide(&settings, &request, &table), closely);
     }
 
-    /// In a fleet of which all workers are compared, the chosen one is the cheapest.
+    /// In a fleet of which all workers are compared, the chosen one is the cheapest, and the reason is that of the longest prefix.
     #[test]
     fn cache_aware_takes_the_least_cost(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16),
@@ -470,10 +470,14 @@ proptest! {
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);
         if let Some(decision) = decide(&settings, &request, &table) {
+            let mut least_new = u32::MAX;
             for index in table.indices().filter(|index| table.state(*index).is_usable) {
                 let new_tokens = costs.new_tokens(&table.cached(index));
+                least_new = least_new.min(new_tokens);
                 prop_assert!(decision.cost <= costs.cost(&table.state(index), new_tokens));
             }
+            let reason = cache_aware_reason(&request, decision.new_tokens, least_new);
+            prop_assert_eq!(decision.reason, reason);
         }
     }
 }
