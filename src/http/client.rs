@@ -19,6 +19,7 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use hyper::header::HeaderValue;
 use hyper::http::request;
 use hyper::{Request, Response, Uri};
 use parking_lot::Mutex;
@@ -52,6 +53,8 @@ pub struct Pool {
     address: String,
     /// Where `host:port` is in the address. Empty for a Unix socket.
     authority: Range<usize>,
+    /// What a request names as its host, if it can be a header.
+    host: Option<HeaderValue>,
     /// The connections of HTTP/2, if it is spoken.
     http2: Option<Box<http2::Connections>>,
     settings: Settings,
@@ -106,8 +109,10 @@ impl Pool {
             let length = address[begin..].find('/');
             begin..length.map_or(address.len(), |length| begin + length)
         };
+        let host = HeaderValue::from_str(host_of(&address[authority.clone()])).ok();
         Arc::new(Self {
             authority,
+            host,
             http2: has_http2.then(Box::default),
             address,
             settings,
@@ -123,10 +128,12 @@ impl Pool {
 
     /// `host:port`; for a Unix socket, what a request names as its host.
     pub fn authority(&self) -> &str {
-        match &self.address[self.authority.clone()] {
-            "" => "localhost",
-            authority => authority,
-        }
+        host_of(&self.address[self.authority.clone()])
+    }
+
+    /// [`Pool::authority`] as a header.
+    pub fn host(&self) -> Option<&HeaderValue> {
+        self.host.as_ref()
     }
 
     /// The path of the Unix socket, if it is one.
@@ -278,7 +285,7 @@ impl Pool {
     pub async fn get(
         self: &Arc<Self>,
         path: &str,
-        authorization: Option<&hyper::header::HeaderValue>,
+        authorization: Option<&HeaderValue>,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
         let request = Request::get(path);
@@ -290,7 +297,7 @@ impl Pool {
     pub async fn post(
         self: &Arc<Self>,
         path: &str,
-        authorization: Option<&hyper::header::HeaderValue>,
+        authorization: Option<&HeaderValue>,
         json: impl Into<Bytes>,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
@@ -302,7 +309,7 @@ impl Pool {
     async fn small(
         self: &Arc<Self>,
         request: request::Builder,
-        authorization: Option<&hyper::header::HeaderValue>,
+        authorization: Option<&HeaderValue>,
         body: Bytes,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
@@ -395,6 +402,14 @@ impl Pool {
 
     fn shard(&self) -> &Mutex<Vec<Idle>> {
         &self.idle[io_threads::index() % SHARDS]
+    }
+}
+
+/// That of a Unix socket is empty.
+fn host_of(authority: &str) -> &str {
+    match authority {
+        "" => "localhost",
+        authority => authority,
     }
 }
 

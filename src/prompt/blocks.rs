@@ -1,5 +1,6 @@
 //! Splits canonical bytes into blocks and hashes each block.
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::types::{HashedPrompt, LocalBlock, Section};
@@ -18,7 +19,7 @@ pub(super) struct BlockHasher {
     /// Finished blocks of all sections, in order of arrival.
     blocks: Vec<LocalBlock>,
     /// Finished sections: their blocks (a range of `blocks`) and canonical bytes.
-    sections: Vec<(Section, std::ops::Range<usize>, u64)>,
+    sections: SmallVec<[(Section, std::ops::Range<usize>, u64); 2]>,
     current: Option<Section>,
     /// Index of the current section's first block.
     first_block: usize,
@@ -38,7 +39,7 @@ impl BlockHasher {
         Self {
             block_bytes: (block_bytes as usize).clamp(16, MAX_BLOCK_BYTES),
             blocks: Vec::with_capacity(64),
-            sections: Vec::with_capacity(2),
+            sections: SmallVec::new(),
             current: None,
             first_block: 0,
             bytes: 0,

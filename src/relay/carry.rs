@@ -76,7 +76,9 @@ impl Relay {
             warn!(id = %job.context.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections.into());
         }
-        failed.exclude_all(earlier_cuts.excluded());
+        if !earlier_cuts.is_empty() {
+            failed.exclude_all(earlier_cuts.excluded());
+        }
         let rules = Rules {
             deadline: self.deadline(&job.context),
             looks_for_room: waits.is_some() || job.context.kind.batch_line().is_some(),
@@ -249,6 +251,9 @@ fn refuses_key(worker: &Worker, now: Instant) -> bool {
 
 /// True if the request seems to end the engines that get it, or ended connections of each that could have it.
 fn no_worker_may_get(plan: &Plan, failed: &FailedWorkers, cuts: &Cuts) -> bool {
+    if cuts.is_empty() {
+        return false;
+    }
     let may_get = |worker: &Arc<Worker>| {
         let id = worker.id;
         !failed.unfit.contains(&id) && !cuts.excludes(id)

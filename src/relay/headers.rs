@@ -65,8 +65,8 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
             headers.append(name, value.clone());
         }
     }
-    if let Ok(host) = HeaderValue::from_str(worker.pool.authority()) {
-        headers.insert(header::HOST, host);
+    if let Some(host) = worker.pool.host() {
+        headers.insert(header::HOST, host.clone());
     }
     if let Some(authorization) = &worker.authorization {
         headers.insert(header::AUTHORIZATION, authorization.clone());

@@ -31,7 +31,7 @@ pub(super) const TTFT_TARGET: HeaderName = HeaderName::from_static("x-warmroute-
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 
-/// The worker that answered: an extension of the response.
+/// The worker that answered: an extension of the response to a request of the Responses API, or of a gateway.
 #[derive(Clone, Debug)]
 pub struct ServedBy(pub Arc<str>);
 

@@ -63,7 +63,7 @@ impl Relay {
             let blocks = peek.prompt.blocks.iter();
             kv::text_block::chain(
                 start,
-                blocks.map(|block| (block.hash, measure.tokens(u64::from(block.bytes)))),
+                blocks.map(|block| (block.hash, measure.tokens(block.bytes))),
             )
         } else {
             Vec::new()
@@ -318,8 +318,8 @@ impl Measure {
         }
     }
 
-    fn tokens(&self, bytes: u64) -> u32 {
-        (bytes as f64 * self.tokens_per_byte) as u32
+    fn tokens(&self, bytes: u32) -> u32 {
+        (f64::from(bytes) * self.tokens_per_byte) as u32
     }
 }
 

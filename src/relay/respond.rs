@@ -83,8 +83,11 @@ impl Relay {
         {
             response.headers_mut().insert(DECISION, value);
         }
-        let served_by = ServedBy(running.worker().name.clone());
-        response.extensions_mut().insert(served_by);
+        // Nobody else asks which worker it was.
+        if job.asked_api() == Api::Responses || job.gateway.is_some() {
+            let served_by = ServedBy(running.worker().name.clone());
+            response.extensions_mut().insert(served_by);
+        }
         if is_converted {
             response.extensions_mut().insert(AnsweredAsChat);
         }

@@ -1,6 +1,7 @@
 //! From a plan to a worker, or to a prefill and a decode worker: one cache lookup, and a view of the fleet for each
 //! role.
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -73,7 +74,7 @@ impl<'c> Chooser<'c> {
         may_repeat: bool,
         mut first: Option<Chosen>,
     ) -> Option<Choice> {
-        let mut failed = failed.clone();
+        let mut failed = Cow::Borrowed(failed);
         loop {
             let chosen = match first.take() {
                 Some(chosen) => chosen,
@@ -96,13 +97,13 @@ impl<'c> Chooser<'c> {
                     Some(())
                 };
                 if !may_both || (may_admit && is_admitted().is_none()) {
-                    failed.prefill.push(prefill.id);
+                    failed.to_mut().prefill.push(prefill.id);
                     continue;
                 }
             }
             let admitted = may_admit.then(|| self.admit(plan, worker, now));
             let Some(trial) = admitted.flatten() else {
-                failed.decode.push(worker.id);
+                failed.to_mut().decode.push(worker.id);
                 continue;
             };
             let split = split.map(|decision| {

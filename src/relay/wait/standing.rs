@@ -33,6 +33,9 @@ const FAIRNESS_ID: [HeaderName; 2] = [
     HeaderName::from_static("x-gateway-inference-fairness-id"),
 ];
 
+/// What follows `x-` in the names of all headers that are read here.
+const BEGINS: [&str; 4] = ["warmroute-", "llm-d-", "gateway-inference-", "slo-"];
+
 /// As good as none. Times are added to it, which must not overflow.
 const MAX_TARGET: Duration = Duration::from_secs(86_400);
 
@@ -62,6 +65,13 @@ impl Standing {
         tenant: &TenantProfile,
         settings: &Settings,
     ) -> Result<Self, Error> {
+        // Most requests have no such header, and are not searched for each.
+        let no_headers = HeaderMap::new();
+        let headers = if has_wishes(headers) {
+            headers
+        } else {
+            &no_headers
+        };
         let wish = priority_header(headers)?;
         let wish = wish.or_else(|| objective(headers, settings));
         let wish = wish.or_else(|| peek.priority.map(of_vllm));
@@ -76,6 +86,15 @@ impl Standing {
             flow: settings.trust_fairness_id.then(|| flow(headers)).flatten(),
         })
     }
+}
+
+/// Whether there may be one of the headers that are read here.
+fn has_wishes(headers: &HeaderMap) -> bool {
+    let mut names = headers.keys().map(HeaderName::as_str);
+    names.any(|name| {
+        let name = name.strip_prefix("x-");
+        name.is_some_and(|name| BEGINS.iter().any(|begin| name.starts_with(begin)))
+    })
 }
 
 fn of_vllm(priority: i64) -> i32 {
