@@ -139,6 +139,12 @@ async fn send_heartbeats(background: &Background, store: &dyn ResponseStore) {
 async fn read_notices(background: &Background, store: &dyn ResponseStore) {
     let (mut cursor, mut owner, mut reads) = (NoticeCursor::default(), background.owner(), 0);
     while !background.is_over() {
+        if background.table.lock().is_empty() {
+            tokio::select! {
+                () = background.first_run.notified() => {}
+                () = background.tasks.stopped() => {}
+            }
+        }
         background.pause(NOTICES_INTERVAL).await;
         if background.owner() != owner {
             (cursor, owner) = (NoticeCursor::default(), background.owner());

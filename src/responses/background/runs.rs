@@ -44,6 +44,8 @@ pub(in crate::responses) struct Background {
     pub(super) registered: watch::Sender<bool>,
     /// Wakes the heartbeat task: a run was added, so the lease may have to be renewed.
     pub(super) wakes: Notify,
+    /// Wakes the reader of notices, which waits while nothing runs here.
+    pub(super) first_run: Notify,
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
     pub(super) waiting_orphans: Mutex<WaitingOrphans>,
     /// The ends that were written here in the last minute.
@@ -141,6 +143,7 @@ impl Background {
             lease_held: watch::Sender::new(false),
             registered: watch::Sender::new(false),
             wakes: Notify::new(),
+            first_run: Notify::new(),
             table: Mutex::new(table),
             waiting_orphans: Mutex::default(),
             recent_ends: Mutex::default(),
@@ -221,6 +224,7 @@ impl Background {
         }
         self.metrics.running.inc();
         self.wakes.notify_one();
+        self.first_run.notify_one();
         Ok(RunGuard {
             background: self.clone(),
             key,
