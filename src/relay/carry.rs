@@ -43,8 +43,7 @@ impl Relay {
         }
         let mut waits = self.waits(job, &peek)?;
         let planning = job.context.trace().map(|trace| (trace, observe::now()));
-        // On the heap once, so that no future has a copy.
-        let mut plan = Arc::new(self.plan_or_wait(job, &mut peek, waits.as_mut()).await?);
+        let mut plan = self.plan_or_wait(job, &mut peek, waits.as_mut()).await?;
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
@@ -132,7 +131,7 @@ impl Relay {
             return Err(Self::not_queued(job, count, error));
         }
         if let Some(refused) = last.answer {
-            return Ok(self.respond(job, plan, *refused, count, course.deadline()));
+            return Ok(self.respond(job, plan, refused, count, course.deadline()));
         }
         let error = self.error_of(job, &plan, &course, why, last.worker.as_deref());
         let outcome = error.outcome();

@@ -69,7 +69,7 @@ impl NextAnswer {
         body: Bytes,
         lost: Arc<Worker>,
         answer_tokens: u32,
-    ) -> Result<AttemptAnswer, NotContinued> {
+    ) -> Result<Box<AttemptAnswer>, NotContinued> {
         self.failed.exclude_all(std::iter::once(lost.id));
         let plan = Plan::own(&mut self.plan);
         plan.body = Some(body.clone());

@@ -43,7 +43,7 @@ impl Relay {
         headers: &HeaderMap,
         peek: &mut PeekedBody<'_>,
         body: &Bytes,
-    ) -> Result<Plan, Error> {
+    ) -> Result<Arc<Plan>, Error> {
         let group = self.group_or_look_up(peek.model.as_deref()).await?;
         let model = self.models.of(&group.model);
         let salt = peek.cache_salt.as_deref();
@@ -116,7 +116,8 @@ impl Relay {
         } else {
             0
         };
-        Ok(Plan {
+        // On the heap at once, so that no future has a copy.
+        Ok(Arc::new(Plan {
             api,
             context_tokens: prompt_tokens.saturating_add(answer_max),
             request: routing::Request {
@@ -149,7 +150,7 @@ impl Relay {
             prompt: Prompt { blocks, exact },
             body: with_ids,
             legs,
-        })
+        }))
     }
 
     /// The number of a prompt's tokens, if the router knows all of them. `chat`: as in [`Job`](super::Job).

@@ -136,7 +136,7 @@ impl Relay {
         job: &Job<'_>,
         peek: &mut PeekedBody<'_>,
         waits: Option<&mut Waits>,
-    ) -> Result<Plan, Error> {
+    ) -> Result<Arc<Plan>, Error> {
         let planned = self.plan(job.api, job.headers, peek, &job.body).await;
         let is_missing = matches!(
             planned,
@@ -153,7 +153,7 @@ impl Relay {
             return planned;
         }
         let mut plan = self.plan(job.api, job.headers, peek, &job.body).await?;
-        plan.queued = waits.waited;
+        Plan::own(&mut plan).queued = waits.waited;
         Ok(plan)
     }
 

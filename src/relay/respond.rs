@@ -33,7 +33,7 @@ impl Relay {
         self: &Arc<Self>,
         job: &Job<'_>,
         mut plan: Arc<Plan>,
-        answer: AttemptAnswer,
+        answer: Box<AttemptAnswer>,
         mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
@@ -61,7 +61,7 @@ impl Relay {
             is_converted,
             decision: chosen,
             ..
-        } = answer;
+        } = *answer;
         let wire = if is_converted { Api::Chat } else { job.api };
         let exchange::Answer {
             head,

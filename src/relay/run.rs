@@ -54,7 +54,7 @@ impl Relay {
         course: &mut Course,
         last: &mut LastFailure,
         mut first: Option<First<'_>>,
-    ) -> Result<AttemptAnswer, Unanswered> {
+    ) -> Result<Box<AttemptAnswer>, Unanswered> {
         let id = job.context.id;
         let mut chosen = None;
         let mut step = course.next(observe::now());

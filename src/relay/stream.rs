@@ -249,13 +249,13 @@ impl Relayed {
     }
 
     /// Another worker's answer takes the place of the one that broke off.
-    fn on_next(&mut self, answer: AttemptAnswer) {
+    fn on_next(&mut self, answer: Box<AttemptAnswer>) {
         let AttemptAnswer {
             answer,
             running,
             attempts,
             ..
-        } = answer;
+        } = *answer;
         self.meter.on_next(running, attempts);
         self.source = Source::new(answer.body, answer.first);
         self.timer.restart(answer.timer);

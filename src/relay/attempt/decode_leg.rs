@@ -193,14 +193,14 @@ impl LegContext<'_> {
         } else {
             of_status
         };
-        let answer = AttemptAnswer {
+        let answer = Box::new(AttemptAnswer {
             is_converted: self.job.is_converted,
             answer,
             running,
             decision: self.choice.decision,
             attempts: self.course.count,
             split: Split::Pair(self.prefill.leg(tokens.filter(|_| has_prompt))),
-        };
+        });
         let fault = Fault::of_answer(Part::DecodeLeg, status, sign);
         if matches!(sign, Sign::Retryable | Sign::KeyRefused) {
             // The decode worker takes no request; the transfer is dropped, since only it could fetch the blocks.

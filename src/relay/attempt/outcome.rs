@@ -11,7 +11,8 @@ use crate::relay::failure::types::{Failure, Stage};
 use crate::routing::Decision;
 use crate::traces::TrySpan;
 
-pub(in crate::relay) type AttemptOutcome = Result<AttemptAnswer, FailedAttempt>;
+/// The answer is boxed where it is made: it passes through many futures, each of which would have room for it and copy it.
+pub(in crate::relay) type AttemptOutcome = Result<Box<AttemptAnswer>, FailedAttempt>;
 
 /// An engine's answer, with what its request counts for at the worker.
 pub(in crate::relay) struct AttemptAnswer {
@@ -31,7 +32,7 @@ pub(in crate::relay) struct FailedAttempt {
     /// For logs and for the client's error.
     pub(in crate::relay) error: String,
     /// A retryable answer (503, ...): it goes to the client if no other attempt does better. Not one that refuses the router's own
-    /// key, which is no client's business. Boxed, so that requests whose attempts do not fail do not carry it.
+    /// key, which is no client's business.
     pub(in crate::relay) answer: Option<Box<AttemptAnswer>>,
 }
 
@@ -57,7 +58,7 @@ impl FailedAttempt {
     }
 
     /// One that ended with this answer.
-    pub(in crate::relay) fn answered(fault: Fault, mut answer: AttemptAnswer) -> Self {
+    pub(in crate::relay) fn answered(fault: Fault, mut answer: Box<AttemptAnswer>) -> Self {
         let name = &answer.running.worker().name;
         let status = answer.answer.head.status;
         let error = format!("{name} answered {status}");
@@ -69,7 +70,7 @@ impl FailedAttempt {
         Self {
             fault,
             error,
-            answer: is_for_client.then(|| Box::new(answer)),
+            answer: is_for_client.then_some(answer),
         }
     }
 

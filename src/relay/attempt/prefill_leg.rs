@@ -103,14 +103,14 @@ impl LegContext<'_> {
             let sign = relay.on_status(job, worker, &answer, now, is_trial);
             running.on_refusal();
             running.span = span;
-            let answer = AttemptAnswer {
+            let answer = Box::new(AttemptAnswer {
                 is_converted: job.is_converted,
                 answer,
                 running,
                 decision: prefill.decision,
                 attempts: self.course.count,
                 split: Split::Pair(prefill.leg(None)),
-            };
+            });
             let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
                 // The engine's error is the client's answer: the decode worker would answer the same.
                 return Err(Box::new(Ok(answer)));

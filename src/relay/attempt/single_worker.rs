@@ -192,14 +192,14 @@ impl Relay {
         if status.is_success() && !matches!(sign, Sign::ErrorEvent | Sign::GivenUp) {
             insert.confirm();
         }
-        let answer = AttemptAnswer {
+        let answer = Box::new(AttemptAnswer {
             answer,
             running,
             decision: choice.decision,
             is_converted: job.is_converted,
             attempts: course.count,
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
-        };
+        });
         match Fault::of_answer(Part::Whole, status, sign) {
             None => Ok(answer),
             Some(fault) => {

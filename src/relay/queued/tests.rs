@@ -164,7 +164,7 @@ async fn plan(relay: &Relay, body: &Value) -> Plan {
     let mut peeked = peek(Api::Chat, &body, relay.block_bytes()).unwrap();
     let headers = HeaderMap::new();
     let planned = relay.plan(Api::Chat, &headers, &mut peeked, &body).await;
-    planned.unwrap()
+    Arc::into_inner(planned.unwrap()).unwrap()
 }
 
 /// Lines of batches.

@@ -24,7 +24,7 @@ pub(in crate::relay) struct Break {
     pub(in crate::relay) error: Option<Bytes>,
 }
 
-type Answered = (Box<NextAnswer>, Result<AttemptAnswer, NotContinued>);
+type Answered = (Box<NextAnswer>, Result<Box<AttemptAnswer>, NotContinued>);
 
 pub(in crate::relay) struct Continuing {
     state: State,
@@ -124,7 +124,7 @@ impl Continuing {
     pub(in crate::relay) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<AttemptAnswer, Break>> {
+    ) -> Poll<Result<Box<AttemptAnswer>, Break>> {
         let State::Waiting { answer, .. } = &mut self.state else {
             return Poll::Pending;
         };
