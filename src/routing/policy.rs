@@ -5,7 +5,7 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::cost::Costs;
+use super::cost::{Costs, Terms};
 use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
 use super::{Settings, affinity, prefix_hash};
 use crate::ids::ViewIndex;
@@ -60,6 +60,17 @@ fn decision(
 ) -> Decision<ViewIndex> {
     let new_tokens = costs.new_tokens(cached);
     let terms = costs.terms(state, new_tokens);
+    decision_at(costs, index, state, cached, (new_tokens, terms), reason)
+}
+
+fn decision_at(
+    costs: &Costs<'_>,
+    index: ViewIndex,
+    state: &State,
+    cached: &Cached,
+    (new_tokens, terms): (u32, Terms),
+    reason: Reason,
+) -> Decision<ViewIndex> {
     Decision {
         index,
         rank: None,
@@ -110,11 +121,12 @@ fn cache_aware(
         return Some(decision(costs, index, &state, &cached, Reason::PrefixHash));
     }
     let reason = cache_aware_reason(request, best.new_tokens, search.min_new_tokens);
-    Some(decision(
+    Some(decision_at(
         costs,
         best.key.index,
         &best.state,
         &best.cached,
+        (best.new_tokens, best.terms),
         reason,
     ))
 }
@@ -215,8 +227,9 @@ impl<'a, V: View> CandidateSearch<'a, V> {
             return;
         }
         self.min_new_tokens = self.min_new_tokens.min(new_tokens);
+        let terms = self.costs.terms(&state, new_tokens);
         let key = SortKey {
-            cost: self.costs.cost(&state, new_tokens),
+            cost: terms.sum(),
             requests: state.requests,
             seed: self.costs.request.seed,
             index,
@@ -228,6 +241,7 @@ impl<'a, V: View> CandidateSearch<'a, V> {
                 state,
                 cached,
                 new_tokens,
+                terms,
             };
             // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
             self.max_competitive_cost = if new_tokens <= self.min_new_tokens_elsewhere {
@@ -245,6 +259,7 @@ struct Candidate {
     state: State,
     cached: Cached,
     new_tokens: u32,
+    terms: Terms,
 }
 
 impl Candidate {

@@ -255,12 +255,19 @@ impl View for FleetView<'_> {
     fn backlog(&self, index: ViewIndex) -> Backlog {
         let place = self.place(index);
         let (worker, rank) = (self.places.worker(place), self.places.rank(place));
-        let (share, speed) = (self.share(place, worker, rank), worker.load.speed.get());
+        let (requests, queued_tokens) = match (rank, self.before) {
+            (None, None) => (worker.load.requests(), worker.load.queued_tokens()),
+            _ => {
+                let share = self.share(place, worker, rank);
+                (share.requests, share.queued_tokens)
+            }
+        };
+        let speed = worker.load.speed.get();
         Backlog {
-            queued_tokens: share.queued_tokens,
+            queued_tokens,
             prompt_token: speed.prompt_token,
             // Those that usually come besides, and what a prefill worker has not learnt, only add to it.
-            delayed: f64::from(share.requests) * (1.0 - speed.overlap),
+            delayed: f64::from(requests) * (1.0 - speed.overlap),
         }
     }
 
