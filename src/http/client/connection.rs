@@ -31,6 +31,8 @@ struct Driver {
     alarm: Arc<Alarm>,
     /// What wakes the alarm.
     waker: Waker,
+    /// What it was last polled for was not there, and has not come since.
+    is_awaited: bool,
     ended: bool,
 }
 
@@ -44,6 +46,7 @@ impl Connection {
             connection: Box::pin(connection),
             waker: alarm.clone().into(),
             alarm,
+            is_awaited: false,
             ended: false,
         };
         Ok(Self { sender, driver })
@@ -100,18 +103,23 @@ impl Connection {
 }
 
 impl Driver {
-    /// `produced` needs no waker: only the connection produces it, and the task that waits for it drives the connection.
+    /// `produced` needs no waker: only the connection produces it, while it is driven here.
     fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
         mut produced: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         let mut quiet = Context::from_waker(Waker::noop());
-        let mut polled = produced(&mut quiet);
+        let mut polled = if self.is_awaited {
+            Poll::Pending
+        } else {
+            produced(&mut quiet)
+        };
         if polled.is_pending() && self.drive() {
             polled = produced(&mut quiet);
         }
-        if polled.is_pending() {
+        self.is_awaited = polled.is_pending();
+        if self.is_awaited {
             // Whoever gets something polls again, and needs no waker until then.
             self.alarm.wakes(cx.waker());
         }
