@@ -100,4 +100,16 @@ mod tests {
         assert_eq!(woken(), 0);
         assert!(alarm.take());
     }
+
+    #[test]
+    fn of_two_tasks_the_one_that_waited_last_is_woken() {
+        let alarm = Arc::new(Alarm::default());
+        let tasks = [Arc::new(Task::default()), Arc::new(Task::default())];
+        assert!(alarm.take());
+        for task in &tasks {
+            alarm.wakes(&Waker::from(task.clone()));
+        }
+        Waker::from(alarm).wake();
+        assert_eq!(tasks.map(|task| task.0.load(Relaxed)), [0, 1]);
+    }
 }

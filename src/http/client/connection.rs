@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use tokio::task::coop;
 
 use super::alarm::Alarm;
 use crate::http::tls::Socket;
@@ -73,7 +74,9 @@ impl Connection {
         mut self,
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, Self), hyper::Error> {
-        let mut answer = pin!(self.sender.send_request(request));
+        // Without a budget left for the task, the channel would say "not yet" of an answer that is there, to a waker
+        // that wakes nobody.
+        let mut answer = pin!(coop::unconstrained(self.sender.send_request(request)));
         self.driver.alarm.ring();
         let answer =
             poll_fn(|cx| self.driver.poll(cx, |quiet| answer.as_mut().poll(quiet))).await?;
@@ -103,7 +106,9 @@ impl Connection {
 }
 
 impl Driver {
-    /// `produced` needs no waker: only the connection produces it, while it is driven here.
+    /// `produced` needs no waker: only the connection produces it, while it is driven here. It always sees what was
+    /// produced, and need not look again before the connection is driven: a body's channel spends nothing of the task's
+    /// budget, and an answer's channel is polled without a limit.
     fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,14 +1,34 @@
+use std::future::poll_fn;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener};
+use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
+use std::task::{Context, Waker};
 use std::thread;
 
 use hyper_util::rt::TokioIo;
+use tokio::task::coop;
 
 use super::*;
 use crate::http::io_threads::IoThreadScope;
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Reads the head of a request. False if the connection ends before.
+fn has_request(stream: &mut impl Read) -> bool {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        match stream.read(&mut byte) {
+            Ok(1) => head.push(byte[0]),
+            _ => return false,
+        }
+    }
+    true
+}
 
 /// A server that answers each request, and closes a connection after so many. Returns its address and the number of
 /// connections that it accepted.
@@ -23,13 +43,8 @@ fn server(requests_each: usize) -> (String, Arc<AtomicUsize>) {
             count.fetch_add(1, SeqCst);
             thread::spawn(move || {
                 for _ in 0..requests_each {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        let mut byte = [0];
-                        match stream.read(&mut byte) {
-                            Ok(1) => head.push(byte[0]),
-                            _ => return,
-                        }
+                    if !has_request(&mut stream) {
+                        return;
                     }
                     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
                     stream.write_all(answer).unwrap();
@@ -39,6 +54,28 @@ fn server(requests_each: usize) -> (String, Arc<AtomicUsize>) {
         }
     });
     (address, accepted)
+}
+
+/// A server of one connection after the other. It answers with a head and half of a body in one write, and writes the
+/// other half when it is told to. Returns its address and what tells it.
+fn halting_server() -> (String, mpsc::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            while has_request(&mut stream) {
+                let begin = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab";
+                stream.write_all(begin).unwrap();
+                if told.recv().is_err() {
+                    return;
+                }
+                stream.write_all(b"cd").unwrap();
+            }
+        }
+    });
+    (address, tell)
 }
 
 /// An I/O thread that sends a request each time it is asked.
@@ -68,7 +105,7 @@ impl Sender {
 
     fn send(&self) -> Bytes {
         self.ask.send(()).unwrap();
-        self.answers.recv_timeout(Duration::from_secs(30)).unwrap()
+        self.answers.recv_timeout(PATIENCE).unwrap()
     }
 }
 
@@ -166,6 +203,54 @@ async fn a_connection_that_was_idle_for_longer_than_a_request_allows_is_left_for
         assert_eq!(answer.collect().await.unwrap().to_bytes(), "ok");
         assert_eq!(accepted.load(SeqCst), expected, "{max_idle:?}");
     }
+}
+
+#[tokio::test]
+async fn an_answer_is_seen_however_much_of_its_tasks_budget_is_used() {
+    let (address, tell) = halting_server();
+    let pool = Pool::new(address, patient());
+    // A task has 128 units for each poll.
+    for used in 0..128 {
+        let request = Request::get("/").body(Full::default()).unwrap();
+        let mut sent = pin!(pool.send(request));
+        let exchange = async {
+            // The units of a new poll are all there.
+            tokio::task::yield_now().await;
+            let answer = poll_fn(|cx| {
+                for _ in 0..used {
+                    assert!(pin!(coop::consume_budget()).poll(cx).is_ready());
+                }
+                sent.as_mut().poll(cx)
+            });
+            let answer = answer.await.unwrap();
+            tell.send(()).unwrap();
+            answer.collect().await.unwrap().to_bytes()
+        };
+        let body = tokio::time::timeout(PATIENCE, exchange).await;
+        assert_eq!(body, Ok(Bytes::from_static(b"abcd")), "{used}");
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the test waits for the task that it spawns"
+)]
+#[tokio::test]
+async fn a_body_wakes_the_task_that_waits_for_it_and_not_the_one_that_polled_it_before() {
+    let (address, tell) = halting_server();
+    let pool = Pool::new(address, patient());
+    let request = Request::get("/").body(Full::default()).unwrap();
+    let mut body = pool.send(request).await.unwrap().into_body();
+    let first = body.frame().await.unwrap().unwrap();
+    assert_eq!(first.into_data().unwrap(), "ab");
+    let nobody = &mut Context::from_waker(Waker::noop());
+    assert!(pin!(body.frame()).poll(nobody).is_pending());
+    let reader = tokio::spawn(body.collect());
+    // Now the reader waits.
+    tokio::task::yield_now().await;
+    tell.send(()).unwrap();
+    let rest = tokio::time::timeout(PATIENCE, reader).await.unwrap();
+    assert_eq!(rest.unwrap().unwrap().to_bytes(), "cd");
 }
 
 /// A server of HTTP/2, which says what it was sent. Returns its address and the number of connections that it accepted.
