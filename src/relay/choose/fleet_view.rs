@@ -331,7 +331,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::fleet::registry::tests::{bring_up, registry};
+    use crate::fleet::events::{Endpoint, Events};
+    use crate::fleet::health::Health;
+    use crate::fleet::registry::tests::{bring_up, facts, member, registry};
+    use crate::fleet::speed::Speed;
+    use crate::fleet::{Facts, Member, PinnedApi};
     use crate::http::circuit_breaker;
     use crate::ids::Model;
     use crate::observe;
@@ -379,6 +383,86 @@ mod tests {
                 let shared = view.shared_prefix();
                 assert_eq!(shared.tokens, 256);
                 assert_eq!(shared.key.is_some(), names.len() == 1, "{names:?} {why}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_backlog_is_that_of_the_state_with_no_more_requests_that_stand_still() {
+        let now = observe::now();
+        let (fleet, caches, prompt) = (registry(&[]), caches(now), prompt());
+        let (credit, counts) = (TierCredit::default(), PrefixCounts::new(now));
+        let endpoint = Endpoint::Zmq {
+            publisher: "tcp://*:5557".to_owned(),
+            replay: None,
+            topic: String::new(),
+        };
+        let with = |name, role, events| Member {
+            role,
+            events,
+            ..member(name)
+        };
+        let members = vec![
+            with("whole", Role::Both, Events::Off),
+            with("ranks", Role::Both, Events::At(vec![endpoint; 2])),
+            with("prefill", Role::Prefill, Events::Off),
+        ];
+        fleet.set_members("static", members);
+        for status in &fleet.snapshot().workers {
+            let known = Facts {
+                version: Some("0.32.0".to_owned()),
+                ..facts(&[MODEL])
+            };
+            fleet.set_facts(status.worker.id, known);
+            fleet.set_health(status.worker.id, Health::Up);
+        }
+        let snapshot = fleet.snapshot();
+        let group = &*snapshot.models[&Model::from(MODEL)];
+        let share = LoadShare {
+            requests: 2,
+            queued_tokens: 70,
+            context_tokens: 90,
+        };
+        let mut promised = Promised::default();
+        for (number, worker) in (1_u32..).zip(&group.workers) {
+            worker.load.speed.set(&Speed {
+                prompt_token: 1e-4 * f64::from(number),
+                overlap: 0.25,
+                ..Speed::default()
+            });
+            // Usually there are eight: more than now, or fewer.
+            worker.load.set_peers(20, 0, 0);
+            worker.load.see_requests();
+            let queued_tokens = 1_000 * u64::from(number);
+            worker.load.set_peers(3 * number, queued_tokens, 0);
+            worker.pinned.set_peers(2, |rank| LoadShare {
+                requests: rank,
+                queued_tokens: 100 * u64::from(rank),
+                context_tokens: 0,
+            });
+            let rank = worker.id.cache_owner(Some(1));
+            promised.add(&[(worker.id, share), (rank, share)]);
+        }
+        let prefill = Task::Prefill(Connector::Nixl, Api::Chat);
+        for (task, pinned, places) in [
+            (Task::Decode, None, 2),
+            (Task::Decode, Some(PinnedApi::Chat), 3),
+            (prefill, None, 3),
+            (prefill, Some(PinnedApi::Chat), 4),
+        ] {
+            let all = Places::new(group, pinned);
+            let prefixes = CachedPrefixes::new(all, &caches, &prompt, &credit, (8, 7), &counts);
+            for before in [None, Some(&promised)] {
+                let view = FleetView::new(&prefixes, task, now, &[]).behind(before);
+                assert_eq!(view.len(), places);
+                for index in view.indices() {
+                    let (backlog, state) = (view.backlog(index), view.state(index));
+                    let place = (&*view.worker(index).name, view.rank(index));
+                    assert_eq!(backlog.queued_tokens, state.queued_tokens, "{place:?}");
+                    assert_eq!(backlog.prompt_token, state.speed.prompt_token, "{place:?}");
+                    let delayed = state.delayed * (1.0 - state.speed.overlap);
+                    assert!(backlog.delayed <= delayed, "{place:?} {backlog:?}");
+                }
             }
         }
     }

@@ -402,6 +402,38 @@ fn a_fast_worker_gets_the_longer_queue_and_a_cached_prefix_is_worth_the_same_wor
     assert_eq!(chosen(0, 600), 1);
 }
 
+/// The choice among the candidates if the cost at each of them is computed.
+fn looked_at_closely(
+    settings: &Settings,
+    request: &Request,
+    table: &Table,
+) -> Option<Decision<ViewIndex>> {
+    let is_usable = |index: &ViewIndex| table.state(*index).is_usable;
+    let all = candidates(request, table).into_iter();
+    let mut usable: Vec<ViewIndex> = all.filter(is_usable).collect();
+    if usable.is_empty() {
+        usable = table.indices().filter(is_usable).collect();
+    }
+    let costs = Costs::new(settings, request, table);
+    let new_tokens = |index: ViewIndex| costs.new_tokens(&table.cached(index));
+    let key = |index: ViewIndex| {
+        let state = table.state(index);
+        SortKey {
+            cost: costs.cost(&state, new_tokens(index)),
+            requests: state.requests,
+            seed: request.seed,
+            index,
+        }
+    };
+    let least_new = usable.iter().map(|index| new_tokens(*index)).min()?;
+    let best = usable
+        .into_iter()
+        .min_by(|one, other| key(*one).cmp(&key(*other)))?;
+    let reason = cache_aware_reason(request, new_tokens(best), least_new);
+    let (state, cached) = (table.state(best), table.cached(best));
+    Some(decision(&costs, best, &state, &cached, reason))
+}
+
 proptest! {
     /// Alone, the chosen worker's cost is within the slack of the lowest.
     #[test]
@@ -453,9 +485,11 @@ proptest! {
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let settings = with(Policy::CacheAware);
-        let closely = decide(&settings, &request, &table);
-        table.bounds = true;
-        prop_assert_eq!(decide(&settings, &request, &table), closely);
+        let closely = looked_at_closely(&settings, &request, &table);
+        for bounds in [false, true] {
+            table.bounds = bounds;
+            prop_assert_eq!(decide(&settings, &request, &table), closely);
+        }
     }
 
     /// In a fleet of which all workers are compared, the chosen one is the cheapest, and the reason is that of the longest prefix.
@@ -465,7 +499,7 @@ proptest! {
         others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), waiting_prompts in 0.0f64..9.0,
         tokens in 0u32..1_000, requests in 0.0f64..50.0, seed in any::<u64>(),
     ) {
-        let table = Table { waiting_prompts, shared: SharedPrefix { tokens, requests, key: None }, ..Table::new(&rows).with_times(&times).with_others(&others) };
+        let table = Table { bounds: true, waiting_prompts, shared: SharedPrefix { tokens, requests, key: None }, ..Table::new(&rows).with_times(&times).with_others(&others) };
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);
