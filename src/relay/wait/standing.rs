@@ -258,6 +258,7 @@ mod tests {
         let two = Some(Duration::from_secs(2));
         assert_eq!(target("x-warmroute-ttft-target", "2s"), Ok(two));
         assert_eq!(target("x-llm-d-slo-ttft-ms", "2000"), Ok(two));
+        assert_eq!(target("x-slo-ttft-ms", "2000"), Ok(two));
         assert_eq!(target("x-slo-ttft-ms", "-1"), Ok(None));
         for wrong in ["2", "0s", "soon", ""] {
             assert!(target("x-warmroute-ttft-target", wrong).is_err(), "{wrong}");
