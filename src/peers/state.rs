@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -211,9 +212,7 @@ impl State {
         self.refresh_fleet(now, inner);
         if inner.streams.is_empty() {
             // Nothing was reported while nobody listened, so what was reported last may be old.
-            let waiting = self.fleet.waiting().own();
-            let loads = inner.workers.own_loads(waiting.as_deref());
-            inner.gauges.report(now, self.condition(), loads);
+            self.report_own(now, inner);
         }
         let whole = || inner.gauges.whole();
         let end = inner
@@ -312,14 +311,19 @@ impl State {
         }
     }
 
+    /// What changed of this replica's own load since the last report.
+    fn report_own(&self, now: Instant, inner: &mut Inner) -> Vec<Bytes> {
+        let waiting = self.fleet.waiting().own();
+        let loads = inner.workers.own_loads(waiting.as_deref());
+        inner.gauges.report(now, self.condition(), loads)
+    }
+
     /// Reports to all streams what changed, and looks for replicas that fell silent.
     /// True if there was something to report.
     pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
-        let waiting = self.fleet.waiting().own();
-        let loads = inner.workers.own_loads(waiting.as_deref());
-        let messages = inner.gauges.report(now, self.condition(), loads);
+        let messages = self.report_own(now, inner);
         let routed = inner
             .workers
             .routed_message(&self.routed, &inner.gauges.numbers);
