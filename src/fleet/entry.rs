@@ -48,6 +48,6 @@ impl Entry {
     pub(super) fn begin_incarnation(&mut self) {
         self.status.incarnation += 1;
         self.status.worker.forget_engine();
-        self.status.worker.forget_refused_key();
+        self.status.worker.key.forget_refusal();
     }
 }

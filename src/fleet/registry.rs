@@ -683,14 +683,13 @@ pub(crate) mod tests {
         };
         registry.set_members("static", vec![changed]);
         // It was sent with the former key.
-        before.on_key_refused(sent);
+        before.key.on_refused(sent);
         let after = registry.snapshot().workers[0].worker.clone();
-        assert!(before.refuses_key_now() && !after.refuses_key_now());
-        after.on_key_refused(sent);
-        after.refuses_key.store(true, Relaxed);
-        assert!(after.refuses_key_now());
+        assert!(before.key.is_refused() && !after.key.is_refused());
+        assert!(after.key.on_refused(sent) && !after.key.on_refused(sent));
+        assert!(after.key.is_refused());
         registry.restarted(after.id);
-        assert!(!after.refuses_key_now() && !after.refuses_key.load(Relaxed));
+        assert!(!after.key.is_refused() && after.key.on_refused(sent));
     }
 
     #[test]

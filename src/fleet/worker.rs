@@ -24,6 +24,7 @@ use super::load::pinned::PinnedLoads;
 use super::load::{DEFAULT_SLOTS, Load};
 use super::process_end::ProcessEnds;
 use super::responses_api::ResponsesApi;
+use super::router_key::RouterKey;
 use super::speed::{LoadNow, Passed, Seen, SharedF32, SharedSpeed, Speed};
 use crate::http::circuit_breaker::{self as breaker, SharedBreaker};
 use crate::http::client;
@@ -110,13 +111,8 @@ pub struct Worker {
     configured_prefill_rate: Option<NonZeroU32>,
     configured_slots: Option<NonZeroU32>,
     pub pool: Arc<client::Pool>,
-    /// The engine has refused this key, which was logged.
-    pub refuses_key: AtomicBool,
-    /// When the newest request was sent with this key for which the engine has refused it, in microseconds since the
-    /// worker joined; 0 before the first.
-    key_refused_us: AtomicU64,
-    /// When the newest request was sent with this key that the engine has answered otherwise, counted likewise.
-    key_accepted_us: AtomicU64,
+    /// What its answers showed of `authorization`.
+    pub key: RouterKey,
     pub(super) state: Arc<WorkerState>,
 }
 
@@ -363,9 +359,7 @@ impl Worker {
             pool,
             // The key may be another one now. Refusals of the former one that are still on their way are noted in the
             // former `Worker`.
-            refuses_key: AtomicBool::new(false),
-            key_refused_us: AtomicU64::new(0),
-            key_accepted_us: AtomicU64::new(0),
+            key: RouterKey::default(),
             state,
         };
         worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
@@ -474,29 +468,6 @@ impl Worker {
         self.newest_taken_us.load(Relaxed) > self.age_us(sent)
     }
 
-    /// It has refused the router's key for it to a request that was sent at `sent`.
-    pub fn on_key_refused(&self, sent: Instant) {
-        let sent = self.age_us(sent);
-        self.key_refused_us.fetch_max(sent, Relaxed);
-    }
-
-    /// Whatever it has answered to a request that was sent with the router's key at `sent`, it has not refused the key.
-    pub fn on_key_accepted(&self, sent: Instant) {
-        let sent = self.age_us(sent);
-        self.key_accepted_us.fetch_max(sent, Relaxed);
-    }
-
-    /// True if it has refused the router's key, and answered no request otherwise that was sent later.
-    pub fn refuses_key_now(&self) -> bool {
-        self.key_refused_us.load(Relaxed) > self.key_accepted_us.load(Relaxed)
-    }
-
-    /// The engine may be another process now, which may take the key.
-    pub(super) fn forget_refused_key(&self) {
-        self.refuses_key.store(false, Relaxed);
-        self.key_refused_us.store(0, Relaxed);
-    }
-
     fn age_us(&self, now: Instant) -> u64 {
         u64::try_from(self.age(now).as_micros()).unwrap_or(u64::MAX)
     }
@@ -536,25 +507,5 @@ mod tests {
         assert!(worker.has_taken_since(at(1)));
         assert!(!worker.has_taken_since(at(2)));
         assert!(!worker.has_taken_since(at(3)));
-    }
-
-    #[test]
-    fn a_worker_refuses_the_key_until_it_answers_a_later_request_or_is_another_process() {
-        let (worker, now) = (worker("a"), observe::now());
-        let at = |ms| now + Duration::from_millis(ms);
-        assert!(!worker.refuses_key_now());
-        worker.on_key_accepted(at(1));
-        worker.on_key_refused(at(2));
-        worker.on_key_refused(at(1));
-        assert!(worker.refuses_key_now());
-        // A request that was sent without the key.
-        worker.on_taken(at(3));
-        assert!(worker.refuses_key_now());
-        worker.on_key_accepted(at(3));
-        assert!(!worker.refuses_key_now());
-        worker.on_key_refused(at(4));
-        assert!(worker.refuses_key_now());
-        worker.forget_refused_key();
-        assert!(!worker.refuses_key_now());
     }
 }

@@ -245,7 +245,7 @@ impl Relay {
 fn refuses_key(worker: &Worker, now: Instant) -> bool {
     let breaker = &worker.breaker;
     let is_admitting = breaker.state() == State::Closed && breaker.may_admit(now);
-    !worker.is_down() && is_admitting && worker.refuses_key_now()
+    !worker.is_down() && is_admitting && worker.key.is_refused()
 }
 
 /// True if the request seems to end the engines that get it, or ended connections of each that could have it.
@@ -276,7 +276,7 @@ mod tests {
         let now = observe::now() + Duration::from_secs(1);
         let later = now + Duration::from_secs(5);
         assert!(!refuses_key(&worker, now));
-        worker.on_key_refused(now);
+        worker.key.on_refused(now);
         assert!(refuses_key(&worker, now));
         // The engine has asked for a pause, which leaves its circuit breaker closed.
         worker.breaker.pause(later);
@@ -293,7 +293,7 @@ mod tests {
         worker.breaker.on_success(trial, true);
         assert!(refuses_key(&worker, trial));
         fleet.set_health(worker.id, Health::Down);
-        worker.on_key_refused(trial);
-        assert!(worker.refuses_key_now() && !refuses_key(&worker, trial));
+        worker.key.on_refused(trial);
+        assert!(worker.key.is_refused() && !refuses_key(&worker, trial));
     }
 }

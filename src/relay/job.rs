@@ -158,7 +158,7 @@ impl<'a> Job<'a> {
     /// with it, the engine takes that. Not where no prompt is computed, since engines may need no key there.
     pub(super) fn on_no_refusal_of_key(&self, worker: &Worker, sent: Instant) {
         if self.api.computes_prompt() && self.sends_own_key(worker) {
-            worker.on_key_accepted(sent);
+            worker.key.on_accepted(sent);
         }
     }
 

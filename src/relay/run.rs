@@ -3,7 +3,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use hyper::StatusCode;
@@ -323,10 +322,7 @@ impl Relay {
         }
         let is_key_refused =
             fault.failure == Failure::KeyRefused && fault.owner != FailureOwner::Unattributed;
-        if is_key_refused {
-            worker.on_key_refused(chosen_at);
-        }
-        if is_key_refused && !worker.refuses_key.swap(true, Relaxed) {
+        if is_key_refused && worker.key.on_refused(chosen_at) {
             warn!(
                 worker = %worker.name,
                 error,

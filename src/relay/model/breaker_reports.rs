@@ -1,6 +1,5 @@
 //! What requests say of a worker, reported to its circuit breakers: that of the worker and that of its KV transfers.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use tracing::{info, warn};
@@ -40,7 +39,7 @@ impl ModelState {
         let now = observe::now();
         self.evidence.on_success(now, worker.id, client, sent);
         if worker.breaker.on_success(now, is_trial) {
-            worker.refuses_key.store(false, Relaxed);
+            worker.key.log_next_refusal();
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
         }
