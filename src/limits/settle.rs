@@ -31,10 +31,16 @@ impl Limiter {
         let Some(redis) = self.redis.clone() else {
             return;
         };
-        let renewing = self.clone().renew(redis.clone());
-        tasks.spawn_until_stopped(renewing);
         let recounting = self.clone().recount(redis.clone());
         tasks.spawn_until_stopped(recounting);
+        tokio::select! {
+            () = self.settle_until_drained(&redis, &tasks) => {}
+            // A drain may take longer than a lease, and a request that has lost its lease is not settled.
+            () = self.renew(&redis) => {}
+        }
+    }
+
+    async fn settle_until_drained(&self, redis: &Redis, tasks: &Tasks) {
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
         loop {
@@ -46,7 +52,7 @@ impl Limiter {
                 // Most go along with a charge meanwhile.
                 sleep(PAUSE).await;
             }
-            let is_done = self.settle(&redis, is_stopping).await;
+            let is_done = self.settle(redis, is_stopping).await;
             if is_stopping {
                 break;
             }
@@ -57,7 +63,7 @@ impl Limiter {
         // The next charge of another replica must see requests that end during the drain.
         let mut give_up_at = None;
         while !tasks.is_aborted() {
-            let is_settled = self.settle(&redis, true).await;
+            let is_settled = self.settle(redis, true).await;
             let runs = !self.running().is_empty();
             let now = Instant::now();
             let is_over = now >= *give_up_at.get_or_insert(now + LAST_TRIES);
@@ -104,7 +110,8 @@ impl Limiter {
         }
     }
 
-    async fn renew(self: Arc<Self>, redis: Arc<Redis>) {
+    /// Does not return.
+    async fn renew(&self, redis: &Redis) {
         let lease = self.advanced.lease;
         let interval = lease / 3;
         let mut log = LogOnce::default();

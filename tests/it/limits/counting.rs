@@ -23,6 +23,10 @@ pub(super) struct Replica {
 
 impl Replica {
     pub(super) fn new(redis: &redis::Settings, limits: &str) -> Self {
+        Self::with_lease(redis, limits, Settings::default().advanced.lease)
+    }
+
+    fn with_lease(redis: &redis::Settings, limits: &str, lease: Duration) -> Self {
         let registry = Registry::default();
         let keep = RetentionSettings::default();
         let redis = Redis::open(redis, &keep, 0, &registry).unwrap();
@@ -31,6 +35,7 @@ impl Replica {
             ..Settings::default()
         };
         settings.advanced.timeout = Duration::from_secs(5);
+        settings.advanced.lease = lease;
         let limiter = Limiter::new(&settings, Some(Arc::new(redis)), &registry);
         let tasks = Tasks::default();
         tasks.spawn(limiter.clone().run(tasks.clone()));
@@ -322,6 +327,24 @@ async fn requests_of_a_replica_that_is_gone_stop_counting() {
     }
     a.tasks.drain(Duration::from_secs(5)).await;
     let _ = &a.limiter;
+}
+
+#[tokio::test]
+async fn requests_that_run_on_while_their_replica_drains_keep_their_leases() {
+    let server = Server::start().await;
+    let lease = Duration::from_secs(6);
+    let a = Replica::with_lease(&at(&server), r#"{"concurrent_requests": 2}"#, lease);
+    let held = a.charge(new_id(), 0).await.unwrap();
+    a.tasks.stop();
+    let keys = server.cli(&["KEYS", "wr:lr:*"]);
+    let lease_end = || server.cli(&["ZRANGE", keys.trim(), "0", "-1", "WITHSCORES"]);
+    // One that was under way may still come.
+    for _ in 0..2 {
+        let before = lease_end();
+        eventually("the lease is renewed", async || lease_end() != before).await;
+    }
+    drop(held);
+    assert_eq!(a.tasks.drain(Duration::from_secs(5)).await, 0);
 }
 
 /// Redis is killed and comes back empty: the replicas go on with their shares, and restore what was used.
