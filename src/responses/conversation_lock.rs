@@ -49,7 +49,18 @@ pub(super) async fn acquire(
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
     let token = IdempotencyToken(fastrand::u64(..));
     let claim = Claim { token, lease };
-    held(store, key, claim, tasks, store.lock(key, claim)).await
+    let (end, ending) = oneshot::channel();
+    // Spawned first: if the caller is dropped while the lock is being acquired, the task releases it.
+    let (acquired, is_acquired) = oneshot::channel();
+    let held = hold_once_acquired(store.clone(), key, claim, is_acquired, ending);
+    tasks.spawn(held);
+    let lock = store.lock(key, claim).await?;
+    let is_locked = lock == LockOutcome::Locked;
+    let _ = acquired.send(is_locked);
+    if !is_locked {
+        return Ok(Err(lock));
+    }
+    Ok(Ok(ConversationLock { key, token, end }))
 }
 
 /// Continues the lock that was acquired with this token, unless another response has taken it since.
@@ -61,48 +72,50 @@ pub(super) async fn resume(
     tasks: &Tasks,
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
     let claim = Claim { token, lease };
-    held(store, key, claim, tasks, store.renew_lock(key, claim)).await
+    resumed(store, key, claim, tasks, store.renew_lock(key, claim)).await
 }
 
-/// The lock, if `asked` gets it.
-async fn held(
+/// The lock, if `renewed` says that the token still has it. Without an answer it stays as it is: the caller asks again,
+/// or the next replica that takes the response over does. Otherwise its lease ends.
+async fn resumed(
     store: &Arc<dyn ResponseStore>,
     key: ConversationKey,
     claim: Claim,
     tasks: &Tasks,
-    asked: StoreFuture<'_, LockOutcome>,
+    renewed: StoreFuture<'_, LockOutcome>,
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
-    let token = claim.token;
-    let (end, ending) = oneshot::channel();
-    // Spawned first: if the caller is dropped while the lock is being acquired, the task releases it.
-    let (acquired, is_acquired) = oneshot::channel();
-    tasks.spawn(hold(store.clone(), key, claim, is_acquired, ending));
-    let lock = asked.await?;
-    let is_locked = lock == LockOutcome::Locked;
-    let _ = acquired.send(is_locked);
-    if !is_locked {
+    let lock = renewed.await?;
+    if lock != LockOutcome::Locked {
         return Ok(Err(lock));
     }
+    let (end, ending) = oneshot::channel();
+    tasks.spawn(hold(store.clone(), key, claim, ending));
+    let token = claim.token;
     Ok(Ok(ConversationLock { key, token, end }))
+}
+
+async fn hold_once_acquired(
+    store: Arc<dyn ResponseStore>,
+    key: ConversationKey,
+    claim: Claim,
+    is_acquired: oneshot::Receiver<bool>,
+    ending: oneshot::Receiver<End>,
+) {
+    match is_acquired.await {
+        Ok(true) => hold(store, key, claim, ending).await,
+        // The token has no lock.
+        Ok(false) => {}
+        // The store did not answer, or the caller is gone: make sure that it does not stay locked.
+        Err(_) => unlock(&store, key, claim.token).await,
+    }
 }
 
 async fn hold(
     store: Arc<dyn ResponseStore>,
     key: ConversationKey,
     claim: Claim,
-    is_acquired: oneshot::Receiver<bool>,
     mut ending: oneshot::Receiver<End>,
 ) {
-    match is_acquired.await {
-        Ok(true) => {}
-        // The token has no lock.
-        Ok(false) => return,
-        Err(_) => {
-            // The store did not answer, or the caller is gone: make sure that it does not stay locked.
-            unlock(&store, key, claim.token).await;
-            return;
-        }
-    }
     let mut is_lost = false;
     let end = loop {
         tokio::select! {
@@ -208,5 +221,56 @@ impl ConversationLock {
         if self.end.send(End::NoCommit { unlocks, done }).is_ok() {
             let _ = is_done.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::task::{Context, Waker};
+
+    use super::*;
+    use crate::ids::{ConversationId, Root, Tenant};
+    use crate::observe::metrics::Registry;
+    use crate::store::memory::Memory;
+    use crate::store::{NewConversation, RetentionSettings};
+
+    #[tokio::test]
+    async fn a_lock_that_could_not_be_resumed_stays_for_the_next_try() {
+        let keep = RetentionSettings::default();
+        let memory = Memory::new(&Default::default(), &keep, &Registry::default());
+        let store: Arc<dyn ResponseStore> = Arc::new(memory);
+        let key = ConversationKey {
+            tenant: Tenant::default(),
+            id: ConversationId::new(Root(1), 2),
+        };
+        let token = IdempotencyToken(3);
+        let new = NewConversation {
+            token,
+            object: "{}".into(),
+            items: Vec::new(),
+        };
+        store.create_conversation(key, new).await.unwrap();
+        let lease = Duration::from_secs(60);
+        let claim = Claim { token, lease };
+        let locked = store.lock(key, claim).await;
+        assert_eq!(locked, Ok(LockOutcome::Locked));
+        let tasks = Tasks::default();
+        let lost: Result<LockOutcome, store::Error> = Err(store::Error::Unknown {
+            retry_after: Duration::ZERO,
+            reason: "lost".into(),
+        });
+        let failed = resumed(&store, key, claim, &tasks, Box::pin(ready(lost))).await;
+        assert!(failed.is_err());
+        // The run is stopped while it waits: another replica may have the response now.
+        let silent = pending::<Result<LockOutcome, store::Error>>();
+        let mut stopped = Box::pin(resumed(&store, key, claim, &tasks, Box::pin(silent)));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(stopped.as_mut().poll(&mut context).is_pending());
+        drop(stopped);
+        // Whatever unlocks it has done so by then.
+        assert_eq!(tasks.drain(Duration::from_secs(60)).await, 0);
+        let again = resume(&store, key, token, lease, &tasks).await;
+        assert!(matches!(again, Ok(Ok(_))), "{again:?}");
     }
 }
