@@ -368,6 +368,8 @@ impl Runner<'_> {
 
     /// Builds the final events and everything that is stored at the end.
     async fn conclude(&mut self, events: &[u8], mut outcome: Outcome) {
+        // At once: the run may be stopped while this waits, and what is written then has the numbers after these.
+        self.guard.run.state.lock().on_events(events);
         let mut last = self.encoder.compose(&self.finisher, &mut outcome).await;
         let mut retention = Retention::Stored;
         if self.continues && outcome.status.is_continuable() {
@@ -377,7 +379,6 @@ impl Runner<'_> {
             last.response = with_member(&last.response, "store", "false");
         }
         let mut state = self.guard.run.state.lock();
-        state.on_events(events);
         let end = self.encoder.conclude(&mut state, last, outcome, retention);
         self.end = Some(end);
     }
