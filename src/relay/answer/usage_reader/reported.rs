@@ -3,6 +3,10 @@
 use crate::json_scan::Scan;
 use crate::relay::answer::engine_answer::Usage;
 
+/// No engine has as many tokens in one answer. A larger number is a defect, such as -1 without its sign: it would make counters
+/// wrap, and sums of what tenants use wrong for ever.
+const MAX_TOKENS: u64 = 1 << 32;
+
 /// What one object of usage says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
@@ -18,7 +22,7 @@ pub(super) struct Reported {
 }
 
 impl Reported {
-    /// `None` if it has no number that counts.
+    /// `None` if it has no number that counts, or one above [`MAX_TOKENS`].
     pub(super) fn read(object: &[u8]) -> Option<Self> {
         Self::take(&mut Scan::of_bytes(object)?)?
     }
@@ -26,25 +30,34 @@ impl Reported {
     /// As [`Self::read`], of the object that begins here, if one does.
     pub(super) fn take(scan: &mut Scan<'_, true>) -> Option<Option<Self>> {
         let mut found = Self::default();
+        let mut most = 0_u64;
+        let mut number = |json: &str| {
+            let tokens: Option<u64> = json.parse().ok();
+            most = most.max(tokens.unwrap_or(0));
+            tokens
+        };
         // An engine that says a number under two names counts as it says the most.
-        let raise = |count: &mut Option<u64>, json: &str| *count = json.parse().ok().max(*count);
         scan.each_member(|scan, name| {
             match &*name {
-                "prompt_tokens" | "input_tokens" => raise(&mut found.input, scan.value()?),
-                "completion_tokens" | "output_tokens" => raise(&mut found.output, scan.value()?),
-                "total_tokens" => raise(&mut found.total, scan.value()?),
+                "prompt_tokens" | "input_tokens" => {
+                    found.input = number(scan.value()?).max(found.input);
+                }
+                "completion_tokens" | "output_tokens" => {
+                    found.output = number(scan.value()?).max(found.output);
+                }
+                "total_tokens" => found.total = number(scan.value()?).max(found.total),
                 "cached_tokens" | "cache_read_input_tokens" => {
-                    found.cached = scan.value()?.parse().unwrap_or(0);
+                    found.cached = number(scan.value()?).unwrap_or(0);
                 }
                 "cache_creation_input_tokens" => {
-                    found.written = scan.value()?.parse().unwrap_or(0);
+                    found.written = number(scan.value()?).unwrap_or(0);
                 }
                 "prompt_tokens_details" | "input_tokens_details"
                     if scan.first_byte() == Some(b'{') =>
                 {
                     scan.object(|name, value| {
                         if name == "cached_tokens" {
-                            found.cached = value.parse().unwrap_or(0);
+                            found.cached = number(value).unwrap_or(0);
                         }
                     })?;
                 }
@@ -53,7 +66,7 @@ impl Reported {
                 {
                     scan.object(|name, value| {
                         if name == "reasoning_tokens" {
-                            found.reasoning = value.parse().ok();
+                            found.reasoning = number(value);
                         }
                     })?;
                 }
@@ -64,7 +77,8 @@ impl Reported {
             Some(())
         })?;
         let counts = [found.input, found.output, found.total];
-        Some(counts.iter().any(Option::is_some).then_some(found))
+        let is_any = most <= MAX_TOKENS && counts.iter().any(Option::is_some);
+        Some(is_any.then_some(found))
     }
 
     /// The usage of an answer of any API but Messages.

@@ -235,6 +235,25 @@ fn usage_that_is_too_long_is_none() {
     assert_eq!(reader.usage(), None);
 }
 
+#[test]
+fn usage_with_a_number_that_no_answer_has_is_none() {
+    for odd in [
+        r#"{"prompt_tokens":33,"completion_tokens":18446744073709551615}"#,
+        r#"{"prompt_tokens":4294967297,"completion_tokens":4}"#,
+        r#"{"prompt_tokens":33,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":18446744073709551584}}"#,
+    ] {
+        let answer = format!("{{\"usage\":{odd}}}");
+        whole(Api::Chat, &answer, None);
+        let event = format!("data: {answer}\n\n");
+        events(Api::Chat, &[&event], None);
+        // What was reported before it stays.
+        let before = format!("data: {{{CHAT}}}\n\n");
+        events(Api::Chat, &[&before, &event], Some((33, 32, 4)));
+    }
+    let most = r#"{"usage":{"prompt_tokens":4294967296,"completion_tokens":4}}"#;
+    whole(Api::Chat, most, Some((1 << 32, 0, 4)));
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let name = prop_oneof!["usage", "response", "message", "[a\"\\\\{}:]{0,6}"];
     let leaf = prop_oneof![
