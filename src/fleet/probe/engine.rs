@@ -51,9 +51,10 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
                 for_capacity = Some(others.saturating_add(value as u32));
             }
             "vllm:kv_cache_usage_perc" | "sglang:token_usage" => {
-                found.kv_usage = found.kv_usage.max(value)
+                found.kv_usage = found.kv_usage.max(value).min(1.0)
             }
-            "process_start_time_seconds" => found.started = Some(value),
+            // NaN differs from itself: each page would look like that of a restarted engine.
+            "process_start_time_seconds" if !value.is_nan() => found.started = Some(value),
             "vllm:cache_config_info" => {
                 found.prefix_caching = match label(labels, "enable_prefix_caching") {
                     Some("True") => Some(true),
@@ -223,6 +224,18 @@ mod tests {
         for (what, more, expected) in table {
             let found = metrics(&(all.clone() + &more));
             assert_eq!((found.waiting, found.deferred), (7, expected), "{what}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_none_restart_no_engine_and_fill_no_cache() {
+        for (value, expected) in [("NaN", 0.0), ("-1", 0.0), ("+Inf", 1.0), ("1e308", 1.0)] {
+            let page = format!(
+                "vllm:kv_cache_usage_perc {value}\nprocess_start_time_seconds NaN\n"
+            );
+            let found = metrics(&page);
+            assert_eq!(found.kv_usage, expected, "{value}");
+            assert_eq!(found.started, None);
         }
     }
 

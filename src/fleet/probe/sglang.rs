@@ -190,7 +190,7 @@ pub(super) fn loads(page: &[u8]) -> Option<EngineMetrics> {
     for rank in &page.loads {
         sum.running = sum.running.saturating_add(rank.num_running_reqs);
         sum.waiting = sum.waiting.saturating_add(rank.num_waiting_reqs);
-        sum.kv_usage = sum.kv_usage.max(rank.token_usage);
+        sum.kv_usage = sum.kv_usage.max(rank.token_usage).min(1.0);
         let tokens = sum.cache_tokens.unwrap_or(0);
         sum.cache_tokens = Some(tokens.saturating_add(rank.max_total_num_tokens));
     }
@@ -279,6 +279,8 @@ mod tests {
         let two = loads(two).unwrap();
         assert_eq!((two.running, two.waiting, two.kv_usage), (3, 1, 0.5));
         assert_eq!(two.cache_tokens, Some(20));
+        let odd = br#"{"loads":[{"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":1e308}]}"#;
+        assert_eq!(loads(odd).map(|load| load.kv_usage), Some(1.0));
         assert_eq!(loads(br#"{"loads":[]}"#), None);
         assert_eq!(loads(b"<html>"), None);
     }
