@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::Number;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
@@ -32,8 +33,9 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         /// Where the weights are from. Its type is the engine's business.
         #[serde(default)]
         root: Option<Box<RawValue>>,
+        /// What is no whole number of tokens, such as -1, is no reason to take an engine's models from it.
         #[serde(default)]
-        max_model_len: Option<u64>,
+        max_model_len: Option<Number>,
     }
     let body = get(worker, "/v1/models", limit).await?;
     let list: List =
@@ -43,6 +45,7 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         let entry: Entry =
             serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
         let model: Model = entry.id.into();
+        let max_model_len = entry.max_model_len.as_ref().and_then(Number::as_u64);
         if facts.models.is_empty() {
             facts.engine = Engine::owner(entry.owned_by.as_deref().unwrap_or_default());
         }
@@ -53,14 +56,14 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
             facts.adapters.insert(model.clone());
         } else if facts.base.is_none() {
             facts.base = Some(model.clone());
-            let tokens = entry.max_model_len.filter(|tokens| *tokens > 0);
+            let tokens = max_model_len.filter(|tokens| *tokens > 0);
             facts.max_model_len = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         }
         // Without `created` and `permission`, which vLLM makes anew for each response.
         let root = entry.root.as_deref().map(RawValue::get);
         let (owner, parent) = (&entry.owned_by, &entry.parent);
         let mut hasher = DefaultHasher::new();
-        (&model, owner, parent, root, entry.max_model_len).hash(&mut hasher);
+        (&model, owner, parent, root, max_model_len).hash(&mut hasher);
         // In whatever order the engine lists them.
         facts.entries_hash = facts.entries_hash.wrapping_add(hasher.finish());
         facts.models.insert(model, card);
@@ -147,6 +150,8 @@ fn warn_of_unusable(worker: &Worker, unusable: &[UnusableSource], logged: &[Unus
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -156,16 +161,27 @@ mod tests {
 
     const KNOWN: &str = "0.30.0";
 
-    /// Asks a worker of a known version for it, which gives this answer; `None`: it gives none.
-    async fn check(answer: Option<&str>, expected: Option<&str>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fn worker_at(listener: &TcpListener) -> Arc<Worker> {
         let fleet = registry(&[]);
         let listed = Member {
             address: listener.local_addr().unwrap().to_string(),
             ..member("a")
         };
         fleet.set_members("static", vec![listed]);
-        let worker = fleet.snapshot().workers[0].worker.clone();
+        fleet.snapshot().workers[0].worker.clone()
+    }
+
+    async fn give(listener: &TcpListener, answer: &str) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = [0; 4_096];
+        assert!(stream.read(&mut head).await.unwrap() > 0);
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    }
+
+    /// Asks a worker of a known version for it, which gives this answer; `None`: it gives none.
+    async fn check(answer: Option<&str>, expected: Option<&str>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let worker = worker_at(&listener);
         let before = Facts {
             version: Some(KNOWN.to_owned()),
             ..Facts::default()
@@ -176,11 +192,9 @@ mod tests {
             None => Duration::from_millis(20),
         };
         let engine = async {
-            let Some(answer) = answer else { return };
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut head = [0; 4_096];
-            assert!(stream.read(&mut head).await.unwrap() > 0);
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            if let Some(answer) = answer {
+                give(&listener, answer).await;
+            }
         };
         tokio::join!(complete(&worker, limit, &mut found, &before), engine);
         assert_eq!(found.version.as_deref(), expected, "{answer:?}");
@@ -195,5 +209,26 @@ mod tests {
         check(Some(other), Some("0.31.0")).await;
         // The connection is closed before the answer.
         check(Some(""), Some(KNOWN)).await;
+    }
+
+    #[tokio::test]
+    async fn a_model_whose_length_is_no_number_of_tokens_is_listed() {
+        for (length, expected) in [
+            ("-1", None),
+            ("8192.5", None),
+            ("8192", Some(8_192)),
+            ("18446744073709551615", Some(u32::MAX)),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let worker = worker_at(&listener);
+            let page = format!("{{\"data\":[{{\"id\":\"m\",\"max_model_len\":{length}}}]}}");
+            let bytes = page.len();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n{page}");
+            let limit = Duration::from_secs(60);
+            let (facts, ()) = tokio::join!(fetch(&worker, limit), give(&listener, &answer));
+            let facts = facts.unwrap();
+            let listed = (facts.models.len(), facts.max_model_len);
+            assert_eq!(listed, (1, expected), "{length}");
+        }
     }
 }
