@@ -34,6 +34,11 @@ struct Server {
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1KiB", "max" = "1MiB"))]
     room: u64,
+    #[serde(with = "SizeText")]
+    disk: u64,
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pause: Duration,
     weight: Option<f64>,
 }
 
@@ -45,6 +50,8 @@ impl Default for Server {
             is_open: false,
             timeout: Duration::from_secs(1),
             room: 1 << 20,
+            disk: 1 << 30,
+            pause: Duration::ZERO,
             weight: None,
         }
     }
@@ -181,8 +188,28 @@ fn a_value_of_the_wrong_type_is_reported_where_it_is() {
         &["f:1:19: server.timeout: expected a duration such as `30s`, found `30`"],
     );
     check(
+        "server: {timeout: 999us}",
+        &["f:1:19: server.timeout: must be at least 1ms, not `999us`"],
+    );
+    check(
+        "server: {pause: 1ns}",
+        &["f:1:17: server.pause: must be at least 1ms, not `1ns`"],
+    );
+    for (pause, millis) in [("0s", 0), ("1ms", 1)] {
+        let settings = good(&format!("server: {{pause: {pause}}}"));
+        assert_eq!(settings.server.pause.as_millis(), millis);
+    }
+    check(
         "server: {room: 2MiB}",
         &["f:1:16: server.room: must be at most 1MiB, not `2MiB`"],
+    );
+    check(
+        "server: {disk: 1025TiB}",
+        &["f:1:16: server.disk: must be at most 1024TiB, not `1025TiB`"],
+    );
+    check(
+        "server: {disk: 16EiB}",
+        &["f:1:16: server.disk: must be at most 1024TiB, not `16EiB`"],
     );
     check(
         "server: {room: 2048}",

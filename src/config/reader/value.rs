@@ -1,5 +1,7 @@
 //! A scalar's text -> the JSON value that a schema takes there, or the bound that it breaks.
 
+use std::time::Duration;
+
 use serde_json::{Number, Value};
 
 use super::schema::{allows, format, is_any, names};
@@ -9,6 +11,12 @@ use crate::units;
 /// Time-outs and intervals beyond this are mistakes, and clocks overflow. A field's schema may name another
 /// bound as `max`, and as `min` one other than "more than 0".
 const MAX_DURATION: &str = "365d";
+
+/// Stores and timers count in milliseconds: less would be 0 there, which stands for "for ever" or "at once".
+const LEAST_DURATION: Duration = Duration::from_millis(1);
+
+/// Sizes beyond this are mistakes, too, and sums of them overflow. A field's schema may name another bound as `max`.
+const MAX_SIZE: &str = "1024TiB";
 
 /// What a text is where one of these schemas is asked for. The error is the bound that it breaks, or `None`
 /// where it is something else altogether.
@@ -123,10 +131,12 @@ fn unit_out_of_range(text: &str, schema: &Value) -> Option<String> {
         units::DURATION => {
             let value = units::parse_duration(text).ok()?;
             let max = max.unwrap_or(MAX_DURATION);
-            let is_low = match min {
-                Some(min) => value < units::parse_duration(min).ok()?,
-                None => value.is_zero(),
-            };
+            let least = min.map(units::parse_duration).transpose().ok()?;
+            let is_below_1ms = !value.is_zero() && value < LEAST_DURATION;
+            if is_below_1ms && least.is_none_or(|least| least < LEAST_DURATION) {
+                return Some("at least 1ms".to_owned());
+            }
+            let is_low = least.map_or(value.is_zero(), |least| value < least);
             (is_low, value > units::parse_duration(max).ok()?, Some(max))
         }
         units::SIZE => {
@@ -135,11 +145,8 @@ fn unit_out_of_range(text: &str, schema: &Value) -> Option<String> {
                 Some(min) => value < units::parse_size(min).ok()?,
                 None => value == 0,
             };
-            let is_high = match max {
-                Some(max) => value > units::parse_size(max).ok()?,
-                None => false,
-            };
-            (is_low, is_high, max)
+            let max = max.unwrap_or(MAX_SIZE);
+            (is_low, value > units::parse_size(max).ok()?, Some(max))
         }
         _ => return None,
     };
