@@ -68,6 +68,23 @@ impl Forecast<'_> {
     }
 }
 
+/// At most a day: also for nothing at a rate of 0, which is no number.
 fn seconds(seconds: f64) -> Duration {
-    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
+    const DAY: Duration = Duration::from_secs(86_400);
+    Duration::try_from_secs_f64(seconds).map_or(DAY, |duration| duration.min(DAY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_is_no_number_is_a_day() {
+        let day = Duration::from_secs(86_400);
+        for long in [f64::NAN, f64::INFINITY, 1e300, 86_401.0] {
+            assert_eq!(seconds(long), day, "{long}");
+        }
+        assert_eq!(seconds(1.5), Duration::from_millis(1_500));
+        assert_eq!(seconds(0.0), Duration::ZERO);
+    }
 }
