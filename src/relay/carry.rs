@@ -134,7 +134,6 @@ impl Relay {
             return Ok(self.respond(job, plan, refused, count, course.deadline()));
         }
         let error = self.error_of(job, &plan, &course, why, last.worker.as_deref());
-        let outcome = error.outcome();
         // What the request itself rules out is no failure.
         if !matches!(error, Error::NotConvertible(_) | Error::NotSplit { .. }) {
             if let Some(summary) = &job.context.summary {
@@ -142,15 +141,16 @@ impl Relay {
                     line.model = Some(plan.group.model.clone());
                     line.worker = last.worker.as_ref().map(|worker| worker.name.clone());
                     line.attempts += course.count;
-                    line.outcome = Some(outcome.as_str());
+                    line.outcome = Some(error.outcome().as_str());
                 });
             }
             // Absent from the line if the client sent none.
             let client_id = job.headers.get("x-request-id").map(field::debug);
             warn!(id = %job.context.id, client_id, %error, last = last.error, "request failed");
         }
-        count.fail(outcome);
-        Err(FailedRequest::counted(error))
+        count.fail();
+        let model = Some(plan.group.model.clone());
+        Err(FailedRequest { error, model })
     }
 
     fn error_of(

@@ -28,11 +28,10 @@ impl Relay {
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
-            let FailedRequest { error, is_counted } = failed;
-            if !is_counted {
-                let api = job.asked_api().as_str();
-                self.models.count_unsent(api, error.outcome());
-            }
+            let FailedRequest { error, model } = failed;
+            let api = job.asked_api().as_str();
+            self.models
+                .count_unanswered(model.as_ref(), api, error.outcome());
             self.without_others(job.context.tenant, error)
         })
     }
@@ -45,7 +44,7 @@ impl Relay {
         } else {
             Outcome::RouterFailed
         };
-        self.models.count_unsent(api, outcome);
+        self.models.count_unanswered(None, api, outcome);
     }
 
     async fn run_permitted(

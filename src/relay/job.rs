@@ -329,28 +329,17 @@ impl Error {
     }
 }
 
-/// An error, and whether the request is counted with it.
+/// The error of a request that no worker has answered. It is counted once its client gets the error: a fallback may answer.
 #[derive(Debug)]
 pub(super) struct FailedRequest {
     pub(super) error: Error,
-    pub(super) is_counted: bool,
-}
-
-impl FailedRequest {
-    pub(super) fn counted(error: Error) -> Self {
-        Self {
-            error,
-            is_counted: true,
-        }
-    }
+    /// The model that it counts for. `None` if it ended before its model was known to have a worker.
+    pub(super) model: Option<Model>,
 }
 
 impl From<Error> for FailedRequest {
     fn from(error: Error) -> Self {
-        Self {
-            error,
-            is_counted: false,
-        }
+        Self { error, model: None }
     }
 }
 

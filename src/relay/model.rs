@@ -227,9 +227,10 @@ impl Models {
         state
     }
 
-    /// Counts a request that ended before its model was known to have a worker.
-    pub(super) fn count_unsent(&self, api: &str, outcome: Outcome) {
-        self.shared.families.count_unanswered(NONE, api, outcome);
+    /// Counts a request that ended without a worker's answer. `model`: `None` if it was not known to have a worker.
+    pub(super) fn count_unanswered(&self, model: Option<&Model>, api: &str, outcome: Outcome) {
+        let model = model.map_or(NONE, |model| &**model);
+        self.shared.families.count_unanswered(model, api, outcome);
     }
 
     fn build(&self, name: &Model) -> ModelState {

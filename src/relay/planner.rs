@@ -208,7 +208,7 @@ impl Relay {
             let model = observe::shortened(name).to_owned();
             self.without_others(tenant, Error::UnknownModel { model, known })
         };
-        self.models.count_unsent(api, error.outcome());
+        self.models.count_unanswered(None, api, error.outcome());
         error
     }
 

@@ -175,8 +175,9 @@ impl Relay {
         if let Some(summary) = &job.context.summary {
             summary.update(|line| line.outcome = Some(error.outcome().as_str()));
         }
-        count.fail(error.outcome());
-        FailedRequest::counted(error)
+        let model = Some(count.model.name.clone());
+        count.fail();
+        FailedRequest { error, model }
     }
 
     /// Waits for a worker of a model that the configuration names and that no listed worker serves. False if the model

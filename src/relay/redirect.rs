@@ -39,6 +39,8 @@ impl Relay {
         let mut peek = Some(peek);
         let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
         let last = candidates.len() - 1;
+        // The last one whose workers have failed.
+        let mut failed = None;
         for (index, candidate) in candidates.iter().enumerate() {
             let Candidate { model, reason } = candidate;
             if index < last && !self.has_usable_worker(model, observe::now()) {
@@ -75,20 +77,26 @@ impl Relay {
                 None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
             };
             match self.carry(&named, Box::new(own)).await {
-                Err(FailedRequest { error, .. }) if index < last && error.is_lack_of_workers() => {
-                    info!(id = %job.context.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
+                Err(attempted) if index < last && attempted.error.is_lack_of_workers() => {
+                    info!(id = %job.context.id, requested = %name.requested, %model, error = %attempted.error, "no worker of the model answered; trying the fallback");
+                    failed = attempted.model.or(failed);
+                    if let Some(summary) = &job.context.summary {
+                        // The request goes on.
+                        summary.update(|summary| summary.outcome = None);
+                    }
                 }
-                // The configuration knows the name, so that it exists, whether or not a worker serves it now.
-                Err(FailedRequest {
-                    error: Error::UnknownModel { .. } | Error::NoWorker { .. },
-                    is_counted,
-                }) => {
-                    let error = Error::NoWorker {
-                        model: name.requested.to_string(),
-                        is_known: true,
-                        retry_after: NO_WORKER_RETRY_AFTER,
+                Err(attempted) => {
+                    let error = match attempted.error {
+                        // The configuration knows the name, so that it exists, whether or not a worker serves it now.
+                        Error::UnknownModel { .. } | Error::NoWorker { .. } => Error::NoWorker {
+                            model: name.requested.to_string(),
+                            is_known: true,
+                            retry_after: NO_WORKER_RETRY_AFTER,
+                        },
+                        other => other,
                     };
-                    return Err(FailedRequest { error, is_counted });
+                    let model = attempted.model.or(failed);
+                    return Err(FailedRequest { error, model });
                 }
                 answer => return answer,
             }

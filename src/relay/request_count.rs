@@ -80,12 +80,12 @@ impl RequestCount {
         }
     }
 
-    /// No worker's answer was passed on: everything is given back.
-    pub(super) fn fail(mut self, outcome: Outcome) {
+    /// No worker's answer was passed on: everything is given back. The request is counted with the error that its client gets.
+    pub(super) fn fail(mut self) {
         if let Some(charge) = &mut self.charge {
             charge.refund();
         }
-        self.count_unanswered(outcome);
+        self.is_counted = true;
     }
 
     pub(super) fn end(
@@ -102,18 +102,13 @@ impl RequestCount {
         series.duration.observe(took.as_secs_f64());
         series.count(self.api, status, outcome);
     }
-
-    fn count_unanswered(&mut self, outcome: Outcome) {
-        self.is_counted = true;
-        let ModelState { families, name, .. } = &*self.model;
-        families.count_unanswered(name, self.api.as_str(), outcome);
-    }
 }
 
 impl Drop for RequestCount {
     fn drop(&mut self) {
         if !self.is_counted {
-            self.count_unanswered(Outcome::ClientDisconnected);
+            let ModelState { families, name, .. } = &*self.model;
+            families.count_unanswered(name, self.api.as_str(), Outcome::ClientDisconnected);
         }
         self.model.in_flight.dec();
     }

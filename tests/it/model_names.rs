@@ -203,6 +203,12 @@ async fn a_session_stays_at_its_target_on_all_replicas() {
     assert!((3..28).contains(&of_a), "{of_a}");
 }
 
+/// Requests that ended because no worker answered.
+async fn failed(cluster: &Cluster) -> f64 {
+    let outcome = ["outcome=\"worker_failed\""];
+    cluster.metric("warmroute_requests_total", &outcome).await
+}
+
 #[tokio::test]
 async fn the_fallback_answers_while_the_workers_are_down() {
     let entries = json!([
@@ -228,6 +234,8 @@ async fn the_fallback_answers_while_the_workers_are_down() {
         assert_eq!(decided(&answer, "model_reason"), "fallback");
         assert_eq!(answer.json()["model"], "small");
     }
+    // No client was answered that the first model's worker has failed.
+    assert_eq!(failed(&cluster).await, 0.0);
     cluster.is_worker("w0", "health", "down").await;
     let answer = completion(cluster.router.api, "big", &[]).await;
     assert_eq!(decided(&answer, "model_reason"), "fallback");
@@ -249,6 +257,7 @@ async fn the_fallback_answers_while_the_workers_are_down() {
     cluster.engines[1].kill().await;
     let answer = completion(cluster.router.api, "best", &[]).await;
     assert!([502, 503].contains(&answer.status), "{}", answer.text());
+    assert_eq!(failed(&cluster).await, 1.0, "once, whichever models were tried");
 }
 
 #[tokio::test]
