@@ -130,7 +130,9 @@ impl Relay {
         if let Unanswered::NotQueued(error) = why {
             return Err(Self::not_queued(job, count, error));
         }
-        if let Some(refused) = last.answer {
+        if let Some(mut refused) = last.answer {
+            // Later attempts may have ended without an answer.
+            refused.attempts = course.count;
             return Ok(self.respond(job, plan, refused, count, course.deadline()));
         }
         let error = self.error_of(job, &plan, &course, why, last.worker.as_deref());

@@ -193,6 +193,23 @@ async fn what_fails_everywhere_is_told_as_what_it_is() {
 }
 
 #[tokio::test]
+async fn an_engines_refusal_that_is_passed_on_says_how_many_attempts_there_were() {
+    let mut cluster = Cluster::start(vec![fast(); 2], |config| {
+        by_turns(config);
+        unnoticed(config);
+    })
+    .await;
+    cluster.engines[0].fault(refuse(503)).await;
+    cluster.engines[1].kill().await;
+    // Each worker is the first one once.
+    for _ in 0..2 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (503, "w0"));
+        assert!(decided.tries > 1, "{}", decided.tries);
+    }
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_and_not_in_a_hang() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.requests.stream_idle_timeout = Duration::from_millis(300);
