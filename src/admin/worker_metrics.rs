@@ -109,12 +109,12 @@ type Count = fn(&Status) -> u64;
 const COUNTERS: [(&str, &str, Count); 4] = [
     (
         "warmroute_worker_prompt_tokens_total",
-        "Prompt tokens of a worker's answers, as its engine reports them.",
+        "Prompt tokens of answers whose prompts a worker computed, as engines report them; of a pair its prefill worker counts.",
         |status| status.worker.usage.prompt_tokens(),
     ),
     (
         "warmroute_worker_cached_prompt_tokens_total",
-        "Prompt tokens that a worker's engine reports as read from its prefix cache.",
+        "Of warmroute_worker_prompt_tokens_total, those that engines report as read from the worker's prefix cache.",
         |status| status.worker.usage.cached_tokens(),
     ),
     (

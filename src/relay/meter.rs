@@ -23,6 +23,7 @@ use crate::fleet::Worker;
 use crate::ids::ClientKey;
 use crate::observe;
 use crate::prompt::Api;
+use crate::routing::Reason;
 
 /// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
 const GAPS_TIME: Duration = Duration::from_secs(1);
@@ -47,6 +48,8 @@ pub(super) struct Meter {
     series: Arc<WorkerSeries>,
     status: StatusCode,
     running: Running,
+    /// The worker that computed the prompt, if another one writes the end of the answer.
+    pub(super) computed_by: Option<Arc<Worker>>,
     summary: Option<SummaryCell>,
     client: ClientKey,
     is_events: bool,
@@ -93,6 +96,7 @@ impl Meter {
             count,
             status,
             running,
+            computed_by: None,
             summary: context.summary.clone(),
             client: context.client,
             is_events,
@@ -232,12 +236,17 @@ impl Meter {
     }
 
     /// Another worker goes on.
-    pub(super) fn on_next(&mut self, running: Running, attempts: u32) {
+    pub(super) fn on_next(&mut self, running: Running, reason: Reason, attempts: u32) {
         self.gaps = None;
         self.series = self.count.model.counts.series.of(running.worker());
+        // The usage at the end is that of the client's prompt, with what was cached of it at first.
+        let first = self.running.worker();
+        self.computed_by.get_or_insert_with(|| first.clone());
         if let Some(summary) = &self.summary {
             summary.update(|summary| {
                 summary.worker = Some(running.worker().name.clone());
+                summary.rank = running.rank();
+                summary.reason = Some(reason.as_str());
                 summary.attempts += attempts;
                 summary.continued += 1;
             });
@@ -285,7 +294,10 @@ impl Meter {
             model.prompt_tokens.inc_by(usage.prompt_tokens);
             model.cached_tokens.inc_by(usage.cached_tokens);
             model.generation_tokens.inc_by(usage.output_tokens);
-            worker.usage.add(usage.prompt_tokens, usage.cached_tokens);
+            let computed_by = self.computed_by.as_ref().unwrap_or(worker);
+            computed_by
+                .usage
+                .add(usage.prompt_tokens, usage.cached_tokens);
         }
         if let Some(span) = self.running.span() {
             let ended = (self.status, outcome);

@@ -134,7 +134,8 @@ impl Relay {
             deadline,
             last_part: self.last_part(&job.context.kind).cloned(),
         };
-        let meter = Meter::new(count, status, running, is_events, &job.context, entry);
+        let mut meter = Meter::new(count, status, running, is_events, &job.context, entry);
+        meter.computed_by = split.prefill().map(|prefill| prefill.worker.clone());
         response.map(|()| {
             stream::relay(
                 body,

@@ -253,10 +253,11 @@ impl Relayed {
         let AttemptAnswer {
             answer,
             running,
+            decision,
             attempts,
             ..
         } = *answer;
-        self.meter.on_next(running, attempts);
+        self.meter.on_next(running, decision.reason, attempts);
         self.source = Source::new(answer.body, answer.first);
         self.timer.restart(answer.timer);
         self.last = observe::now();

@@ -11,10 +11,12 @@ use warmroute::http::client_address::Networks;
 use warmroute::observe::ACCESS_LOG;
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
+use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{self, Cluster, Router, chat, eventually, fast, unhurried};
+use crate::model_names::named;
 use crate::patience::too_long;
 use crate::stub::Stub;
 
@@ -107,6 +109,42 @@ async fn a_stream_has_its_line_when_it_ends() {
     let (first, all) = (&line["ttft_ms"], &line["duration_ms"]);
     assert!(first.as_f64().unwrap() < all.as_f64().unwrap(), "{line}");
     assert!(all.as_f64().unwrap() > 19.0 * 20.0, "{line}");
+}
+
+#[tokio::test]
+async fn the_line_of_a_stream_that_went_on_says_why_its_last_worker_was_chosen() {
+    let cluster = Cluster::with_router_child(vec![fast(); 2], |config| {
+        let settings = json!({"max_per_request": 1});
+        config.models = named(json!([{"name": "sim", "stream_continuation": settings}]));
+    })
+    .await;
+    let body = chat(&"once upon a time there was a router ".repeat(60), 9, true);
+    let mut seen = Vec::new();
+    for number in 1..=2 {
+        let answer = send(&cluster, CHAT, &[], &body).await;
+        assert!(!client::has_error(answer.text()), "{}", answer.text());
+        eventually("the stream has its line", async || {
+            lines(&cluster).len() == number
+        })
+        .await;
+        seen = lines(&cluster);
+        // The second stream begins where the first one has left the prompt.
+        for engine in &cluster.engines {
+            if seen[0]["worker"] == engine.name {
+                let cut = Faults {
+                    cut_after_tokens: Some(3),
+                    ..Faults::default()
+                };
+                engine.fault(cut).await;
+            }
+        }
+    }
+    let by_prefix = ["reason=\"longest_prefix\""];
+    let decisions = "warmroute_routing_decisions_total";
+    assert_eq!(cluster.metric(decisions, &by_prefix).await, 1.0);
+    assert_eq!(seen[1]["continued"], 1, "{}", seen[1]);
+    assert_ne!(seen[1]["worker"], seen[0]["worker"]);
+    assert_ne!(seen[1]["reason"], "longest_prefix", "{}", seen[1]);
 }
 
 #[tokio::test]

@@ -153,6 +153,27 @@ async fn each_api_is_answered_over_two_workers_as_over_one() {
     }
 }
 
+/// The usage of the answer says what the prefill worker had cached.
+#[tokio::test]
+async fn the_prompt_of_a_pair_counts_for_the_worker_that_computed_it() {
+    let cluster = one_pair(NIXL).await;
+    for (path, body) in generating(4, false) {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(decision(&answer, "disaggregated"), "yes", "{path}");
+    }
+    eventually("all answers are counted", async || {
+        let complete = ["outcome=\"complete\""];
+        cluster.metric("warmroute_requests_total", &complete).await == 3.0
+    })
+    .await;
+    let all = cluster.metric("warmroute_prompt_tokens_total", &[]).await;
+    let of_worker = "warmroute_worker_prompt_tokens_total";
+    let prefill = cluster.metric(of_worker, &["worker=\"w0\""]).await;
+    let decode = cluster.metric(of_worker, &["worker=\"w1\""]).await;
+    assert!(all > 0.0);
+    assert_eq!((prefill, decode), (all, 0.0));
+}
+
 #[tokio::test]
 async fn a_decode_worker_that_holds_the_prompt_computes_the_rest_itself() {
     let cluster = one_pair(NIXL).await;
