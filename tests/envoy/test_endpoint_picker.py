@@ -355,6 +355,7 @@ class Pairs(unittest.TestCase):
             self.assertEqual(status, 200, text)
             got = cluster.last_request(1)["headers"]
             self.assertEqual(got["x-prefiller-host-port"], "{}:{}".format(*first))
+            self.assertEqual(cluster.total('warmroute_disaggregated_requests_total{disaggregated="yes"'), 1)
             eventually("no request is counted", lambda: cluster.load() == 0)
 
 

@@ -14,7 +14,7 @@ use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::prompt::Api;
 use crate::relay::answer::first_token_gate::Verdict;
-use crate::relay::choose::chosen::Choice;
+use crate::relay::choose::chosen::{Choice, Split};
 use crate::relay::core::Relay;
 use crate::relay::course::Course;
 use crate::relay::failure::fault::{Fault, Part, Sign};
@@ -50,10 +50,16 @@ impl Relay {
         let now = observe::now();
         let request = &plan.request;
         let (decision, worker) = (&choice.decision, &choice.worker);
-        plan.model.on_decision(request.prompt_tokens, decision);
-        if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, choice.split.why_whole())
-        {
-            metrics.count_local(reason.as_str());
+        // Only a gateway has the prompt computed by another worker in the same attempt: that one's cached prefix counts.
+        let prefill = choice.split.prefill();
+        let computes = prefill.map_or(decision, |prefill| &prefill.decision);
+        plan.model.on_decision(request.prompt_tokens, computes);
+        if let Some(metrics) = &plan.model.disaggregated {
+            match &choice.split {
+                Split::Pair(_) => metrics.disaggregated.inc(),
+                Split::Whole(reason) => metrics.count_local(reason.as_str()),
+                Split::Off => {}
+            }
         }
         debug!(
             id = %job.context.id,
@@ -71,8 +77,6 @@ impl Relay {
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count);
         let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self.unseen_prefill(plan, &decision.expected);
-        // Only a gateway has the prompt computed by another worker in the same attempt.
-        let prefill = choice.split.prefill();
         let in_flight = match prefill {
             None => count_prompt(plan, worker, decision)
                 .at_rank(rank)
