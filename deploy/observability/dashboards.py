@@ -101,7 +101,7 @@ DASHBOARDS = [
         ("Tokenizer", [
             ("Mismatch", "short", [(f"max by (model, prompts) (warmroute_tokenizer_mismatch{{{MODEL}}})", "{{model}} {{prompts}}")]),
             ("Confirmed prompts", "percentunit", [(f"min by (model, prompts) (warmroute_tokenizer_check_confirmed_ratio{{{MODEL}}})", "{{model}} {{prompts}}")]),
-            ("Prompts without token ids", "reqps", [(rate("warmroute_tokenization_fallbacks_total", "reason"), "{{reason}}"), (rate("warmroute_tokenizer_prompts_total", "outcome"), "{{outcome}}")]),
+            ("Prompts without token ids", "reqps", [(rate("warmroute_tokenization_fallbacks_total", "reason"), "{{reason}}"), (rate("warmroute_tokenizer_prompts_total", "outcome", 'outcome!="complete"'), "{{outcome}}")]),
             ("Tokenization, p99", "s", [(quantile(0.99, "warmroute_tokenization_duration_seconds", "source"), "{{source}}")]),
         ]),
         ("Replicas", [
