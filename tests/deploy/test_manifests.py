@@ -481,6 +481,13 @@ class Elsewhere(unittest.TestCase):
         drain = seconds(api["drain_delay"]) + seconds(api["drain_timeout"])
         self.assertIn(f"\nTimeoutStopSec={drain + 5}\n", unit)
 
+    def test_the_unit_may_write_the_folders_of_the_documentation(self):
+        unit = (DEPLOY / "systemd/warmroute.service").read_text()
+        pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.yaml")]
+        folders = {found for page in pages for found in re.findall(r"/var/(lib|log)/([\w-]+)/", page.read_text())}
+        self.assertEqual(folders, {("lib", "warmroute"), ("log", "warmroute")})
+        self.assertIn("\nStateDirectory=warmroute\nLogsDirectory=warmroute\n", unit)
+
     @unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
     def test_systemd_knows_every_line_of_the_unit(self):
         unit = DEPLOY / "systemd/warmroute.service"
