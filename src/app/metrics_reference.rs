@@ -36,8 +36,8 @@ and `warmroute top` show the shares of the third column. `warmroute_request_erro
 |---|---|---|
 | `complete` | a worker's whole answer, whatever its status | complete; failed with a status of 500 and above |
 | `client_disconnected` | the client left before the end | client left |
-| `refused` | the router's own 4xx: no known key (401), what the tenant may not use (403), a path or a model that does not exist (404), a body that cannot be read (400, 408, 413), a limit of the tenant (429); a line of a batch whose tenant or model this replica's configuration does not have (503), which is tried again | refused |
-| `not_queued` | 429 of the queue: it was full, or the request waited too long | refused |
+| `refused` | the router's own 4xx: no known key (401), a page of another origin (403), a path or a model that does not exist or that the tenant may not use (404), a head or a body that cannot be read (400, 413, 415, 431), a limit of the tenant (429); a name that no worker is known to serve, while one may (503); a line of a batch whose tenant or model this replica's configuration does not have (503), which is tried again | refused |
+| `not_queued` | 429 of the queue: it was full, or the request waited too long or would miss its target | refused |
 | `worker_failed` | no worker could take the request or answered it (502, 503, 504), or a worker's answer broke off or had an error in it | failed |
 | `stream_idle_timeout` | the worker's stream was silent for too long | failed |
 | `request_timeout` | the request took longer than `requests.request_timeout` (504, or an error event in the stream) | failed |
