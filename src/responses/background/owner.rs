@@ -56,7 +56,7 @@ impl Background {
                 "lease not renewed in time; background runs of this replica go on unless another has taken them over"
             );
         }
-        let (is_held, is_registered) = (table.holds_lease(now), table.is_registered());
+        let (is_held, is_registered) = (table.holds_lease(now), table.is_registered);
         drop(table);
         for (known, value) in [
             (&self.lease_held, is_held),
@@ -202,7 +202,7 @@ async fn scan_for_orphans(background: &Background, store: &dyn ResponseStore, la
         }
         let (by, running) = {
             let table = background.table.lock();
-            (table.owner(), table.keys())
+            (table.owner, table.keys())
         };
         // A run may have ended without storing an end; no other replica scans for it while its owner lives.
         let strays = store.untracked(by, running, ORPHANS_MAX).await;
@@ -293,7 +293,7 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let may_take_over = || {
         let table = background.table.lock();
         let may = table.may_take_over(observe::now(), &orphan);
-        may.then(|| (table.owner(), table.is_unconfirmed(key)))
+        may.then(|| (table.owner, table.is_unconfirmed(key)))
     };
     let Some((_, is_unconfirmed)) = may_take_over() else {
         return false;

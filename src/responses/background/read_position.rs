@@ -17,7 +17,7 @@ const BEFORE_OUTPUT: u64 = 2;
 #[derive(Clone, Debug)]
 pub struct ReadPosition {
     /// The last event number that was sent, or that the client has.
-    after: Option<u64>,
+    pub after: Option<u64>,
     has_sent: bool,
     /// The fencing number of the run whose events were sent last.
     run: Option<u64>,
@@ -55,10 +55,6 @@ impl ReadPosition {
             short: None,
             end_seen: None,
         }
-    }
-
-    pub fn after(&self) -> Option<u64> {
-        self.after
     }
 
     /// The number after the last event, for an event that is not stored.
@@ -231,7 +227,7 @@ mod tests {
     fn a_reader_gets_the_events_after_its_number() {
         let running = events(Status::InProgress, &[(0, 2), (3, 3)], 3, LogState::Whole);
         let reading = check(Some(1), &running, &text(2, 3), Next::More);
-        assert_eq!(reading.after(), Some(3));
+        assert_eq!(reading.after, Some(3));
         check(Some(7), &running, b"", Next::Wait);
         let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, LogState::Whole);
         check(None, &ended, &text(0, 3), Next::Over);
@@ -288,10 +284,7 @@ mod tests {
         assert_eq!(reading.next_number(), u64::MAX);
         assert_eq!(reading.on_tail(b"", Some(u64::MAX), false), Next::Wait);
         let log = log::Log::default();
-        assert_eq!(
-            log.tail(reading.after(), 9),
-            Some((&[][..], Some(u64::MAX)))
-        );
+        assert_eq!(log.tail(reading.after, 9), Some((&[][..], Some(u64::MAX))));
     }
 
     #[test]
@@ -303,7 +296,7 @@ mod tests {
         assert_eq!(out, event(3));
         let mut reading = ReadPosition::new(Some(3));
         assert_eq!(reading.on_tail(b"", Some(3), true), Next::More);
-        assert_eq!(reading.after(), Some(2));
+        assert_eq!(reading.after, Some(2));
         assert_eq!(reading.on_tail(&event(3), Some(3), true), Next::More);
         assert_eq!(reading.on_tail(b"", Some(3), true), Next::Over);
     }

@@ -169,7 +169,7 @@ impl Reader {
     fn read_local(&mut self) -> Option<(Vec<u8>, Next)> {
         let run = self.local.as_ref()?.run.clone();
         let state = run.state.lock();
-        match state.tail(self.position.after(), READ_BYTES as usize) {
+        match state.tail(self.position.after, READ_BYTES as usize) {
             // The client has events that this run may not have written: the store knows.
             Tail::InMemory { last, .. } if self.position.is_beyond(run.fence.number, last) => None,
             Tail::InMemory { text, last, is_end } => {
@@ -186,7 +186,7 @@ impl Reader {
     }
 
     async fn read_store(&mut self) -> (Vec<u8>, Next) {
-        let after = self.position.after();
+        let after = self.position.after;
         let events = self.responses.store.events(self.key, after, READ_BYTES);
         let read = match events.await {
             Ok(read) => read,
@@ -262,7 +262,7 @@ impl Reader {
     /// The end of a stream on a replica that is stopping. A response that runs here may end with it, one that runs on
     /// another replica, or will, goes on. Without Redis nothing is left to read.
     fn moved(&self) -> Vec<u8> {
-        let read_on = self.read_on(self.position.after());
+        let read_on = self.read_on(self.position.after);
         let message = match (&self.responses.settings.store.redis, &self.local) {
             (None, _) => "This replica is stopping.".to_owned(),
             (Some(_), Some(_)) => format!("This replica is stopping: {read_on}"),

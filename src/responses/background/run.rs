@@ -206,7 +206,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         }
         runner.begin_again();
     }
-    let reason = guard.run.state.lock().stop_reason();
+    let reason = guard.run.state.lock().stop_reason;
     if let Some(reason) = reason {
         let stopped = &responses.background.metrics.stopped;
         stopped.with_label_values(&[reason.as_str()]).inc();
@@ -215,7 +215,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         let status = runner.end.as_ref().map(|end| end.outcome.status);
         trace.end(observe::now(), end_of_trace(name, reason, status));
     }
-    let is_given_up = guard.run.state.lock().is_given_up();
+    let is_given_up = guard.run.state.lock().is_given_up;
     let lock = runner.finisher.conversation.take();
     in_conversation::leave(&responses, is_given_up, lock, runner.commit.take()).await;
 }
@@ -269,7 +269,7 @@ impl Runner<'_> {
         let mut attempts = 1;
         loop {
             let then = match self.next() {
-                Step::ReadEngine if !self.encoder.is_announced() => {
+                Step::ReadEngine if !self.encoder.is_announced => {
                     state.lock().on_events(&self.encoder.announce());
                     Then::Continue
                 }
@@ -342,7 +342,7 @@ impl Runner<'_> {
                     if let Ok(WriteOutcome::Done | WriteOutcome::Overflow) = result {
                         self.responses.background.metrics.event_bytes.inc_by(bytes);
                     }
-                    if result == Ok(WriteOutcome::Overflow) && !state.lock().log().is_cut() {
+                    if result == Ok(WriteOutcome::Overflow) && !state.lock().log.is_cut() {
                         self.responses.background.metrics.logs_cut.inc();
                     }
                     let then = state.lock().on_appended(last, &result);

@@ -26,15 +26,14 @@ use crate::store::{self, CommitRefusal, EventBatch, Status, WriteOutcome};
 /// See the module.
 #[derive(Debug)]
 pub struct RunState {
-    streams: bool,
+    pub streams: bool,
     phase: Phase,
-    /// Whether an engine has started to answer.
-    has_engine_started: bool,
+    pub has_engine_started: bool,
     /// Whether the record's status is in progress.
     is_started: bool,
     /// Whether events of another replica become part of the output.
     has_stored_output: bool,
-    log: Log,
+    pub log: Log,
     /// Whether another replica could go on after the stored events.
     may_go_on: bool,
     /// The final event of a response that fails because its end was refused.
@@ -45,9 +44,10 @@ pub struct RunState {
     has_old_history: bool,
     /// How often its history was outdated.
     old_histories: u32,
-    stop_reason: Option<StopReason>,
+    /// Why the run stopped early, if it did.
+    pub stop_reason: Option<StopReason>,
     /// Whether another replica has the response now, or any may take it.
-    is_given_up: bool,
+    pub is_given_up: bool,
 }
 
 impl RunState {
@@ -145,10 +145,6 @@ impl RunState {
     /// An engine has started to answer.
     pub fn on_engine_started(&mut self) {
         self.has_engine_started = true;
-    }
-
-    pub fn has_engine_started(&self) -> bool {
-        self.has_engine_started
     }
 
     /// The engine was lost. True if another may begin again, because readers have received nothing that it would not
@@ -417,15 +413,6 @@ impl RunState {
         )
     }
 
-    pub fn streams(&self) -> bool {
-        self.streams
-    }
-
-    /// Whether another replica has the response now, or any may take it.
-    pub fn is_given_up(&self) -> bool {
-        self.is_given_up
-    }
-
     /// After a take-over: its conversation is not locked for it any more. Another response may have continued it, or it
     /// is deleted.
     pub fn on_conversation_lost(&mut self, refusal: CommitRefusal) {
@@ -441,15 +428,6 @@ impl RunState {
             },
             other => other,
         };
-    }
-
-    /// Why the run stopped early, if it did.
-    pub fn stop_reason(&self) -> Option<StopReason> {
-        self.stop_reason
-    }
-
-    pub fn log(&self) -> &Log {
-        &self.log
     }
 
     /// Whether nothing is left to do.

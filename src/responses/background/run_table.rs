@@ -36,10 +36,10 @@ pub struct Bounds {
 pub struct RunTable<R> {
     bounds: Bounds,
     leases: lease::Settings,
-    owner: Owner,
+    pub owner: Owner,
     lease: Lease,
-    /// Whether the store has had a lease of this owner.
-    is_registered: bool,
+    /// Whether the store has had a lease of this owner, so that responses may be created for it.
+    pub is_registered: bool,
     /// Owners without a lease, and since when this replica sees that without having lost its own.
     suspects: BTreeMap<Owner, Instant>,
     runs: BTreeMap<ResponseKey, RunEntry<R>>,
@@ -81,11 +81,6 @@ impl<R> RunTable<R> {
         self.lease.next_timeout()
     }
 
-    /// Whether responses may be created for this owner.
-    pub fn is_registered(&self) -> bool {
-        self.is_registered
-    }
-
     /// Passes a timeout to the lease.
     pub fn on_timeout(&mut self, now: Instant) -> Step {
         let step = self.lease.on_timeout(now);
@@ -117,10 +112,6 @@ impl<R> RunTable<R> {
             self.suspects.clear();
         }
         step
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
     }
 
     pub fn len(&self) -> usize {
@@ -365,7 +356,7 @@ mod tests {
         let released = orphan(key(2, 2), None);
         assert!(table.may_take_over(now, &released));
         assert_eq!(table.on_timeout(late), Step::Expired);
-        assert_eq!((table.owner(), table.len()), (OWNER, 1));
+        assert_eq!((table.owner, table.len()), (OWNER, 1));
         assert!(!table.holds_lease(late) && !table.may_take_over(late, &released));
         assert_eq!(table.on_timeout(late), Step::SendHeartbeat);
         assert_eq!(table.on_heartbeat(late, OWNER, true, Owner(3)), Step::Wait);
@@ -379,7 +370,7 @@ mod tests {
         let mut table = RunTable::new(now, bounds, &lease::Settings::default(), OWNER);
         assert_eq!(table.on_timeout(now), Step::SendHeartbeat);
         let _ = table.on_heartbeat(now, OWNER, false, Owner(2));
-        assert_eq!((table.owner(), table.is_registered()), (Owner(2), false));
+        assert_eq!((table.owner, table.is_registered), (Owner(2), false));
         let fence = FencingToken::first(Owner(2));
         let refused = Err(RunRefusal::NotOwner);
         assert_eq!(table.insert(now, key(1, 1), fence, ()), refused);
@@ -388,7 +379,7 @@ mod tests {
         let _ = table.on_heartbeat(now, Owner(2), true, Owner(3));
         assert_eq!(table.insert(now, key(1, 1), fence, ()), Ok(()));
         let _ = table.on_heartbeat(now, Owner(2), false, Owner(4));
-        assert_eq!(table.owner(), Owner(2));
+        assert_eq!(table.owner, Owner(2));
     }
 
     #[test]

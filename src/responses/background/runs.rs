@@ -157,14 +157,14 @@ impl Background {
         let (owner, running, runs) = {
             let table = self.table.lock();
             let runs: Vec<Arc<Run>> = table.runs().cloned().collect();
-            (table.owner().to_string(), table.len(), runs)
+            (table.owner.to_string(), table.len(), runs)
         };
         // Locks each run after the table is unlocked: a busy run must not block lookups of others.
         let (mut queued, mut event_log_bytes) = (0, 0);
         for run in &runs {
             let state = run.state.lock();
-            queued += usize::from(!state.has_engine_started());
-            event_log_bytes += state.log().stored_bytes();
+            queued += usize::from(!state.has_engine_started);
+            event_log_bytes += state.log.stored_bytes();
         }
         Counts {
             owner,
@@ -178,7 +178,7 @@ impl Background {
     }
 
     pub(super) fn owner(&self) -> Owner {
-        self.table.lock().owner()
+        self.table.lock().owner
     }
 
     /// Waits up to [`FIRST_HEARTBEAT`] until the store knows this owner.

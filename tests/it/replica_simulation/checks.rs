@@ -162,7 +162,7 @@ impl Fleet {
                 // It has ended its lease.
                 continue;
             }
-            let owner = replica.table.owner();
+            let owner = replica.table.owner;
             if !self.store.has_lease(self.now(), owner) {
                 let reason = format!("{owner} holds a lease that the store does not");
                 return Err(Violation::new(self.now(), key, reason));

@@ -31,7 +31,7 @@ impl Fleet {
     /// `turn`: of the shared conversation, which it has locked.
     pub(super) fn create(&mut self, at: usize, number: u128, turn: Option<Turn>) {
         let key = key(number);
-        let fence = FencingToken::first(self.replicas[at].table.owner());
+        let fence = FencingToken::first(self.replicas[at].table.owner);
         let streams = self.random.u8(..4) > 0;
         if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
             let when = self.now() + self.ms(100..900);

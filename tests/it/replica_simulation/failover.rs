@@ -31,7 +31,7 @@ impl Fleet {
         }
         for (key, end) in std::mem::take(&mut self.promised) {
             let replica = &self.replicas[end.replica];
-            let owner = replica.table.owner();
+            let owner = replica.table.owner;
             let lives = replica.is_up
                 && !replica.is_draining
                 && replica.incarnation == end.incarnation

@@ -281,7 +281,7 @@ impl Fleet {
                 for key in self.replicas[at].table.keys() {
                     let run = self.replicas[at].table.find(key);
                     // Runs that no engine has started are released at once; the others may finish.
-                    if run.is_some_and(|run| !run.state.has_engine_started()) {
+                    if run.is_some_and(|run| !run.state.has_engine_started) {
                         self.stop(at, key, StopReason::Draining)?;
                     }
                 }

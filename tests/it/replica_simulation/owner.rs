@@ -28,7 +28,7 @@ impl Fleet {
         match what {
             ReplicaEvent::Lease => {
                 let now = self.instant();
-                let by = self.replicas[at].table.owner();
+                let by = self.replicas[at].table.owner;
                 let step = self.replicas[at].table.on_timeout(now);
                 self.on_step(at, by, step);
                 self.set_lease(at);
@@ -115,7 +115,7 @@ impl Fleet {
         };
         self.later(at, interval, ReplicaEvent::Notices);
         let replica = &mut self.replicas[at];
-        let owner = replica.table.owner();
+        let owner = replica.table.owner;
         if replica.cursor.0 != owner {
             replica.cursor = (owner, NoticeCursor::default());
         }
@@ -147,7 +147,7 @@ impl Fleet {
         }
         // A real owner scans only while no takeover is pending. This one scans without delay, which keeps the
         // other random draws of a seed unchanged.
-        let (owner, mut known) = (replica.table.owner(), replica.table.keys());
+        let (owner, mut known) = (replica.table.owner, replica.table.keys());
         known.extend(&replica.adopting);
         let now = self.now();
         if !self.faults.is_down(now)
@@ -187,7 +187,7 @@ impl Fleet {
         let now = self.instant();
         let table = &self.replicas[at].table;
         if table.may_take_over(now, &orphan) {
-            let by = table.owner();
+            let by = table.owner;
             self.replicas[at].adopting.insert(orphan.key);
             self.send(
                 at,
@@ -387,7 +387,7 @@ impl Fleet {
     pub(super) fn exit(&mut self, at: usize) {
         let replica = &self.replicas[at];
         if replica.is_draining && replica.table.is_empty() {
-            let owner = replica.table.owner();
+            let owner = replica.table.owner;
             self.send(at, ReplyTo::NoReceiver, StoreRequest::EndLease(owner));
             self.later(at, 50..51, ReplicaEvent::Exit);
         }

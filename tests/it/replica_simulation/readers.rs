@@ -182,7 +182,7 @@ impl Fleet {
             return Ok(());
         }
         self.readers[reader].at = Some((at, incarnation, run));
-        let after = self.readers[reader].reading.after();
+        let after = self.readers[reader].reading.after;
         if let Some(serial) = run {
             let running = replica.table.find(key).filter(|run| run.serial == serial);
             let running = running.or_else(|| replica.left.get(&serial));
@@ -375,7 +375,7 @@ impl Fleet {
         let now = self.now();
         let mut whole = Vec::new();
         for _ in 0..10_000 {
-            let after = self.readers[reader].reading.after();
+            let after = self.readers[reader].reading.after;
             let Some(read) = self.store.events(now, key, after) else {
                 return Err(Violation::new(now, key, "it has no events"));
             };

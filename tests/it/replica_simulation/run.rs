@@ -163,7 +163,7 @@ impl Run {
                     has_stored_output, ..
                 } => {
                     if has_stored_output {
-                        self.encoder.go_on_at(self.state.log().stored());
+                        self.encoder.go_on_at(self.state.log.stored());
                     } else {
                         let said = self.encoder.words(0);
                         self.state.on_events(said.as_bytes());
@@ -209,8 +209,8 @@ impl Run {
                 Step::ReadCancelled => StoreRequest::Get(key),
                 Step::CancelAgain => StoreRequest::Cancel(key, cancellation(self.serial)),
                 Step::StorePartial => {
-                    let logged = self.state.log().stored_text();
-                    let logged = logged.filter(|_| self.state.streams());
+                    let logged = self.state.log.stored_text();
+                    let logged = logged.filter(|_| self.state.streams);
                     let amend = CancelledOutput {
                         content: Content {
                             response: Bytes::new(),
@@ -264,7 +264,7 @@ impl Run {
 
     /// True if everything is there to go on after the stored events. Then it has the tokens of all their words.
     fn go_on(&mut self) -> bool {
-        let log = self.state.log();
+        let log = &self.state.log;
         let (Some(parts), Some(text)) = (log.tokens(), log.stored_text()) else {
             return false;
         };
@@ -284,8 +284,8 @@ impl Run {
     }
 
     fn conclude(&mut self, status: Status) {
-        let cut = if self.state.streams() {
-            self.state.log().compressed()
+        let cut = if self.state.streams {
+            self.state.log.compressed()
         } else {
             Bytes::new()
         };

@@ -168,7 +168,7 @@ impl Run {
     /// What its conversation needs before an engine is asked.
     fn next_set_up(&self, anew: IdempotencyToken) -> Option<StoreRequest> {
         let turn = self.turn.as_ref()?;
-        if self.has_end() || self.state.stop_reason().is_some() {
+        if self.has_end() || self.state.stop_reason.is_some() {
             return None;
         }
         match (self.state.has_old_history(), turn.lock) {
@@ -383,7 +383,7 @@ impl Fleet {
 
     /// The run has ended here. Its lock goes on with the response, if another replica does.
     pub(super) fn leave_conversation(&mut self, at: usize, run: &Run) {
-        if let Some(turn) = run.turn.as_ref().filter(|_| !run.state.is_given_up()) {
+        if let Some(turn) = run.turn.as_ref().filter(|_| !run.state.is_given_up) {
             self.send(at, ReplyTo::NoReceiver, turn.unlock());
         }
     }

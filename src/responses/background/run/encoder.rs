@@ -29,7 +29,7 @@ pub(super) struct EventEncoder {
     signer: Option<StateSigner>,
     events: EventRewriter,
     /// Whether [`EventEncoder::announce`] was called.
-    is_announced: bool,
+    pub(super) is_announced: bool,
     /// Written before the next event: how often the answer was continued.
     mark: Option<String>,
 }
@@ -59,10 +59,6 @@ impl EventEncoder {
             is_announced: false,
             mark: None,
         }
-    }
-
-    pub(super) fn is_announced(&self) -> bool {
-        self.is_announced
     }
 
     /// The events before an engine has answered: `response.created` and `response.queued`.
@@ -189,8 +185,8 @@ impl EventEncoder {
         }
         state.on_events(&out);
         // Only a response with `stream: true` keeps its events.
-        let compressed_log = if state.streams() {
-            state.log().compressed()
+        let compressed_log = if state.streams {
+            state.log.compressed()
         } else {
             Bytes::new()
         };
@@ -214,8 +210,8 @@ impl EventEncoder {
         kept: Option<Outcome>,
     ) -> EndOfRun {
         // What was not stored, no reader has received.
-        let is_kept = kept.is_some() && state.streams();
-        let stored = state.log().stored_text().filter(|_| is_kept);
+        let is_kept = kept.is_some() && state.streams;
+        let stored = state.log.stored_text().filter(|_| is_kept);
         let compressed_log = stored.map(log::compressed).unwrap_or_default();
         let mut outcome = kept.unwrap_or_else(|| Outcome::failed(reason.code, reason.message));
         outcome.refuse(reason);
@@ -242,7 +238,7 @@ impl EventEncoder {
     /// The output of a cancelled response. Built from the stored events, because readers may have received those and
     /// no others.
     pub(super) fn partial_output(&mut self, state: &RunState, response: Bytes) -> CancelledOutput {
-        let stored = state.log().stored_text().filter(|_| state.streams());
+        let stored = state.log.stored_text().filter(|_| state.streams);
         let new = self.new_rewriter();
         let outcome = match stored {
             Some(stored) => new.cancel_from(stored),

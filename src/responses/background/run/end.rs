@@ -31,7 +31,7 @@ impl Runner<'_> {
                     has_stored_output,
                 } => {
                     let (events, outcome) = if has_stored_output {
-                        self.encoder.fail_taken_over(state.lock().log(), reason)
+                        self.encoder.fail_taken_over(&state.lock().log, reason)
                     } else {
                         self.encoder.fail_because(reason)
                     };

@@ -24,7 +24,7 @@ impl Runner<'_> {
             return;
         };
         let (part, may_go_on) = progress.take();
-        let bytes = state.log().token_bytes() + part.len();
+        let bytes = state.log.token_bytes() + part.len();
         if bytes as u64 > self.responses.background.max_event_log / TOKENS_SHARE {
             // They must not take the room of the events.
             self.progress = None;
@@ -46,7 +46,7 @@ impl Runner<'_> {
 
     fn resumed(&mut self) -> Result<Resumed, &'static str> {
         let state = self.guard.run.state.lock();
-        let log = state.log();
+        let log = &state.log;
         let parts = log.tokens().ok_or(NOT_STORED)?;
         let tokens = Resume::read(parts)?;
         let stored = log.stored_text().ok_or(NOT_STORED)?;

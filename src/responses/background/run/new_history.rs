@@ -50,7 +50,7 @@ impl Runner<'_> {
                 None
             }
             Err(error) => {
-                if !self.encoder.is_announced() {
+                if !self.encoder.is_announced {
                     state.lock().on_events(&self.encoder.announce());
                 }
                 let (events, outcome) = self.encoder.fail_refused(&error);

@@ -18,7 +18,7 @@ pub(super) async fn stopped(responses: &Responses, guard: &RunGuard, until: Inst
     let drained = async {
         responses.tasks.stopped().await;
         // A run that no engine has started is released at once; the others have until the end of the drain.
-        let has_started = guard.run.state.lock().has_engine_started();
+        let has_started = guard.run.state.lock().has_engine_started;
         if has_started {
             responses.tasks.aborted().await;
         }

@@ -91,10 +91,7 @@ fn the_store_decides_between_a_cancel_and_an_end() {
         state.on_record(&Ok(Some((Status::Cancelled, Some(3))))),
         Then::Continue
     );
-    assert_eq!(
-        (state.next(), state.log().stored()),
-        (Step::StorePartial, 3)
-    );
+    assert_eq!((state.next(), state.log.stored()), (Step::StorePartial, 3));
     assert_eq!(state.on_partial_stored(&Err(down())), Then::RetryLater);
     assert_eq!(
         state.on_partial_stored(&Ok(WriteOutcome::Done)),
@@ -135,7 +132,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
     };
     assert_eq!(state.on_stored_events(&Ok(Some(read))), Then::Continue);
     assert_eq!(
-        (state.next(), state.log().stored_text()),
+        (state.next(), state.log.stored_text()),
         (Step::StorePartial, Some(&*received))
     );
 }
@@ -169,7 +166,7 @@ fn an_engine_that_is_lost_before_output_was_seen_is_followed_by_another() {
     state.on_events(&event(0));
     state.on_engine_started();
     assert!(state.restart());
-    assert_eq!((state.next(), state.log().made()), (Step::ReadEngine, 0));
+    assert_eq!((state.next(), state.log.made()), (Step::ReadEngine, 0));
     let mut seen = streaming(4);
     assert!(!seen.restart());
     let mut polled = RunState::new(false, 0);
@@ -335,7 +332,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
     };
     assert_eq!(state.next(), failed);
     let whole: Vec<u8> = (0..4).flat_map(event).collect();
-    assert_eq!(state.log().stored_text(), Some(&*whole));
+    assert_eq!(state.log.stored_text(), Some(&*whole));
     state.on_last_event(&event(4));
     let Step::Finalize(Some(batch)) = state.next() else {
         panic!("{:?}", state.next());
@@ -364,7 +361,7 @@ fn a_write_that_the_store_rejects_for_good_is_not_retried() {
         reason: LOST,
         has_stored_output: true,
     };
-    assert_eq!((state.next(), state.log().stored_text()), (failed, None));
+    assert_eq!((state.next(), state.log.stored_text()), (failed, None));
     state.on_last_event(&event(4));
     let Step::Finalize(Some(batch)) = state.next() else {
         panic!("{:?}", state.next());
@@ -405,7 +402,7 @@ fn taken_over(tokens: &'static [u8]) -> RunState {
 #[test]
 fn a_run_goes_on_after_the_events_and_tokens_of_another_replica() {
     let mut state = taken_over(b"b");
-    let parts: Vec<&[u8]> = state.log().tokens().unwrap().collect();
+    let parts: Vec<&[u8]> = state.log.tokens().unwrap().collect();
     assert_eq!(parts, [b"a", b"b"]);
     state.on_set_up(true);
     assert_eq!(state.next(), Step::ReadEngine);
@@ -452,7 +449,7 @@ fn a_run_goes_on_after_the_events_and_tokens_of_another_replica() {
 #[test]
 fn a_run_that_cannot_go_on_fails_with_the_stored_output() {
     let mut without = taken_over(b"");
-    assert!(without.log().tokens().is_none());
+    assert!(without.log.tokens().is_none());
     without.on_set_up(false);
     let mut state = RunState::continuing(true, 5);
     assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
@@ -466,7 +463,7 @@ fn a_run_that_cannot_go_on_fails_with_the_stored_output() {
         };
         assert_eq!(state.next(), failed);
         assert_eq!(
-            state.log().stored_text().map(<[u8]>::len),
+            state.log.stored_text().map(<[u8]>::len),
             Some(5 * event(0).len())
         );
     }
