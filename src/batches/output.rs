@@ -306,8 +306,9 @@ pub struct Assembler {
     total: u32,
     /// A bit for each number that has a result.
     has_result: Vec<u64>,
-    counts: LineCounts,
-    usage: Usage,
+    /// The results so far.
+    pub counts: LineCounts,
+    pub usage: Usage,
 }
 
 impl Assembler {
@@ -345,15 +346,6 @@ impl Assembler {
     /// The numbers without a result, in order.
     pub fn missing(&self) -> impl Iterator<Item = u32> {
         (0..self.total).filter(move |line| !self.has(*line))
-    }
-
-    /// The results so far.
-    pub fn counts(&self) -> LineCounts {
-        self.counts
-    }
-
-    pub fn usage(&self) -> Usage {
-        self.usage
     }
 }
 

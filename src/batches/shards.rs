@@ -52,8 +52,9 @@ pub fn lines(bytes: &[u8], first_line: u32) -> impl Iterator<Item = (u32, &[u8])
 pub struct ShardCutter {
     max_lines: u32,
     max_bytes: u64,
-    shards: Vec<Shard>,
-    lines: u32,
+    pub shards: Vec<Shard>,
+    /// The lines so far.
+    pub lines: u32,
 }
 
 impl Default for ShardCutter {
@@ -92,15 +93,6 @@ impl ShardCutter {
             lines: 1,
         });
     }
-
-    /// The lines so far.
-    pub fn lines(&self) -> u32 {
-        self.lines
-    }
-
-    pub fn finish(self) -> Vec<Shard> {
-        self.shards
-    }
 }
 
 #[cfg(test)]
@@ -115,8 +107,8 @@ mod tests {
         for line in lines {
             cutter.push(line.clone());
         }
-        assert_eq!(cutter.lines() as usize, lines.len());
-        let shards = cutter.finish().into_iter();
+        assert_eq!(cutter.lines as usize, lines.len());
+        let shards = cutter.shards.into_iter();
         shards
             .map(|shard| (shard.range(), shard.first_line, shard.lines))
             .collect()

@@ -158,8 +158,8 @@ impl Storage {
     /// A whole object, which must not be larger than `max` bytes.
     pub async fn read_whole(&self, path: &str, max: u64) -> Result<Bytes, StorageError> {
         let reader = self.read(path, None).await?;
-        if reader.len() > max {
-            let message = format!("{path} has {} bytes, and {max} were expected", reader.len());
+        if reader.len > max {
+            let message = format!("{path} has {} bytes, and {max} were expected", reader.len);
             return Err(StorageError::Failed(message));
         }
         reader.whole().await

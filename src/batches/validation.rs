@@ -111,13 +111,13 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
         if !self.errors.is_empty() {
             return Err(self.errors);
         }
-        let total = self.shards.lines();
+        let total = self.shards.lines;
         if total == 0 {
             let message = "The batch input file is empty. Please ensure that it contains at least one request.";
             return Err(vec![LineError::new("empty_file", message, None)]);
         }
         Ok(Plan {
-            shards: self.shards.finish(),
+            shards: self.shards.shards,
             total,
             model: self.model.filter(|_| !self.has_several_models),
             tokens: self.tokens,
@@ -166,7 +166,7 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
         if bytes.trim_ascii().is_empty() {
             return;
         }
-        if self.shards.lines() >= self.max_lines {
+        if self.shards.lines >= self.max_lines {
             let message = format!(
                 "The batch input file contains too many requests. The maximum number of requests per batch is {}.",
                 self.max_lines

@@ -39,7 +39,7 @@ impl Files {
             Err(error) => return Err(self.storage_failed(&error)),
         };
         let body = StoredBody {
-            left: reader.len(),
+            left: reader.len,
             reader,
             files: self.clone(),
         };

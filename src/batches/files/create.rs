@@ -150,7 +150,7 @@ impl Files {
             while let Some(piece) = field.chunk().await.map_err(failed)? {
                 head.reset();
                 let length = piece.len() as u64;
-                if writer.written() + length > limits.max {
+                if writer.written + length > limits.max {
                     return Err(self.too_large());
                 }
                 self.metrics.on_received(length);
@@ -158,7 +158,7 @@ impl Files {
                 written.map_err(|error| self.storage_failed(&error))?;
             }
         }
-        let file_bytes = filename.as_ref().map(|_| writer.written());
+        let file_bytes = filename.as_ref().map(|_| writer.written);
         let request = fields.end(file_bytes)?;
         Ok((filename.unwrap_or_default(), request))
     }
@@ -209,7 +209,7 @@ impl Files {
         let lasts = request.expires_after.unwrap_or(retention).min(retention);
         let record = FileRecord {
             id,
-            bytes: writer.written(),
+            bytes: writer.written,
             created_at,
             expires_at: Some(created_at.saturating_add(lasts as i64)),
             filename,

@@ -29,7 +29,7 @@ pub struct ReceivedRequests {
 impl ReceivedRequests {
     /// Bytes of the lines.
     pub fn bytes(&self) -> u64 {
-        self.writer.written()
+        self.writer.written
     }
 
     pub async fn finish(self) -> Result<u64, StorageError> {
@@ -98,7 +98,7 @@ impl Files {
             if lines.is_empty() {
                 continue;
             }
-            if writer.written() + lines.len() as u64 > limits.max {
+            if writer.written + lines.len() as u64 > limits.max {
                 return Err(self.requests_too_large());
             }
             let written = writer.write(Bytes::from(std::mem::take(&mut lines))).await;

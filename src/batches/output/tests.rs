@@ -222,9 +222,9 @@ proptest! {
         }
         let completed = model.values().filter(|(is_ok, _)| *is_ok).count() as u32;
         let failed = model.len() as u32 - completed;
-        prop_assert_eq!(assembler.counts(), LineCounts { completed, failed });
+        prop_assert_eq!(assembler.counts, LineCounts { completed, failed });
         let tokens: u64 = model.values().map(|(_, tokens)| tokens).sum();
-        prop_assert_eq!(assembler.usage().input_tokens, tokens);
+        prop_assert_eq!(assembler.usage.input_tokens, tokens);
         let missing: Vec<_> = (0..total).filter(|line| !model.contains_key(line)).collect();
         prop_assert_eq!(assembler.missing().collect::<Vec<_>>(), missing);
     }

@@ -210,8 +210,8 @@ impl<'a> ResultFiles<'a> {
         Ok(Assembled {
             output: of_output,
             error: of_error,
-            counts: assembler.counts(),
-            usage: assembler.usage(),
+            counts: assembler.counts,
+            usage: assembler.usage,
         })
     }
 }

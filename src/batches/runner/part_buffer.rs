@@ -24,7 +24,7 @@ const HELD_BYTES: usize = 2 * MAX_BYTES;
 /// The results that no part object has yet.
 #[derive(Debug, Default)]
 pub(super) struct PartBuffer {
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     /// How each of its lines has ended, as the metric names it.
     outcomes: Vec<&'static str>,
     /// When it must be written; `None` while it is empty.
@@ -67,10 +67,6 @@ impl PartBuffer {
         tries.write(&mut self.bytes);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     /// Whether results may be added before it is written.
     pub(super) fn has_room(&self) -> bool {
         self.bytes.len() < HELD_BYTES
@@ -79,11 +75,7 @@ impl PartBuffer {
     /// When it is to be written. `is_last`: nothing will be added.
     pub(super) fn due(&self, now: Instant, is_last: bool) -> Option<Instant> {
         let due = if is_last { now } else { self.due? };
-        (!self.is_empty()).then(|| self.retry_at.unwrap_or(due))
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes
+        (!self.bytes.is_empty()).then(|| self.retry_at.unwrap_or(due))
     }
 
     /// Its lines are in a part object. Returns how each has ended.
@@ -135,7 +127,7 @@ mod tests {
     fn a_part_is_written_when_it_is_full_or_old_or_the_last() {
         let now = Instant::now();
         let mut part = PartBuffer::default();
-        assert!(part.is_empty() && part.due(now, true).is_none());
+        assert!(part.bytes.is_empty() && part.due(now, true).is_none());
         part.push(now, line(true), "{}", None);
         assert_eq!(part.due(now, false), Some(now + MAX_AGE));
         assert_eq!(part.due(now, true), Some(now));
@@ -153,7 +145,7 @@ mod tests {
             assert_eq!(part.due(later, is_last), Some(later + RETRY_PAUSE));
         }
         assert_eq!(part.on_written(), ["invalid"; MAX_LINES]);
-        assert!(part.is_empty() && part.due(later, true).is_none() && !part.has_failed());
+        assert!(part.bytes.is_empty() && part.due(later, true).is_none() && !part.has_failed());
         let (counts, usage) = part.progress();
         assert_eq!((counts.completed, counts.failed), (63, 1));
         assert_eq!(usage.output_tokens, 128);

@@ -186,7 +186,7 @@ impl ShardRun<'_> {
         let mut moved = Instant::now();
         let mut looked = moved;
         let reason = loop {
-            if running.is_empty() && self.part.is_empty() {
+            if running.is_empty() && self.part.bytes.is_empty() {
                 return None;
             }
             let waiting = self.lines.held_up.load(Relaxed) as usize;
@@ -256,7 +256,7 @@ impl ShardRun<'_> {
 
     /// Writes what has come into a part object. What fails, or is given up half-way, is written again later.
     async fn write_part(&mut self) {
-        if self.part.is_empty() {
+        if self.part.bytes.is_empty() {
             return;
         }
         let work = self.work;
@@ -264,7 +264,7 @@ impl ShardRun<'_> {
         let path = paths::part(&work.key().id, self.number, self.writer, self.next_part);
         // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
         self.next_part = self.next_part.saturating_add(1);
-        let bytes = Bytes::copy_from_slice(self.part.bytes());
+        let bytes = Bytes::copy_from_slice(&self.part.bytes);
         let has_failed = self.part.has_failed();
         let written = async {
             if has_failed {
@@ -291,7 +291,7 @@ impl ShardRun<'_> {
 
     /// Counts what was written. What fails is counted with the next part; at the end of the batch all is counted anew.
     async fn write_progress(&mut self) {
-        if !self.part.is_empty() {
+        if !self.part.bytes.is_empty() {
             return;
         }
         let (owner, work) = (self.work.batches.owner, self.work.work());
@@ -345,7 +345,7 @@ impl ShardRun<'_> {
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
         // Without its results the shard has not ended, though its batch was cancelled or has expired.
-        let is_returned = is_given_back || !self.part.is_empty();
+        let is_returned = is_given_back || !self.part.bytes.is_empty();
         let written = self.work.write_end(|record, now_ms| {
             record.progress(owner, work, counts, usage);
             if is_returned {

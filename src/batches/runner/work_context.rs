@@ -183,7 +183,7 @@ impl WorkContext {
         let path = paths::input(self.key().tenant, record).ok_or(StorageError::NotFound)?;
         let storage = &self.batches.storage;
         let reader = storage.read(&path, Some(shard.range())).await?;
-        if reader.len() != shard.bytes {
+        if reader.len != shard.bytes {
             let message = format!("{path} is shorter than it was");
             return Err(StorageError::Failed(message));
         }

@@ -21,7 +21,8 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// An object that is being read. One piece is in memory at a time.
 pub struct StorageReader {
     source: PieceSource,
-    len: u64,
+    /// Bytes that are read in all: of the object, or of its range.
+    pub len: u64,
     left: u64,
 }
 
@@ -71,11 +72,6 @@ impl StorageReader {
             len: 0,
             left: 0,
         }
-    }
-
-    /// Bytes that are read in all: of the object, or of its range.
-    pub fn len(&self) -> u64 {
-        self.len
     }
 
     pub fn is_empty(&self) -> bool {

@@ -73,7 +73,7 @@ async fn write(storage: &Storage, path: &str, content: &Bytes, piece: usize) {
     for piece in content.chunks(piece) {
         writer.write(content.slice_ref(piece)).await.unwrap();
     }
-    assert_eq!(writer.written(), content.len() as u64);
+    assert_eq!(writer.written, content.len() as u64);
     assert_eq!(writer.finish().await, Ok(content.len() as u64));
 }
 
@@ -84,7 +84,7 @@ async fn read(storage: &Storage, path: &str, range: Option<Range<u64>>) -> Vec<u
         assert!(!piece.is_empty());
         whole.extend_from_slice(&piece);
     }
-    assert_eq!(whole.len() as u64, reader.len());
+    assert_eq!(whole.len() as u64, reader.len);
     whole
 }
 

@@ -45,7 +45,8 @@ pub struct StorageWriter {
     part: BytesMut,
     /// None until the first part is full: a small object is put at once.
     upload: Option<Box<dyn MultipartUpload>>,
-    written: u64,
+    /// Bytes that were written so far.
+    pub written: u64,
     /// A part is lost: its write failed, or was given up half-way.
     is_broken: bool,
 }
@@ -68,11 +69,6 @@ impl StorageWriter {
             written: 0,
             is_broken: false,
         }
-    }
-
-    /// Bytes that were written so far.
-    pub fn written(&self) -> u64 {
-        self.written
     }
 
     pub async fn write(&mut self, mut piece: Bytes) -> Result<(), StorageError> {
@@ -211,7 +207,7 @@ mod tests {
             writer.write(piece.clone()).await.unwrap();
         }
         assert_eq!(writer.parts, EVEN_PARTS + 1);
-        let full = writer.written();
+        let full = writer.written;
         writer.write(Bytes::from_static(b"x")).await.unwrap();
         assert_eq!(writer.finish().await, Err(StorageError::TooLarge(full)));
     }
