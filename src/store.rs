@@ -35,10 +35,10 @@ pub use self::conversation::{
 pub use self::error::{Error, StoreFuture};
 pub use self::history::{History, HistoryLimits, Turn, Turns};
 pub use self::keys::{ConversationKey, ResponseKey};
-pub use self::log::{EventBatch, LoggedEvents};
+pub use self::log::LoggedEvents;
 pub use self::ownership::{FencingToken, Orphan, Owner, OwnershipLoss, TakenOver, Takeover};
 pub use self::record::{
-    CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, Finalization,
+    CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, EventBatch, Finalization,
     IdempotencyToken, NewRecord, Record, RoutingHint, WriteOutcome,
 };
 pub use self::response_store::{

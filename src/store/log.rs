@@ -4,36 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::record::{EventBatch, WriteOutcome};
 use super::status::Status;
-
-/// Consecutive events, encoded by the caller. The store interprets only their numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventBatch {
-    /// The numbers of the first and the last event. The first event of a response is 0.
-    pub first: u64,
-    pub last: u64,
-    pub bytes: Bytes,
-    /// Token ids of the text in these events, for a replica that goes on with the response. No reader gets them. Empty
-    /// if the caller keeps none.
-    pub tokens: Bytes,
-}
-
-impl EventBatch {
-    /// Without token ids.
-    pub fn new(first: u64, last: u64, bytes: impl Into<Bytes>) -> Self {
-        Self {
-            first,
-            last,
-            bytes: bytes.into(),
-            tokens: Bytes::new(),
-        }
-    }
-
-    /// What it counts in the bound of a log.
-    pub fn size(&self) -> u64 {
-        (self.bytes.len() + self.tokens.len()) as u64
-    }
-}
 
 /// The outcome of reading a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,28 +43,18 @@ pub enum LogState {
     Overflowed,
 }
 
-/// Outcome of an append.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Append {
-    Done,
-    Duplicate { last: u64 },
-    Gap { last: Option<u64> },
-    Overflow,
-}
-
 /// A log in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     batches: VecDeque<EventBatch>,
-    last: Option<u64>,
-    bytes: u64,
-    overflowed: bool,
+    pub last: Option<u64>,
+    pub bytes: u64,
+    pub overflowed: bool,
 }
 
 impl Log {
     /// Appends if `batch` starts where the log ends. A log that would exceed `bytes_max` drops its oldest events.
-    pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> Append {
+    pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> WriteOutcome {
         if let Some(mismatch) = self.mismatch(batch) {
             return mismatch;
         }
@@ -106,21 +68,21 @@ impl Log {
             self.overflowed = true;
         }
         if self.overflowed {
-            Append::Overflow
+            WriteOutcome::Overflow
         } else {
-            Append::Done
+            WriteOutcome::Done
         }
     }
 
     /// Why `batch` cannot be appended: it does not start where the log ends.
-    pub fn mismatch(&self, batch: &EventBatch) -> Option<Append> {
+    pub fn mismatch(&self, batch: &EventBatch) -> Option<WriteOutcome> {
         let next = self.last.map_or(0, |last| last + 1);
         if batch.first == next && batch.last >= batch.first {
             return None;
         }
         Some(match self.last {
-            Some(last) if batch.last <= last => Append::Duplicate { last },
-            last => Append::Gap { last },
+            Some(last) if batch.last <= last => WriteOutcome::Duplicate { last },
+            last => WriteOutcome::Gap { last },
         })
     }
 
@@ -151,22 +113,10 @@ impl Log {
             .collect()
     }
 
-    pub fn last(&self) -> Option<u64> {
-        self.last
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Memory used: event bytes and overhead.
     pub fn cost(&self) -> u64 {
         const BATCH: usize = size_of::<EventBatch>() + 24;
         self.bytes + (self.batches.capacity() * BATCH) as u64
-    }
-
-    pub fn has_overflowed(&self) -> bool {
-        self.overflowed
     }
 
     /// Drops the events and keeps their count.
@@ -183,47 +133,42 @@ mod tests {
     use super::*;
 
     fn batch(first: u64, last: u64, bytes: usize) -> EventBatch {
-        EventBatch {
-            first,
-            last,
-            bytes: vec![b'x'; bytes].into(),
-            tokens: Bytes::new(),
-        }
+        EventBatch::new(first, last, vec![b'x'; bytes])
     }
 
     #[test]
     fn an_append_must_start_where_the_log_ends() {
         let mut log = Log::default();
-        assert_eq!(log.append(&batch(1, 1, 1), 99), Append::Gap { last: None });
-        assert_eq!(log.append(&batch(0, 2, 1), 99), Append::Done);
+        assert_eq!(
+            log.append(&batch(1, 1, 1), 99),
+            WriteOutcome::Gap { last: None }
+        );
+        assert_eq!(log.append(&batch(0, 2, 1), 99), WriteOutcome::Done);
         assert_eq!(
             log.append(&batch(1, 2, 1), 99),
-            Append::Duplicate { last: 2 }
+            WriteOutcome::Duplicate { last: 2 }
         );
         assert_eq!(
             log.append(&batch(2, 3, 1), 99),
-            Append::Gap { last: Some(2) }
+            WriteOutcome::Gap { last: Some(2) }
         );
-        assert_eq!(log.append(&batch(3, 3, 1), 99), Append::Done);
-        assert_eq!(log.last(), Some(3));
+        assert_eq!(log.append(&batch(3, 3, 1), 99), WriteOutcome::Done);
+        assert_eq!(log.last, Some(3));
     }
 
     #[test]
     fn a_full_log_drops_its_oldest_events() {
         let mut log = Log::default();
-        assert_eq!(log.append(&batch(0, 0, 6), 10), Append::Done);
+        assert_eq!(log.append(&batch(0, 0, 6), 10), WriteOutcome::Done);
         assert!(log.follows(None));
-        assert_eq!(log.append(&batch(1, 1, 6), 10), Append::Overflow);
-        assert_eq!(log.append(&batch(2, 2, 1), 10), Append::Overflow);
-        assert_eq!(
-            (log.last(), log.bytes(), log.has_overflowed()),
-            (Some(2), 7, true)
-        );
+        assert_eq!(log.append(&batch(1, 1, 6), 10), WriteOutcome::Overflow);
+        assert_eq!(log.append(&batch(2, 2, 1), 10), WriteOutcome::Overflow);
+        assert_eq!((log.last, log.bytes, log.overflowed), (Some(2), 7, true));
         assert!(!log.follows(None) && log.follows(Some(0)));
         assert_eq!(log.read(Some(0), 99), [batch(1, 1, 6), batch(2, 2, 1)]);
         // Larger than the log may be.
-        assert_eq!(log.append(&batch(3, 3, 11), 10), Append::Overflow);
-        assert_eq!((log.last(), log.bytes()), (Some(3), 0));
+        assert_eq!(log.append(&batch(3, 3, 11), 10), WriteOutcome::Overflow);
+        assert_eq!((log.last, log.bytes), (Some(3), 0));
         assert!(!log.follows(Some(2)) && !log.follows(Some(3)));
     }
 
@@ -248,7 +193,7 @@ mod tests {
             let mut log = Log::default();
             let mut next = 0;
             for size in sizes {
-                prop_assert_eq!(log.append(&batch(next, next + size - 1, 1), 1_000), Append::Done);
+                prop_assert_eq!(log.append(&batch(next, next + size - 1, 1), 1_000), WriteOutcome::Done);
                 next += size;
             }
             let read = log.read(after, u64::MAX);

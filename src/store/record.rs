@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use super::conversation::{Commit, CommitRefusal};
 pub use super::keys::IdempotencyToken;
-use super::log::EventBatch;
 use super::ownership::{FencingToken, Owner};
 use super::status::Status;
 use crate::ids::{Model, ResponseId};
@@ -118,6 +117,35 @@ pub struct Background {
     pub streams: bool,
     /// The number of the last event in the log.
     pub last_event: Option<u64>,
+}
+
+/// Consecutive events, encoded by the caller. The store interprets only their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The numbers of the first and the last event. The first event of a response is 0.
+    pub first: u64,
+    pub last: u64,
+    pub bytes: Bytes,
+    /// Token ids of the text in these events, for a replica that goes on with the response. No reader gets them. Empty
+    /// if the caller keeps none.
+    pub tokens: Bytes,
+}
+
+impl EventBatch {
+    /// Without token ids.
+    pub fn new(first: u64, last: u64, bytes: impl Into<Bytes>) -> Self {
+        Self {
+            first,
+            last,
+            bytes: bytes.into(),
+            tokens: Bytes::new(),
+        }
+    }
+
+    /// What it counts in the bound of a log.
+    pub fn size(&self) -> u64 {
+        (self.bytes.len() + self.tokens.len()) as u64
+    }
 }
 
 /// The arguments of a finalize.

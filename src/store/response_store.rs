@@ -45,11 +45,11 @@ use super::documents::Documents;
 use super::error::StoreFuture;
 use super::history::{History, HistoryLimits};
 use super::keys::{ConversationKey, ResponseKey};
-use super::log::{EventBatch, LoggedEvents};
+use super::log::LoggedEvents;
 use super::ownership::{FencingToken, Orphan, Owner, OwnershipLoss, Takeover};
 use super::record::{
-    CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, Finalization, IdempotencyToken,
-    NewRecord, Record, WriteOutcome,
+    CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, Finalization,
+    IdempotencyToken, NewRecord, Record, WriteOutcome,
 };
 use crate::ids::ResponseId;
 

@@ -424,7 +424,7 @@ mod tests {
                 log.push((made..made + count).map(event).collect::<String>().as_bytes());
                 made += count;
                 let Some(batch) = log.batch() else { continue };
-                if store.append(&batch, bytes_max) == store::log::Append::Overflow {
+                if store.append(&batch, bytes_max) == store::WriteOutcome::Overflow {
                     log.on_overflow();
                 }
                 log.on_stored(batch.last);

@@ -160,7 +160,7 @@ impl Response {
                 attempts: run.attempts,
                 retention: run.retention,
                 streams: run.streams,
-                last_event: run.log.last(),
+                last_event: run.log.last,
             }),
         }
     }
@@ -190,7 +190,7 @@ impl Response {
     ) -> Option<LoggedEvents> {
         let run = self.run.as_ref()?;
         let has_expired = run.log_until.is_some_and(|until| until <= now);
-        let has_expired = has_expired && run.log.last().is_some();
+        let has_expired = has_expired && run.log.last.is_some();
         let log = if run.log.follows(after) && !has_expired {
             LogState::Whole
         } else if self.status.is_terminal() && !run.delta_table.is_empty() {
@@ -206,7 +206,7 @@ impl Response {
             status: self.status,
             fencing_number: run.fencing_number,
             batches,
-            last: run.log.last(),
+            last: run.log.last,
             log,
         })
     }

@@ -148,7 +148,7 @@ impl Memory {
                 .running
                 .values()
                 .filter_map(|found| found.run.as_ref());
-            log_bytes += runs.map(|run| run.log.bytes()).sum::<u64>();
+            log_bytes += runs.map(|run| run.log.bytes).sum::<u64>();
             orphans += shard.orphans(&alive).len();
         }
         let owners = self.owners.lock().report(now);

@@ -6,7 +6,6 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::response::{Response, Run};
-use crate::store::log::Append;
 use crate::store::record::{Content, Retention};
 use crate::store::{
     Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, IdempotencyToken,
@@ -58,12 +57,7 @@ impl Response {
         let Some(run) = &mut self.run else {
             return WriteOutcome::Gone;
         };
-        match run.log.append(&owned(batch), bytes_max) {
-            Append::Done => WriteOutcome::Done,
-            Append::Duplicate { last } => WriteOutcome::Duplicate { last },
-            Append::Gap { last } => WriteOutcome::Gap { last },
-            Append::Overflow => WriteOutcome::Overflow,
-        }
+        run.log.append(&owned(batch), bytes_max)
     }
 
     /// The outcome of a finalize that changes nothing: it is refused, or was applied before. `None` if it ends the
@@ -82,11 +76,7 @@ impl Response {
         if let Some(refused) = self.refusal(fence) {
             return Some(refused);
         }
-        match run.log.mismatch(end.batch.as_ref()?)? {
-            Append::Duplicate { last } => Some(WriteOutcome::Duplicate { last }),
-            Append::Gap { last } => Some(WriteOutcome::Gap { last }),
-            Append::Done | Append::Overflow => None,
-        }
+        run.log.mismatch(end.batch.as_ref()?)
     }
 
     /// Call only if [`Self::without_end`] is `None`.
@@ -125,7 +115,7 @@ impl Response {
             return;
         };
         run.status_before_cancel = Some(self.status);
-        let number = run.log.last().map_or(0, |last| last + 1);
+        let number = run.log.last.map_or(0, |last| last + 1);
         let has_output = run.streams && number > 0;
         let batch = EventBatch::new(number, number, Bytes::copy_from_slice(&cancel.event));
         let _ = run.log.append(&batch, keep.max_event_log);
@@ -138,7 +128,7 @@ impl Response {
         self.end(now, Status::Cancelled, cancel.token, keep);
         if let (Some(run), Some(request)) = (&mut self.run, request)
             && has_output
-            && !run.log.has_overflowed()
+            && !run.log.overflowed
         {
             run.has_output_pending = true;
             run.request = request;
@@ -219,7 +209,7 @@ impl Response {
             attempts: run.attempts,
             lost_owners: run.lost_owners,
             streams: run.streams,
-            last_event: run.log.last(),
+            last_event: run.log.last,
         })
     }
 
