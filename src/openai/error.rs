@@ -51,7 +51,7 @@ pub struct ApiError {
     param: Option<String>,
     /// OpenAI's `code`; empty for `null`.
     pub code: &'static str,
-    retry_after: Option<Duration>,
+    pub retry_after: Option<Duration>,
     /// Where a limit was reached: what it counts, OpenAI's `type` of such errors.
     counted: Option<&'static str>,
     /// Sent as [`SHOULD_RETRY`].

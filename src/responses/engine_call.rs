@@ -134,7 +134,7 @@ impl Responses {
         } else {
             engine_error::of_engine(status, &body)
         };
-        error.set_retry_after(retry_after);
+        error.retry_after = retry_after;
         Err(error)
     }
 }

@@ -111,7 +111,7 @@ impl Member {
 use Shape::{Any, Flag, Integer, List, Number, NumberAbove, Object, OneOf, Text, TextOrList};
 
 /// The Response object has those that say how they are shown in this order.
-const MEMBERS: &[Member] = &[
+pub(super) const MEMBERS: &[Member] = &[
     copied("model", Any),
     // Sampling.
     copied("temperature", Number(0.0, ANY)),
@@ -210,11 +210,6 @@ pub(super) fn member(name: &str) -> Option<&'static Member> {
     MEMBERS.iter().find(|member| member.name == name)
 }
 
-/// All rows.
-pub(super) fn members() -> impl Iterator<Item = &'static Member> {
-    MEMBERS.iter()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -223,7 +218,7 @@ mod tests {
 
     #[test]
     fn each_member_has_one_row() {
-        let names: BTreeSet<&str> = members().map(|member| member.name).collect();
+        let names: BTreeSet<&str> = MEMBERS.iter().map(|member| member.name).collect();
         assert_eq!(names.len(), MEMBERS.len());
     }
 
@@ -238,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_summary_has_no_member_that_an_answer_has_not() {
-        for member in members() {
+        for member in MEMBERS {
             assert!(member.to_engine || !member.to_summary, "{}", member.name);
         }
     }

@@ -69,7 +69,7 @@ impl ResponseTemplate {
         }
 
         let mut tail = Vec::with_capacity(768);
-        for member in member_table::members() {
+        for member in member_table::MEMBERS {
             let given = || of(member.name);
             let shown = match member.shown {
                 Shown::Otherwise => None,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub use self::event_key::{BatchKey, EventKey};
 pub use self::event_type::EventType;
 pub(super) use self::queue::{Add, EventQueue, IN_USE, MAX_ADDRESSES, MAX_EXPIRED};
-pub use self::subscriptions::{AddCounters, Bounds, Endpoint, Subscriber, Subscriptions};
+pub use self::subscriptions::{AddCounters, Bounds, Subscriber, Subscriptions};
 pub use self::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
 use super::error::StoreFuture;
 

@@ -16,7 +16,7 @@ use crate::http::circuit_breaker::CircuitBreaker;
 use crate::http::client_address::Networks;
 use crate::http::tls;
 use crate::ids::{self, Tenant};
-use crate::store::outbox::{self, Bounds, EventType, Subscriber, Subscriptions};
+use crate::store::outbox::{Bounds, EventType, Subscriber, Subscriptions};
 
 /// An endpoint as one configuration has it.
 #[derive(Debug)]
@@ -86,10 +86,8 @@ impl Table {
 
     pub(super) fn subscriptions(&self, metrics: &Metrics) -> Subscriptions {
         let subscriber = |endpoint: &Arc<Endpoint>| Subscriber {
-            endpoint: outbox::Endpoint {
-                name: endpoint.name.clone(),
-                fingerprint: endpoint.fingerprint.clone(),
-            },
+            name: endpoint.name.clone(),
+            fingerprint: endpoint.fingerprint.clone(),
             tenant: match endpoint.tenant.as_str() {
                 "" => Some(Tenant::default()),
                 EVERY_TENANT => None,

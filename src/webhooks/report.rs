@@ -12,7 +12,7 @@ const OK: &str = "ok";
 /// One endpoint, as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct EndpointReport {
-    name: String,
+    pub name: String,
     /// `*` for all tenants; empty without tenants.
     tenant: String,
     /// Host and port; the path of a URL may be a secret.
@@ -32,10 +32,6 @@ pub struct EndpointReport {
 }
 
 impl EndpointReport {
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Whether it takes events.
     pub fn is_ok(&self) -> bool {
         self.state == OK

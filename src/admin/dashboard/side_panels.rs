@@ -75,7 +75,7 @@ fn endpoints(registry: &Registry, reports: &[EndpointReport]) -> Value {
     let mut shown: Vec<&EndpointReport> = reports.iter().collect();
     shown.sort_by_key(|report| report.is_ok());
     let rows = shown.into_iter().take(MAX_ENDPOINTS);
-    let rows = rows.map(|report| json!({"endpoint": report, "events": events.get(report.name())}));
+    let rows = rows.map(|report| json!({"endpoint": report, "events": events.get(&report.name)}));
     json!({"endpoints": rows.collect::<Vec<_>>(), "all": reports.len()})
 }
 

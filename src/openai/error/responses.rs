@@ -288,10 +288,6 @@ impl ApiError {
         error
     }
 
-    pub fn set_retry_after(&mut self, pause: Option<Duration>) {
-        self.retry_after = pause;
-    }
-
     /// An engine's answer that cannot be decoded, is too long, or ended early.
     pub fn invalid_engine_response(message: impl Into<String>) -> Self {
         let status = StatusCode::BAD_GATEWAY;

@@ -46,14 +46,13 @@ impl Queues {
     pub(super) fn add(&self, now: Instant, event: EndEvent) {
         let subscriptions = self.subscriptions.load_full();
         for subscriber in subscriptions.of(event) {
-            let endpoint = &subscriber.endpoint;
             let added = {
                 let mut queues = self.by_endpoint.lock();
-                let queue = queues.entry(endpoint.name.clone()).or_default();
+                let queue = queues.entry(subscriber.name.clone()).or_default();
                 queue.add(
                     self.ms(now),
                     event,
-                    &endpoint.fingerprint,
+                    &subscriber.fingerprint,
                     &subscriptions.bounds,
                 )
             };

@@ -37,18 +37,12 @@ pub struct AddCounters {
     pub dropped_disabled: IntCounter,
 }
 
-/// An endpoint as the outbox knows it.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    pub name: Arc<str>,
-    /// Changes with the endpoint's address, so that one which was disabled takes events again under another address.
-    pub fingerprint: Arc<str>,
-}
-
 /// An endpoint, and which events are for it.
 #[derive(Clone, Debug)]
 pub struct Subscriber {
-    pub endpoint: Endpoint,
+    pub name: Arc<str>,
+    /// Changes with the endpoint's address, so that one which was disabled takes events again under another address.
+    pub fingerprint: Arc<str>,
     /// `None`: of all tenants.
     pub tenant: Option<Tenant>,
     pub events: Vec<EventType>,
@@ -76,6 +70,6 @@ impl Subscriptions {
 
     pub(crate) fn find(&self, endpoint: &str) -> Option<&Subscriber> {
         let mut found = self.subscribers.iter();
-        found.find(|subscriber| *subscriber.endpoint.name == *endpoint)
+        found.find(|subscriber| *subscriber.name == *endpoint)
     }
 }

@@ -147,9 +147,9 @@ impl ResponseStore for Redis {
                 health: self.health(),
                 details: json!({
                     "mode": self.mode,
-                    "circuit_breaker": self.executor.breaker().as_str(),
+                    "circuit_breaker": self.executor.breakers.state().as_str(),
                     "connections_opened": self.link.opened(),
-                    "in_flight": self.executor.in_flight(),
+                    "in_flight": self.executor.in_flight.load(Relaxed),
                     "server": server,
                     "owners": owners,
                     "orphans": orphans,
@@ -238,7 +238,7 @@ impl Redis {
     /// As [`Self::call`], for a write that clients rely on once it is acknowledged: it waits for replicas of Redis
     /// if the settings say so.
     pub(super) async fn call_replicated(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
-        if !self.executor.waits_for_replicas() {
+        if self.executor.replica_wait.is_none() {
             return self.call(kind, call).await;
         }
         let request = Request::Script(call);
@@ -278,7 +278,7 @@ impl Redis {
     /// Asks nodes of a cluster whether they reply, at each heartbeat those of the next ranges of slots: the circuit
     /// breaker of a range learns it though no request comes.
     pub(super) fn probe_next_ranges(&self) {
-        let ranges = self.executor.next_ranges();
+        let ranges = self.executor.breakers.next_ranges();
         // Small reads, at most one for each range, and none where the circuit breaker is open.
         let keys = ranges
             .into_iter()
@@ -296,7 +296,7 @@ impl Redis {
         if let Some(check) = &*latest
             && !check.borrow().is_over
         {
-            if self.executor.breaker() == State::Open {
+            if self.executor.breakers.state() == State::Open {
                 return Err(unavailable(BUSY_RETRY, &self.executor.last_failure()));
             }
             return Ok(check.clone());
@@ -356,7 +356,7 @@ impl Redis {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        self.executor.breaker() != State::Open
+        self.executor.breakers.state() != State::Open
     }
 }
 

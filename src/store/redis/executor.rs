@@ -43,11 +43,11 @@ const BYTES_PER_MS: u64 = 12_500;
 #[derive(Debug)]
 pub(super) struct Executor {
     link: Arc<Link>,
-    breakers: Breakers,
-    in_flight: AtomicU32,
+    pub(super) breakers: Breakers,
+    pub(super) in_flight: AtomicU32,
     max_in_flight: u32,
     /// `None`: writes do not wait for replicas.
-    replica_wait: Option<ReplicaWait>,
+    pub(super) replica_wait: Option<ReplicaWait>,
     read_timeout: Duration,
     write_timeout: Duration,
     meters: Meters,
@@ -94,25 +94,8 @@ impl Executor {
         last_reply != 0 && since.saturating_sub(last_reply) < FRESH.as_millis() as u64
     }
 
-    pub(super) fn in_flight(&self) -> u32 {
-        self.in_flight.load(Relaxed)
-    }
-
-    pub(super) fn breaker(&self) -> State {
-        self.breakers.state()
-    }
-
-    /// As [`Breakers::next_ranges`].
-    pub(super) fn next_ranges(&self) -> Vec<usize> {
-        self.breakers.next_ranges()
-    }
-
     pub(super) fn last_failure(&self) -> Arc<str> {
         self.last_failure.lock().clone()
-    }
-
-    pub(super) fn waits_for_replicas(&self) -> bool {
-        self.replica_wait.is_some()
     }
 
     /// Executes a request. Must be polled on the thread of that connection.

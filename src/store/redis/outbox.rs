@@ -52,7 +52,7 @@ impl Redis {
         let event = response_event(key, status, observe::unix_s())?;
         let subscriptions = self.subscriptions.load_full();
         let of = subscriptions.of(event);
-        let names: Vec<&str> = of.map(|subscriber| &*subscriber.endpoint.name).collect();
+        let names: Vec<&str> = of.map(|subscriber| &*subscriber.name).collect();
         (!names.is_empty()).then(|| EventMark::new(event.created_at, &names))
     }
 
@@ -105,7 +105,7 @@ impl Redis {
         subscriptions: &Subscriptions,
     ) -> Result<(), Error> {
         let subscriber = subscriptions.find(endpoint);
-        let fingerprint = subscriber.map_or("", |subscriber| &subscriber.endpoint.fingerprint);
+        let fingerprint = subscriber.map_or("", |subscriber| &subscriber.fingerprint);
         let call = Call::new(Name::OUTBOX_ADD)
             .keys(self.keys.outbox(endpoint))
             .arg(event_member(event.key))
@@ -159,9 +159,7 @@ impl Outbox for Redis {
         self.meters.meter(Op::AddEvent, move || async move {
             let subscriptions = self.subscriptions.load_full();
             let of = subscriptions.of(event);
-            let names: Vec<Arc<str>> = of
-                .map(|subscriber| subscriber.endpoint.name.clone())
-                .collect();
+            let names: Vec<Arc<str>> = of.map(|subscriber| subscriber.name.clone()).collect();
             for name in names {
                 self.add_event(&name, event, &subscriptions).await?;
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use warmroute::store::memory::Memory;
 use warmroute::store::outbox::{
-    AddCounters, Bounds, Claim, ClaimedEvent, Endpoint, EventKey, EventType, Outbox, Subscriber,
+    AddCounters, Bounds, Claim, ClaimedEvent, EventKey, EventType, Outbox, Subscriber,
     Subscriptions,
 };
 use warmroute::store::{ResponseKey, Status};
@@ -19,10 +19,8 @@ const NAME: &str = "hook";
 pub(super) fn subscribe(memory: &Memory) {
     let counter = || IntCounter::new("events", "-").unwrap();
     let subscriber = Subscriber {
-        endpoint: Endpoint {
-            name: NAME.into(),
-            fingerprint: "f".into(),
-        },
+        name: NAME.into(),
+        fingerprint: "f".into(),
         tenant: None,
         events: EventType::ALL.to_vec(),
         added: Arc::default(),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use warmroute::store::memory::Memory;
 use warmroute::store::outbox::{
-    AddCounters, BatchKey, Bounds, Claim, Claimed, ClaimedEvent, EndEvent, Endpoint, EventKey,
-    EventType, Outbox, Settlement, Subscriber, Subscriptions,
+    AddCounters, BatchKey, Bounds, Claim, Claimed, ClaimedEvent, EndEvent, EventKey, EventType,
+    Outbox, Settlement, Subscriber, Subscriptions,
 };
 use warmroute::store::redis::{Mode, Settings};
 use warmroute::store::{CancelOutcome, WriteOutcome};
@@ -37,10 +37,8 @@ fn counters() -> AddCounters {
 
 fn subscriber(name: &str, of: Option<Tenant>, events: &[EventType]) -> Subscriber {
     Subscriber {
-        endpoint: Endpoint {
-            name: name.into(),
-            fingerprint: "f".into(),
-        },
+        name: name.into(),
+        fingerprint: "f".into(),
         tenant: of,
         events: events.to_vec(),
         added: Arc::default(),
