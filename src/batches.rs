@@ -53,7 +53,7 @@ pub use self::file::{FilePurpose, FileRecord};
 pub use self::files::{FileUpload, Files};
 pub use self::memory_bounds::{HeldAnswer, MemoryBounds};
 pub use self::metrics::Metrics;
-pub use self::routes::{BatchEndpoint, BatchRoute, route};
+pub use self::routes::{BatchEndpoint, route};
 pub use self::send::{LineAnswer, LineRequest, LookUpFuture, SendFuture, SendLine};
 pub use self::service::{BatchCaller, Batches};
 pub use self::settings::{HAS_S3, S3Settings, Settings};

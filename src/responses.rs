@@ -60,7 +60,7 @@ pub use self::chat::{
 };
 pub(crate) use self::client_request::ClientRequest;
 pub use self::events::ReasoningEvents;
-pub(crate) use self::routes::{Endpoint, RouteMatch, route};
+pub(crate) use self::routes::{Endpoint, route};
 pub use self::service::{Counts, Responses};
 pub use self::settings::{CompactSettings, Mode, OnStoreDown, Settings};
 pub use self::websocket::Settings as WebsocketSettings;

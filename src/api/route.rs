@@ -3,9 +3,10 @@
 use hyper::Method;
 
 use super::endpoints;
-use crate::batches::{self, BatchEndpoint, BatchRoute};
+use crate::batches::{self, BatchEndpoint};
+use crate::openai::RouteMatch;
 use crate::prompt::Api;
-use crate::responses::{self, Endpoint, Mode, RouteMatch};
+use crate::responses::{self, Endpoint, Mode};
 
 /// The endpoint of a path and method.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,9 +35,9 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
         }
     }
     match batches::route(method, path) {
-        BatchRoute::Endpoint(endpoint) => return Route::Batches(endpoint),
-        BatchRoute::WrongMethod(allow) => return Route::WrongMethod { allow },
-        BatchRoute::NotFound => {}
+        RouteMatch::Endpoint(endpoint) => return Route::Batches(endpoint),
+        RouteMatch::WrongMethod(allow) => return Route::WrongMethod { allow },
+        RouteMatch::NotFound => {}
     }
     let (found, allow) = match path {
         "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
@@ -118,7 +119,7 @@ pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
         _ if path.starts_with("/v1/responses") || path.starts_with("/v1/conversations") => {
             Api::Responses.as_str()
         }
-        _ if batches::route(&Method::GET, path) != BatchRoute::NotFound => "batches",
+        _ if batches::route(&Method::GET, path) != RouteMatch::NotFound => "batches",
         _ => NO_API,
     }
 }

@@ -2,6 +2,8 @@
 
 use hyper::Method;
 
+use crate::openai::{RouteMatch, decoded};
+
 /// An endpoint, with the decoded id in its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchEndpoint {
@@ -30,16 +32,6 @@ impl BatchEndpoint {
     }
 }
 
-/// The endpoint for a method and path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BatchRoute {
-    Endpoint(BatchEndpoint),
-    /// The path exists; these methods are allowed.
-    WrongMethod(&'static str),
-    /// No path of these APIs.
-    NotFound,
-}
-
 /// The paths of one collection below `/v1/`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BatchCollection {
@@ -48,10 +40,10 @@ enum BatchCollection {
     OfMessages,
 }
 
-pub fn route(method: &Method, path: &str) -> BatchRoute {
+pub fn route(method: &Method, path: &str) -> RouteMatch<BatchEndpoint> {
     use BatchCollection::{Batches, Files, OfMessages};
     let Some(path) = path.strip_prefix("/v1/") else {
-        return BatchRoute::NotFound;
+        return RouteMatch::NotFound;
     };
     let collections = [
         ("files", Files),
@@ -64,11 +56,11 @@ pub fn route(method: &Method, path: &str) -> BatchRoute {
         is_whole.then_some((collection, rest))
     });
     let Some((collection, rest)) = found else {
-        return BatchRoute::NotFound;
+        return RouteMatch::NotFound;
     };
     let parts: Vec<&str> = rest.split('/').skip(1).collect();
     if parts.iter().any(|part| part.is_empty()) {
-        return BatchRoute::NotFound;
+        return RouteMatch::NotFound;
     }
     let endpoint = match (collection, parts.as_slice(), method.as_str()) {
         (Files, [], "POST") => BatchEndpoint::CreateFile,
@@ -76,11 +68,11 @@ pub fn route(method: &Method, path: &str) -> BatchRoute {
         (Files, [id], "GET") => BatchEndpoint::File(decoded(id)),
         (Files, [id], "DELETE") => BatchEndpoint::DeleteFile(decoded(id)),
         (Files, [id, "content"], "GET") => BatchEndpoint::FileContent(decoded(id)),
-        (Files, [_, "content"], _) => return BatchRoute::WrongMethod("GET"),
+        (Files, [_, "content"], _) => return RouteMatch::WrongMethod("GET"),
         (Batches, [], "POST") => BatchEndpoint::Create,
         (Batches, [], "GET") => BatchEndpoint::List,
         (Batches, [id], "GET") => BatchEndpoint::Batch(decoded(id)),
-        (Batches, [_], _) => return BatchRoute::WrongMethod("GET"),
+        (Batches, [_], _) => return RouteMatch::WrongMethod("GET"),
         (Batches, [id, "cancel"], "POST") => BatchEndpoint::Cancel(decoded(id)),
         (OfMessages, [], "POST") => BatchEndpoint::CreateOfMessages,
         (OfMessages, [], "GET") => BatchEndpoint::ListOfMessages,
@@ -88,18 +80,13 @@ pub fn route(method: &Method, path: &str) -> BatchRoute {
         (OfMessages, [id], "DELETE") => BatchEndpoint::DeleteOfMessages(decoded(id)),
         (OfMessages, [id, "cancel"], "POST") => BatchEndpoint::CancelOfMessages(decoded(id)),
         (OfMessages, [id, "results"], "GET") => BatchEndpoint::ResultsOfMessages(decoded(id)),
-        (OfMessages, [_, "results"], _) => return BatchRoute::WrongMethod("GET"),
-        (_, [], _) => return BatchRoute::WrongMethod("GET, POST"),
-        (Files | OfMessages, [_], _) => return BatchRoute::WrongMethod("GET, DELETE"),
-        (Batches | OfMessages, [_, "cancel"], _) => return BatchRoute::WrongMethod("POST"),
-        _ => return BatchRoute::NotFound,
+        (OfMessages, [_, "results"], _) => return RouteMatch::WrongMethod("GET"),
+        (_, [], _) => return RouteMatch::WrongMethod("GET, POST"),
+        (Files | OfMessages, [_], _) => return RouteMatch::WrongMethod("GET, DELETE"),
+        (Batches | OfMessages, [_, "cancel"], _) => return RouteMatch::WrongMethod("POST"),
+        _ => return RouteMatch::NotFound,
     };
-    BatchRoute::Endpoint(endpoint)
-}
-
-fn decoded(part: &str) -> String {
-    let decoded = percent_encoding::percent_decode_str(part);
-    decoded.decode_utf8_lossy().into_owned()
+    RouteMatch::Endpoint(endpoint)
 }
 
 #[cfg(test)]
@@ -108,12 +95,12 @@ mod tests {
 
     #[test]
     fn every_endpoint_has_its_methods_and_other_paths_are_not_found() {
-        let check = |method: &Method, path: &str, expected: BatchRoute| {
+        let check = |method: &Method, path: &str, expected: RouteMatch<BatchEndpoint>| {
             assert_eq!(route(method, path), expected, "{method} {path}");
         };
         let (get, post, delete) = (&Method::GET, &Method::POST, &Method::DELETE);
-        let to = BatchRoute::Endpoint;
-        let not = BatchRoute::WrongMethod;
+        let to = RouteMatch::Endpoint;
+        let not = RouteMatch::WrongMethod;
         let a = || "a".to_owned();
         check(post, "/v1/files", to(BatchEndpoint::CreateFile));
         check(get, "/v1/files", to(BatchEndpoint::ListFiles));
@@ -154,7 +141,7 @@ mod tests {
             "/files",
             "/",
         ] {
-            check(get, path, BatchRoute::NotFound);
+            check(get, path, RouteMatch::NotFound);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use hyper::Method;
 
+use crate::openai::{RouteMatch, decoded};
+
 /// An endpoint, with the decoded ids in its path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Endpoint {
@@ -22,17 +24,7 @@ pub(crate) enum Endpoint {
     DeleteItem(String, String),
 }
 
-/// The endpoint for a method and path.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum RouteMatch {
-    Endpoint(Endpoint),
-    /// The path exists; these methods are allowed.
-    WrongMethod(&'static str),
-    /// No path of this API.
-    NotFound,
-}
-
-pub(crate) fn route(method: &Method, path: &str) -> RouteMatch {
+pub(crate) fn route(method: &Method, path: &str) -> RouteMatch<Endpoint> {
     let Some(path) = path.strip_prefix("/v1/") else {
         return RouteMatch::NotFound;
     };
@@ -77,18 +69,13 @@ pub(crate) fn route(method: &Method, path: &str) -> RouteMatch {
     RouteMatch::Endpoint(endpoint)
 }
 
-fn decoded(part: &str) -> String {
-    let decoded = percent_encoding::percent_decode_str(part);
-    decoded.decode_utf8_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_endpoint_has_its_methods_and_other_paths_are_not_found() {
-        let check = |method: &Method, path: &str, expected: RouteMatch| {
+        let check = |method: &Method, path: &str, expected: RouteMatch<Endpoint>| {
             assert_eq!(route(method, path), expected, "{method} {path}");
         };
         let to = |endpoint| RouteMatch::Endpoint(endpoint);
