@@ -97,16 +97,9 @@ impl EngineInput {
                 self.begin("custom_tool_call");
                 self.copy(item, &["call_id", "name", "input"]);
             }
-            Kind::FunctionCallOutput => {
-                self.mark_answered(item, "function call output")?;
-                self.last_other = Some(index);
-                self.begin("function_call_output");
-                self.copy(item, &["call_id", "output"]);
-            }
-            Kind::CustomToolCallOutput => {
-                self.mark_answered(item, "custom tool call output")?;
-                self.last_other = Some(index);
-                self.begin("custom_tool_call_output");
+            Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
+                self.mark_answered(item, index)?;
+                self.begin(item.name);
                 self.copy(item, &["call_id", "output"]);
             }
             Kind::ClientCall => {
@@ -115,16 +108,14 @@ impl EngineInput {
                 self.function_call(&id, item.name, &client_call_arguments(item));
             }
             Kind::ClientCallOutput => {
-                self.mark_answered(item, "tool call output")?;
-                self.last_other = Some(index);
+                self.mark_answered(item, index)?;
                 let output = item.members.get("output");
                 let output = output.or_else(|| item.members.get("result"));
                 let id = call_id(item).to_owned();
                 self.function_call_output(&id, output.unwrap_or("\"\""));
             }
             Kind::ComputerCallOutput => {
-                self.mark_answered(item, "computer call output")?;
-                self.last_other = Some(index);
+                self.mark_answered(item, index)?;
                 self.begin("function_call_output");
                 put(&mut self.json, "call_id", call_id(item));
                 put(&mut self.json, "output", &screenshot(item));
@@ -263,12 +254,18 @@ impl EngineInput {
         });
     }
 
-    fn mark_answered(&mut self, item: &Item<'_>, kind: &str) -> Result<(), ApiError> {
+    /// An output of a call, with this index.
+    fn mark_answered(&mut self, item: &Item<'_>, index: usize) -> Result<(), ApiError> {
         // Compared as text: the client may have changed the escapes.
         let id = members::text(call_id(item)).unwrap_or_default();
         let Some(calls) = self.by_id.get_mut(&*id) else {
-            return Err(ApiError::output_without_call(kind, &id));
+            let kind = match item.kind {
+                Kind::ClientCallOutput => "tool call output".to_owned(),
+                _ => item.name.replace('_', " "),
+            };
+            return Err(ApiError::output_without_call(&kind, &id));
         };
+        self.last_other = Some(index);
         // A second output of a call changes nothing.
         if let Some(index) = calls.indexes.get(calls.answered) {
             self.calls[*index].is_answered = true;

@@ -93,7 +93,8 @@ impl EventRewriter {
         if self.push(stored, &mut written).is_some() {
             return false;
         }
-        self.stream.settle(&mut written);
+        self.stream
+            .write_pending_done(Status::Completed, &mut written);
         self.stream.writer.next == count
     }
 

@@ -195,7 +195,7 @@ impl ChatAnswer {
         if self
             .text
             .as_ref()
-            .is_some_and(|item| item.is_reasoning() != is_reasoning)
+            .is_some_and(|item| item.is_reasoning != is_reasoning)
         {
             self.close_text(None, out);
         }

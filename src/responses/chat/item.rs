@@ -22,7 +22,7 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextItem {
     pub(super) index: usize,
-    is_reasoning: bool,
+    pub(super) is_reasoning: bool,
     parts: Vec<Part>,
 }
 
@@ -70,10 +70,6 @@ impl TextItem {
         part.text.push_str(text);
         part.add_logprobs(logprobs);
         Some(())
-    }
-
-    pub(super) fn is_reasoning(&self) -> bool {
-        self.is_reasoning
     }
 
     /// Appends a text. `logprobs`: a list without its brackets.

@@ -252,13 +252,8 @@ impl StreamState {
         None
     }
 
-    /// Writes what waits for the next event.
-    pub(super) fn settle(&mut self, out: &mut Vec<u8>) {
-        self.write_pending_done(Status::Completed, out);
-    }
-
     /// Writes the event of the pending done item.
-    fn write_pending_done(&mut self, status: Status, out: &mut Vec<u8>) {
+    pub(super) fn write_pending_done(&mut self, status: Status, out: &mut Vec<u8>) {
         let Some(DoneItem { index, item }) = self.pending_done.take() else {
             return;
         };
