@@ -48,13 +48,11 @@ pub use self::settings::{NameOrMap, RetentionSettings, Settings, name_or_map};
 pub use self::status::Status;
 use crate::observe::metrics::Registry;
 
-/// A store that was opened.
 #[derive(Clone, Debug)]
 pub struct OpenStore {
     pub responses: Arc<dyn ResponseStore>,
     /// The webhooks' events of its responses.
     pub outbox: Arc<dyn outbox::Outbox>,
-    /// Its Redis, if it is one.
     pub redis: Option<Arc<redis::Redis>>,
 }
 

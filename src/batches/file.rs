@@ -26,7 +26,6 @@ const NO_NAME: &str = "file";
 pub const UNCONFIRMED_LIMIT: Duration = Duration::from_secs(3_600);
 
 words! {
-    /// What a file is for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum FilePurpose {
@@ -122,7 +121,6 @@ impl FileRecord {
     }
 }
 
-/// The list object of some files.
 pub fn list_object(records: &[FileRecord], has_more: bool) -> Bytes {
     let list = FileList {
         object: "list",

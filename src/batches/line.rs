@@ -284,7 +284,6 @@ fn not_in_a_batch(name: &str) -> LineError {
     LineError::new("unsupported_value", message, Some(name))
 }
 
-/// What is wrong with a line that is no JSON object.
 fn not_an_object(line: &[u8]) -> LineError {
     let message = if serde_json::from_slice::<&RawValue>(line).is_ok() {
         "This line is valid JSON, but not an object."

@@ -214,7 +214,6 @@ impl RequestReader {
         Ok(())
     }
 
-    /// A request is complete.
     fn on_request(&mut self, lines: &mut Vec<u8>) -> Result<(), Invalid> {
         let (mut custom_id, mut params) = (None, None);
         let scan = Scan::<true>::of_bytes(&self.request);

@@ -8,7 +8,6 @@ use super::line::Flavor;
 use super::messages_batch;
 
 impl BatchRecord {
-    /// The object as JSON.
     pub fn object(&self) -> Bytes {
         let object = match self.flavor {
             Flavor::OpenAi => openai_object(self),

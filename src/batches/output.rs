@@ -17,9 +17,7 @@ use crate::openai::error::anthropic_of_engine;
 #[derive(Clone, Copy, Debug)]
 pub struct ResultOf<'a> {
     pub flavor: Flavor,
-    /// The id of the batch.
     pub batch: &'a str,
-    /// The number of the line.
     pub line: u32,
     pub custom_id: &'a str,
 }

@@ -20,7 +20,6 @@ const ROUND_PAUSE_MS: u64 = 40;
 /// After a write of which nobody knows whether it was done.
 const UNKNOWN_PAUSE: Duration = Duration::from_millis(200);
 
-/// What became of a change.
 #[derive(Debug)]
 pub(super) enum Changed {
     /// It is written, and this is the record.
@@ -31,7 +30,6 @@ pub(super) enum Changed {
     Gone,
 }
 
-/// The records of all batches.
 #[derive(Clone, Debug)]
 pub(super) struct Records {
     store: Arc<dyn ResponseStore>,

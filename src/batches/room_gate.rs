@@ -27,7 +27,6 @@ pub struct RoomGate {
     waiting: IntGauge,
 }
 
-/// The lines of one model.
 #[derive(Debug, Default)]
 struct ModelGate {
     waiting: VecDeque<WaitingLine>,

@@ -65,7 +65,6 @@ pub struct LineRequest {
     /// As the body has it.
     pub model: Arc<str>,
     pub body: Bytes,
-    /// The id of the batch.
     pub batch: Arc<str>,
     /// Ends once the line counts at a worker.
     pub entering: EnteringLine,

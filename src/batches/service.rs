@@ -131,7 +131,6 @@ impl Batches {
         }
     }
 
-    /// With another lease.
     #[must_use]
     pub fn with_lease(self, lease: Duration) -> Self {
         Self { lease, ..self }

@@ -178,7 +178,6 @@ impl Storage {
         self.delete_paths(vec![parse(path)?]).await
     }
 
-    /// Deletes the objects below a folder.
     pub async fn delete_all(&self, folder: &str) -> Result<(), StorageError> {
         let paths = self.paths(folder).await?;
         self.delete_paths(paths).await
@@ -246,12 +245,10 @@ fn parse(path: &str) -> Result<Path, StorageError> {
     Path::parse(path).map_err(|error| StorageError::Failed(error.to_string()))
 }
 
-/// The next item of a stream.
 async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
 }
 
-/// Paths as a stream.
 struct Paths(vec::IntoIter<Path>);
 
 impl Stream for Paths {

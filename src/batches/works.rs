@@ -33,7 +33,6 @@ pub enum StopWork {
     Stopping,
     /// It is another replica's now, or the batch is gone.
     Lost,
-    /// This replica drains.
     Draining,
     /// Its lines wait for what does not come: it makes room for other batches.
     Stalled,
@@ -247,7 +246,6 @@ impl Works {
         refused.get(key).is_some_and(|until_ms| now_ms < *until_ms)
     }
 
-    /// A work is done.
     pub(super) fn on_done(&self, key: &DocumentKey) {
         self.stalls.lock().on_done(key);
     }

@@ -295,12 +295,10 @@ impl ApiError {
         Self::bad("unsupported_parameter", message).param("cache_salt")
     }
 
-    /// The response with its headers and body.
     pub fn into_response(self) -> Response<http::Body> {
         self.into_text().map(http::full)
     }
 
-    /// The response with its body as text.
     pub fn into_text(self) -> Response<String> {
         let kind = match self.status {
             _ if self.counted.is_some() => self.counted.unwrap_or_default(),

@@ -23,7 +23,6 @@ const SIGNS: Error = Error::Form("a header has signs that need quotes");
 const QUOTES: Error = Error::Form("a text in quotes does not end for certain");
 const BACKSLASH: Error = Error::Form("a parameter of a header has a backslash");
 
-/// True for the content type of a form.
 pub fn is_form(content_type: &str) -> bool {
     let kind = content_type.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("multipart/form-data")

@@ -186,7 +186,6 @@ impl StateSigner {
     }
 }
 
-/// Whether a text looks like a state token.
 pub(super) fn is_state_token(text: &str) -> bool {
     text.starts_with(state_token::PREFIX)
 }

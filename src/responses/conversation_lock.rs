@@ -171,7 +171,6 @@ async fn hold(
     let _ = done.send(put);
 }
 
-/// Unlocks the conversation if the token holds its lock.
 pub(super) async fn unlock(
     store: &Arc<dyn ResponseStore>,
     key: ConversationKey,

@@ -82,7 +82,6 @@ pub(super) struct FinishedResponse {
 }
 
 impl Finisher {
-    /// `item_count`: the number of output items.
     pub(super) async fn run(
         mut self,
         template: ResponseTemplate,

@@ -150,12 +150,10 @@ impl NewInput {
         Ok(new_input)
     }
 
-    /// Bytes of the items.
     pub(super) fn bytes(&self) -> usize {
         self.items.iter().map(|item| item.json.len()).sum()
     }
 
-    /// As a JSON array.
     pub(super) fn json(&self) -> Bytes {
         array(self.items.iter().map(|item| item.json.as_bytes())).into()
     }

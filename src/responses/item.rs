@@ -76,11 +76,9 @@ pub(super) fn is_user_message(raw: &str) -> bool {
     Members::parse(raw).is_ok_and(|item| item.get("role") == Some("\"user\""))
 }
 
-/// One item as written.
 #[derive(Clone, Debug)]
 pub(super) struct Item<'a> {
     pub(super) kind: Kind,
-    /// The name of its type.
     pub(super) name: &'static str,
     pub(super) members: Members<'a>,
 }

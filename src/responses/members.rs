@@ -223,7 +223,6 @@ pub(super) fn array<'i>(items: impl Iterator<Item = &'i [u8]> + Clone) -> Vec<u8
     out
 }
 
-/// A JSON string with this text.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len() + 2);
     put_text(&mut out, text);

@@ -24,7 +24,6 @@ pub(super) struct Outcome {
     /// The items as the client gets them, if they differ: with state tokens.
     pub(super) client_output: Option<Vec<u8>>,
     pub(super) usage: Option<Usage>,
-    /// Why it is incomplete.
     pub(super) incomplete_reason: Option<String>,
     pub(super) error: Option<Failure>,
 }

@@ -26,7 +26,6 @@ const INCLUDES: [&str; 8] = [
 /// A parsed and checked body.
 #[derive(Debug)]
 pub(super) struct CreateRequest<'a> {
-    /// All members of the body.
     pub(super) members: Members<'a>,
     pub(super) model: Cow<'a, str>,
     /// The JSON text of `input`: a string or a list.
@@ -35,7 +34,6 @@ pub(super) struct CreateRequest<'a> {
     pub(super) store: bool,
     pub(super) stream: bool,
     pub(super) background: bool,
-    /// The values of `include`.
     pub(super) include: Vec<Cow<'a, str>>,
     pub(super) truncation: Truncation,
     /// When what comes before is compacted first.
@@ -52,7 +50,6 @@ pub(super) enum Parent<'a> {
     Response(Cow<'a, str>),
     /// The JSON of a Response object that the client kept, which contains a state token.
     ClientHeld(&'a str),
-    /// The conversation with this id.
     Conversation(Cow<'a, str>),
 }
 
@@ -306,7 +303,6 @@ fn include<'a>(
     Ok(include)
 }
 
-/// Checks one value of `include`.
 pub(super) fn check_include(param: &str, name: &str) -> Result<(), ApiError> {
     if INCLUDES.contains(&name) {
         return Ok(());

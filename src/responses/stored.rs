@@ -133,7 +133,6 @@ fn is_compaction(record: &Record) -> bool {
         .is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
 }
 
-/// The Response object of a record.
 fn object(record: &Record) -> Vec<u8> {
     let content = &record.content;
     if record.status.is_terminal() {

@@ -42,7 +42,6 @@ pub(super) struct ResponseMeta<'a> {
     pub(super) created_at: u64,
     /// Id of the previous response.
     pub(super) previous: Option<&'a str>,
-    /// Id of the conversation.
     pub(super) conversation: Option<&'a str>,
     /// Whether it will be stored, whatever the client asked for.
     pub(super) store: bool,

@@ -21,7 +21,6 @@ pub struct Item {
 #[derive(Clone, Debug)]
 pub struct NewConversation {
     pub token: IdempotencyToken,
-    /// The conversation object.
     pub object: Bytes,
     pub items: Vec<Item>,
 }

@@ -29,7 +29,6 @@ use super::error::{Error, StoreFuture};
 use crate::ids::Tenant;
 use crate::observe::metrics::words;
 
-/// Bytes of an id.
 pub const DOCUMENT_ID_BYTES_MAX: usize = 64;
 /// Bytes of a value: a replacement sends all of it, and Redis keeps it in one piece. States of batches have some
 /// kilobytes, a hundred with all complaints about a file.
@@ -46,7 +45,6 @@ words! {
     }
 }
 
-/// Identifies a document of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DocumentKey {
     pub collection: Collection,
@@ -74,7 +72,6 @@ pub struct Document {
     pub value: Bytes,
 }
 
-/// The arguments of an insertion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDocument {
     pub value: Bytes,
@@ -100,7 +97,6 @@ pub struct DocumentSums {
     pub weight: u64,
 }
 
-/// Outcome of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum InsertOutcome {
@@ -114,7 +110,6 @@ pub enum InsertOutcome {
     TooHeavy,
 }
 
-/// Outcome of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ReplaceOutcome {
@@ -126,7 +121,6 @@ pub enum ReplaceOutcome {
     Gone,
 }
 
-/// Outcome of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum RemoveOutcome {
@@ -137,7 +131,6 @@ pub enum RemoveOutcome {
     Gone,
 }
 
-/// A page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentPage {
     /// Return documents after this one in the given order; from the start if `None`.
@@ -146,7 +139,6 @@ pub struct DocumentPage {
     pub order: Order,
 }
 
-/// The documents of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentList {
     pub documents: Vec<Document>,
@@ -155,7 +147,6 @@ pub struct DocumentList {
     pub is_unknown: bool,
 }
 
-/// The operations on documents.
 pub trait Documents {
     /// Inserts a document if there is none with its key, and if the tenant has room for it.
     fn insert_document(
@@ -165,7 +156,6 @@ pub trait Documents {
         bounds: DocumentBounds,
     ) -> StoreFuture<'_, InsertOutcome>;
 
-    /// Returns the document.
     fn document(&self, key: DocumentKey) -> StoreFuture<'_, Option<Document>>;
 
     /// Writes a new value and due time if the version is still `version`. The weight stays.
@@ -215,7 +205,6 @@ pub trait Documents {
     fn clock_ms(&self) -> StoreFuture<'_, u64>;
 }
 
-/// Whether a document may have this id.
 pub fn is_document_id(id: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     !id.is_empty() && id.len() <= DOCUMENT_ID_BYTES_MAX && id.bytes().all(is_allowed)

@@ -5,14 +5,12 @@ use std::fmt;
 
 use crate::ids::{ConversationId, ResponseId, Tenant};
 
-/// Identifies a response of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResponseKey {
     pub tenant: Tenant,
     pub id: ResponseId,
 }
 
-/// Identifies a conversation of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConversationKey {
     pub tenant: Tenant,

@@ -52,7 +52,6 @@ pub struct Chain {
     pub bytes: u64,
 }
 
-/// The arguments of a create.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     pub token: IdempotencyToken,
@@ -93,7 +92,6 @@ pub enum InitialState {
     },
 }
 
-/// A stored response.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub status: Status,
@@ -148,7 +146,6 @@ impl EventBatch {
     }
 }
 
-/// The arguments of a finalize.
 #[derive(Clone, Debug)]
 pub struct Finalization {
     pub token: IdempotencyToken,
@@ -167,7 +164,6 @@ pub struct Finalization {
     pub commit: Option<Commit>,
 }
 
-/// The arguments of a cancel.
 #[derive(Clone, Debug)]
 pub struct Cancellation {
     pub token: IdempotencyToken,

@@ -84,7 +84,6 @@ pub trait ResponseStore:
     /// For readiness probes; sends nothing.
     fn health(&self) -> Health;
 
-    /// Returns a report for operators.
     fn report(&self) -> StoreFuture<'_, Report>;
 }
 
@@ -222,7 +221,6 @@ pub trait Ownership {
     ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)>;
 }
 
-/// The operations on conversations.
 pub trait Conversations {
     /// Creates a conversation. [`Error::Exists`] as with `create`; item ids must be distinct.
     ///
@@ -233,7 +231,6 @@ pub trait Conversations {
         new: NewConversation,
     ) -> StoreFuture<'_, ()>;
 
-    /// Returns the conversation object.
     fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>>;
 
     /// Replaces the conversation object. False if there is no such conversation.
@@ -250,7 +247,6 @@ pub trait Conversations {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome>;
 
-    /// Returns one page of its items.
     fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome>;
 
     /// Returns all of its items, oldest first, unless they exceed `bytes_max` together.

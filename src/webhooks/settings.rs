@@ -144,7 +144,6 @@ pub struct KnownTenants<'a> {
     pub are_open: bool,
 }
 
-/// For all tenants.
 pub(super) const EVERY_TENANT: &str = "*";
 /// Each has a task, a queue, and labels in metrics.
 const MAX_ENDPOINTS: usize = 1_000;

@@ -16,7 +16,6 @@ const KEY_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 /// A text without prefix is the key itself, and says less with each byte.
 const TEXT_BYTES: std::ops::RangeInclusive<usize> = 24..=256;
 
-/// A key that events are signed with.
 #[derive(Clone)]
 pub(super) struct SigningKey(Vec<u8>);
 

@@ -14,7 +14,6 @@ const MAX_SECONDS: u64 = 2_592_000;
 /// Bytes of a field. The longest value that is accepted has ten.
 pub(super) const MAX_FIELD_BYTES: usize = 1_024;
 
-/// The fields that have come.
 #[derive(Debug, Default)]
 pub(super) struct FormFields {
     purpose: Option<FilePurpose>,

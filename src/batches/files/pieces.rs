@@ -23,7 +23,6 @@ const LEAST_RATE: u64 = 16 << 10;
 /// reader of the form has these in memory.
 pub(super) const MAX_HEAD_BYTES: u64 = 64 << 10;
 
-/// The bounds of one upload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UploadLimits {
     /// Bytes of the file.
@@ -72,7 +71,6 @@ impl HeadBytes {
     }
 }
 
-/// The pieces of a body.
 #[derive(Debug)]
 pub(super) struct UploadPieces {
     body: RequestBody,

@@ -27,7 +27,6 @@ pub struct ReceivedRequests {
 }
 
 impl ReceivedRequests {
-    /// Bytes of the lines.
     pub fn bytes(&self) -> u64 {
         self.writer.written
     }

@@ -133,7 +133,6 @@ impl ResultFile {
     }
 }
 
-/// The files of a batch.
 struct ResultFiles<'a> {
     work: &'a WorkContext,
     record: &'a BatchRecord,

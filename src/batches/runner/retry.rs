@@ -20,7 +20,6 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// The longest pause of a line whose conversation is locked: each try is a call of the store.
 const MAX_LOCKED_PAUSE: Duration = Duration::from_secs(30);
 
-/// The tries of one line.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     /// How many have failed that counted, those before this run of its shard too.

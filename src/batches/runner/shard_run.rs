@@ -53,7 +53,6 @@ struct LoadedShard {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// A shard that runs.
 struct ShardRun<'a> {
     work: &'a WorkContext,
     number: u32,
@@ -61,7 +60,6 @@ struct ShardRun<'a> {
     part: PartBuffer,
     /// Random: no other run of the shard, here or elsewhere, writes to its part objects.
     writer: u64,
-    /// The number of the next part object.
     next_part: u32,
     /// While it ends to give its place away.
     ending: Option<EndingShard>,

@@ -162,7 +162,6 @@ impl WorkContext {
         Ok(self.batches.ask_storage().await?)
     }
 
-    /// The shards of the batch.
     pub(super) async fn shards(&self) -> Result<Vec<Shard>, StorageError> {
         let path = paths::shards(&self.key().id);
         let text = self
@@ -174,7 +173,6 @@ impl WorkContext {
             .map_err(|error| StorageError::Failed(format!("{path} cannot be read: {error}")))
     }
 
-    /// The bytes of a shard of the input.
     pub(super) async fn shard_bytes(
         &self,
         record: &BatchRecord,

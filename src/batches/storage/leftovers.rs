@@ -14,7 +14,6 @@ pub(super) const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3_600);
 /// How many folders deep objects lie.
 const MAX_DEPTH: usize = 8;
 
-/// What is removed.
 #[derive(Debug)]
 struct Removal<'a> {
     folder: &'a Path,

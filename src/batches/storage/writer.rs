@@ -40,7 +40,6 @@ pub struct StorageWriter {
     tasks: Tasks,
     /// No more parts may be written.
     max_parts: usize,
-    /// Parts that were written.
     pub(super) parts: usize,
     part: BytesMut,
     /// None until the first part is full: a small object is put at once.

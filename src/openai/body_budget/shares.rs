@@ -78,7 +78,6 @@ pub(super) struct Shares<T> {
     /// Bodies whose bytes count for their owner, without those that are kept, and how many of them wait.
     holders: usize,
     waiting_holders: usize,
-    /// Bodies that wait.
     pub(super) waiting: usize,
     /// Bytes that all owners keep after their requests have ended.
     kept: u64,

@@ -52,7 +52,6 @@ impl ApiError {
         Self::bad("batch_not_ended", message)
     }
 
-    /// The batch has ended without any result.
     pub fn no_batch_results(id: &str) -> Self {
         let message = format!("The batch '{}' has no results.", shortened(id));
         Self::new(StatusCode::NOT_FOUND, "", message)
@@ -104,7 +103,6 @@ impl ApiError {
         Self::unavailable("model_not_found", message).retry_after(CONFIGURATION_PAUSE)
     }
 
-    /// The answer to a line of a batch is too long to be kept.
     pub fn too_long_line_answer(max: u64) -> Self {
         let message = format!("the answer is longer than {max} bytes, which a batch can keep");
         let mut error = Self::new(StatusCode::BAD_GATEWAY, "answer_too_long", message);

@@ -14,7 +14,6 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message).param("id")
     }
 
-    /// The `content-type` is none of a form.
     pub fn no_form(content_type: &str) -> Self {
         let given = match content_type {
             "" => "no 'content-type'".to_owned(),

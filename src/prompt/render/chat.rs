@@ -41,7 +41,6 @@ pub(super) fn read<'a>(body: &'a [u8], options: &Options) -> Result<ChatInput<'a
     input(body, options)
 }
 
-/// The fields that are read.
 const FIELDS: [&str; 11] = [
     "messages",
     "tools",

@@ -157,7 +157,6 @@ fn convert(
     Ok(converted)
 }
 
-/// One part of a content.
 enum Part {
     /// A text and the other keys of the part.
     Text(String, Map<String, Value>),

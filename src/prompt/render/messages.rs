@@ -103,7 +103,6 @@ pub(crate) fn needs_facts(body: &[u8]) -> bool {
             .is_some_and(|thinking| thinking.kind == "disabled")
 }
 
-/// The body of the chat completion.
 pub(crate) fn to_chat(body: &[u8], facts: TemplateFacts) -> Result<Value, TokenizeError> {
     let body: Body = serde_json::from_slice(body)?;
     let merges = facts.has_system_first;

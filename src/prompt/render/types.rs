@@ -20,7 +20,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// The effort that the template gets.
     pub(super) fn effort(&self, asked: Option<Value>) -> Option<Value> {
         let mapped = |effort: &Value| self.reasoning_effort_map.get(effort.as_str()?).cloned();
         match asked.as_ref().and_then(mapped) {

@@ -226,7 +226,6 @@ impl Writer {
         }
     }
 
-    /// A macro's parameters and body.
     fn parameters(&mut self, each: &Macro<'_>) {
         let late = self.parameter_list(each);
         self.put(" %}");

@@ -27,7 +27,6 @@ use crate::store::{
     FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, ResponseStore, TakenOver, Takeover,
 };
 
-/// Interval of reading notices.
 const NOTICES_INTERVAL: Duration = Duration::from_millis(50);
 /// All runs are checked against the store once in so many reads of notices.
 const READS_PER_CHECK: u32 = 10;

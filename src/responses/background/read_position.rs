@@ -31,7 +31,6 @@ pub struct ReadPosition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Next {
-    /// Read more.
     More,
     /// All events so far are sent and the response runs.
     Wait,

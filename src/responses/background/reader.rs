@@ -144,7 +144,6 @@ impl Reader {
         None
     }
 
-    /// Time until the next keep-alive comment.
     fn until_keep_alive(&self) -> Duration {
         match self.responses.settings.keep_alive {
             Duration::ZERO => Duration::MAX,
@@ -300,7 +299,6 @@ impl Reader {
     }
 }
 
-/// The final event, built from the record.
 fn final_event(record: &Record) -> Vec<u8> {
     let number = record
         .background

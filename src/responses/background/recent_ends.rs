@@ -25,7 +25,6 @@ const BYTES_MAX: usize = 64 << 20;
 /// Bytes of the events of one response.
 const EVENTS_BYTES_MAX: usize = 64 << 20;
 
-/// A write that ended a response.
 #[derive(Debug)]
 pub enum EndWrite {
     Finalized(FencingToken, Finalization),

@@ -38,7 +38,6 @@ pub struct RunState {
     may_go_on: bool,
     /// The final event of a response that fails because its end was refused.
     short: Option<EventBatch>,
-    /// Why its end was refused.
     refused_end: FailReason,
     /// Whether the history that it was to continue is outdated.
     has_old_history: bool,
@@ -142,7 +141,6 @@ impl RunState {
         self.log.batch().filter(|_| self.streams)
     }
 
-    /// An engine has started to answer.
     pub fn on_engine_started(&mut self) {
         self.has_engine_started = true;
     }
@@ -163,7 +161,6 @@ impl RunState {
         self.has_engine_started = false;
     }
 
-    /// New events were written.
     pub fn on_events(&mut self, text: &[u8]) {
         if self.streams {
             self.log.push(text);

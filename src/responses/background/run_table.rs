@@ -295,7 +295,6 @@ impl<R> RunTable<R> {
         }
     }
 
-    /// Responses to release.
     pub fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
         self.to_hand_back
             .iter()

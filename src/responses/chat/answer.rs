@@ -76,7 +76,6 @@ impl ChatAnswer {
         self.bytes = written.bytes;
     }
 
-    /// Whether it has any items.
     pub(super) fn has_items(&self) -> bool {
         self.next > 0
     }

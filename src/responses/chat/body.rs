@@ -16,7 +16,6 @@ const NO_EFFORT: &str = "\"none\"";
 #[derive(Debug)]
 pub(in crate::responses) struct ChatBody {
     pub(in crate::responses) body: Bytes,
-    /// Arguments of earlier calls that were replaced.
     pub(in crate::responses) replaced_arguments: u64,
 }
 

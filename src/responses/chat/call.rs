@@ -81,7 +81,6 @@ impl Call {
         self.opened.is_some()
     }
 
-    /// The index of its item.
     pub(super) fn index(&self) -> Option<usize> {
         self.opened.as_ref().map(|opened| opened.index)
     }

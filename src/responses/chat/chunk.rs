@@ -71,7 +71,6 @@ pub(super) struct FunctionDelta<'a> {
     pub(super) arguments: Option<&'a RawValue>,
 }
 
-/// The usage of a chat completion.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ChatUsage {
@@ -128,7 +127,6 @@ pub(super) fn entries(logprobs: &str) -> Option<&str> {
     list.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// The message of an engine's error.
 pub(super) fn message_of(error: &str) -> String {
     let message = match Members::parse(error) {
         Ok(error) => error.text("message"),

@@ -9,7 +9,6 @@ const ENDED_EARLY: &str = "the engine ended the stream before the answer was com
 #[derive(Debug)]
 pub(super) enum End {
     Completed,
-    /// Why it is incomplete.
     Incomplete(&'static str),
     Failed {
         code: &'static str,

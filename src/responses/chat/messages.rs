@@ -20,7 +20,6 @@ const PARAGRAPH: &str = r"\n\n";
 /// The arguments of a function that is called without any, as JSON.
 const NO_ARGUMENTS: &str = "\"{}\"";
 
-/// What was written.
 pub(super) struct Written {
     /// Whether the last message is to be continued.
     pub(super) continues: bool,
@@ -77,7 +76,6 @@ struct Messages<'a> {
     replaced_arguments: u64,
 }
 
-/// The output of a call.
 struct Output<'a> {
     /// Its place among the items.
     index: usize,

@@ -159,7 +159,6 @@ pub(super) enum Tool {
 pub(in crate::responses) struct AnsweredTools {
     /// By the name that the model knows.
     tools: HashMap<String, Tool>,
-    /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
     /// Types of tools that were left out: of many, the first ones, and of long names the beginning.
     pub(in crate::responses) left_out: Vec<String>,

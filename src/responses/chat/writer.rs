@@ -23,7 +23,6 @@ pub(super) fn end(out: &mut Vec<u8>) {
     out.extend_from_slice(b"}\n\n");
 }
 
-/// An event about a whole item.
 pub(super) fn item_event(out: &mut Vec<u8>, kind: &str, index: usize, item: &[u8]) {
     begin(out, kind, index);
     out.extend_from_slice(br#","item":"#);
@@ -31,7 +30,6 @@ pub(super) fn item_event(out: &mut Vec<u8>, kind: &str, index: usize, item: &[u8
     end(out);
 }
 
-/// An event about a part of an item.
 pub(super) fn part_event(
     out: &mut Vec<u8>,
     kind: &str,

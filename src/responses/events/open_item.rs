@@ -6,7 +6,6 @@ use crate::responses::output_item::PartKind;
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
-    /// The engine's index of the item.
     pub(super) engine_index: Option<u64>,
     /// The router's index of it.
     pub(super) index: usize,

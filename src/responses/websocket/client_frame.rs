@@ -44,7 +44,6 @@ impl Lane {
     }
 }
 
-/// A valid frame.
 #[derive(Debug)]
 pub enum ClientFrame {
     Create(CreateFrame),

@@ -7,7 +7,6 @@ use super::settings::Settings;
 /// Pings that a client without a turn may leave unanswered.
 const MISSES_MAX: u32 = 2;
 
-/// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     Ping,

@@ -12,7 +12,6 @@ use super::settings::Settings;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TurnNumber(pub u64);
 
-/// A turn to run.
 #[derive(Clone, Debug)]
 pub struct Turn {
     pub number: TurnNumber,

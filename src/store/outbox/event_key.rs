@@ -29,7 +29,6 @@ impl BatchKey {
     }
 }
 
-/// The id of the batch.
 impl fmt::Display for BatchKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "batch_{:032x}", self.number)

@@ -31,7 +31,6 @@ words! {
 }
 
 impl EventType {
-    /// The status that it reports.
     pub fn status(self) -> &'static str {
         let parts = self.as_str().split_once('.');
         parts.map_or("", |(_, status)| status)

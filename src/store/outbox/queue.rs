@@ -37,7 +37,6 @@ pub(in crate::store) struct EventQueue {
     entries: HashMap<EventKey, Entry>,
     /// By when an event can be claimed: at once, after a pause, or when its claim ends.
     due: BTreeSet<(u64, EventKey)>,
-    /// By when an event was added.
     added: BTreeSet<(u64, EventKey)>,
     /// The fingerprint of the endpoint that takes no events.
     disabled: Option<Arc<str>>,

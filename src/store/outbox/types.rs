@@ -26,7 +26,6 @@ impl EndEvent {
     }
 }
 
-/// What to claim.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// Events at most.
@@ -40,7 +39,6 @@ pub struct Claim {
     pub is_new_address: bool,
 }
 
-/// An event to deliver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimedEvent {
     pub event: EndEvent,

@@ -134,7 +134,6 @@ pub(super) fn key_of_each_range(numbered: impl Fn(usize) -> String) -> Vec<Strin
     keys.into_values().collect()
 }
 
-/// The range of a key of a cluster.
 fn range(key: &[u8]) -> usize {
     slot(key) * RANGES / SLOTS
 }

@@ -17,7 +17,6 @@ use crate::store::charges::{Charge, ChargeId, ChargeReply, Charges, Settlement};
 /// Bytes of a usual charge, or settlement.
 const ENCODED: usize = 128;
 
-/// The keys of a tenant's charges.
 #[derive(Clone, Debug)]
 pub struct ChargeKeys([Arc<str>; 3]);
 
@@ -43,7 +42,6 @@ impl Redis {
             .ok_or_else(|| malformed("an unexpected outcome of a charge from Redis"))
     }
 
-    /// Settles requests of a tenant that have ended.
     pub async fn settle_charges(
         &self,
         tenant: Tenant,

@@ -180,7 +180,6 @@ impl Conversations for Redis {
 }
 
 impl Redis {
-    /// A script call about a conversation.
     pub(super) fn call_about(&self, name: Name, key: ConversationKey) -> Call {
         Call::new(name).keys(self.keys.conversation(key))
     }

@@ -182,7 +182,6 @@ impl Documents for Redis {
 }
 
 impl Redis {
-    /// A call of the script that changes a document.
     fn document_call(&self, how: &'static str, key: &DocumentKey) -> Call {
         Call::new(Name::DOCUMENT)
             .keys(self.keys.documents(key.collection, key.tenant))

@@ -56,12 +56,10 @@ impl Keys {
         .concat()
     }
 
-    /// The record of a response.
     pub(super) fn record(&self, key: ResponseKey) -> String {
         self.tagged("r", key.tenant, key.id.root(), key.id.own())
     }
 
-    /// The event log of a background response.
     pub(super) fn log(&self, key: ResponseKey) -> String {
         self.tagged("e", key.tenant, key.id.root(), key.id.own())
     }

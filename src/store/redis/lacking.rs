@@ -17,7 +17,6 @@ use crate::store::Error;
 const RECHECK_MS: u64 = 10_000;
 /// While a command is refused.
 const RECHECK_LACKING_MS: u64 = 1_000;
-/// This many are named.
 const NAMED_MAX: usize = 4;
 
 #[derive(Debug)]

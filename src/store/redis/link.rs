@@ -424,7 +424,6 @@ fn eviction_policy(reply: Value) -> Option<String> {
     policies.max_by_key(|policy| policy != NO_EVICTION)
 }
 
-/// The text of an error, for logs and operators.
 pub(super) fn error_text(error: &RedisError) -> String {
     match error.detail() {
         Some(detail) => format!("{}: {detail}", error.category()),

@@ -25,7 +25,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 
 words! {
-    /// Whether replicas have a write.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Replicated {
         Acknowledged = "acknowledged",

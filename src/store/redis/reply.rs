@@ -129,7 +129,6 @@ impl Reply {
         })
     }
 
-    /// The error for an unexpected outcome.
     pub(super) fn unexpected(&mut self, word: &str) -> Error {
         match word {
             "newer" => malformed("written by a newer release"),

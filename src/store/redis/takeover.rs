@@ -355,7 +355,6 @@ impl Redis {
     }
 }
 
-/// Status and ownership of a response.
 struct RunState {
     status: Status,
     owner: RunOwner,
@@ -400,7 +399,6 @@ impl RunState {
     }
 }
 
-/// Who runs a response.
 enum RunOwner {
     Foreground,
     /// `None` between a release and a takeover.

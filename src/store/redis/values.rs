@@ -189,7 +189,6 @@ impl Redis {
     }
 }
 
-/// A read of fields of a hash.
 pub(super) fn fields_of(hash: String, fields: &[&'static str]) -> Call {
     let call = Call::new(Name::FIELDS).key(hash);
     fields.iter().fold(call, |call, field| call.arg(*field))

@@ -161,7 +161,6 @@ impl EventEncoder {
         events.in_background()
     }
 
-    /// Builds the final response object.
     pub(super) async fn compose(
         &self,
         finisher: &Finisher,

@@ -142,7 +142,6 @@ impl Runner<'_> {
         }
     }
 
-    /// The output of a cancelled response is stored.
     fn on_cancelled_stored(&self, output: CancelledOutput) {
         let write = EndWrite::Cancelled {
             cancel: cancellation(&output.content.response),

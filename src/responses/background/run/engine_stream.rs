@@ -97,7 +97,6 @@ impl Responses {
     }
 }
 
-/// What a run does after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterError {
     /// The error may pass: the run asks again for as long as it may wait.
