@@ -307,7 +307,7 @@ impl Batches {
         }
         // Another replica was faster. Nothing names the marker that was made here.
         if !has_marker {
-            self.storage.remove_marker(&own).await?;
+            self.storage.delete(&own.marker()).await?;
         }
         let named = self.read_storage_id().await?;
         named.ok_or_else(|| {

@@ -37,11 +37,4 @@ impl Storage {
         let content = Bytes::from_static(CONTENT);
         self.put(&id.marker(), content).await
     }
-
-    pub(in crate::batches) async fn remove_marker(
-        &self,
-        id: &StorageId,
-    ) -> Result<(), StorageError> {
-        self.delete(&id.marker()).await
-    }
 }

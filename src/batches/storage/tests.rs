@@ -275,7 +275,7 @@ async fn a_storage_has_the_markers_that_it_was_given() {
         storage.put(other, Bytes::new()).await.unwrap();
         assert_eq!(storage.has_marker(&a).await, Ok(true));
         assert_eq!(storage.markers().await, Ok(vec![a.clone(), b.clone()]));
-        storage.remove_marker(&a).await.unwrap();
+        storage.delete(&a.marker()).await.unwrap();
         assert_eq!(storage.has_marker(&a).await, Ok(false));
         assert_eq!(storage.markers().await, Ok(vec![b]));
     })

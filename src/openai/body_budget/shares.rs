@@ -363,11 +363,7 @@ impl<T> Shares<T> {
         };
         let share = if ask.is_small { 2 * left } else { left };
         // Alone it may have all there is, unless its owner keeps some: one after the other, those could take all of it.
-        own <= share || (is_alone && !self.keeps_any(ask.owner))
-    }
-
-    fn keeps_any(&self, owner: ClientKey) -> bool {
-        self.kept_of(owner) > 0
+        own <= share || (is_alone && self.kept_of(ask.owner) == 0)
     }
 
     fn kept_of(&self, owner: ClientKey) -> u64 {

@@ -18,8 +18,8 @@ use super::scripts::{Call, Name};
 use crate::observe;
 use crate::store::meters::Op;
 use crate::store::outbox::{
-    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, EventKey, IN_USE, MAX_ADDRESSES, MAX_EXPIRED,
-    Outbox, Settlement, Subscriptions,
+    Claim, Claimed, ClaimedEvent, EndEvent, EventKey, IN_USE, MAX_ADDRESSES, MAX_EXPIRED, Outbox,
+    Settlement, Subscriptions,
 };
 use crate::store::{Error, ResponseKey, Status, StoreFuture};
 
@@ -105,6 +105,7 @@ impl Redis {
         subscriptions: &Subscriptions,
     ) -> Result<(), Error> {
         let subscriber = subscriptions.find(endpoint);
+        let ttl = subscriptions.bounds.max_age + SPARE_TTL;
         let fingerprint = subscriber.map_or("", |subscriber| &subscriber.fingerprint);
         let call = Call::new(Name::OUTBOX_ADD)
             .keys(self.keys.outbox(endpoint))
@@ -113,7 +114,7 @@ impl Redis {
             .arg(event.created_at.to_string())
             .arg(fingerprint.to_owned())
             .number(subscriptions.bounds.max_events)
-            .number(ttl_ms(&subscriptions.bounds));
+            .number(ttl.as_millis() as u64);
         // What says that it is left to do may lie on another node, and is removed next.
         let mut reply = self.call_replicated(Kind::Write, call).await?;
         let (word, dropped) = (reply.word()?, reply.count()?);
@@ -250,10 +251,6 @@ impl Outbox for Redis {
             Ok(self.call(Kind::Write, call).await?.count()? == 1)
         })
     }
-}
-
-fn ttl_ms(bounds: &Bounds) -> u64 {
-    (bounds.max_age + SPARE_TTL).as_millis() as u64
 }
 
 /// -1 for none.
