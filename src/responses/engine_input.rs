@@ -15,7 +15,7 @@ use crate::openai::error::ApiError;
 
 /// Writes the list item by item. Items that engines do not know, such as calls of hosted tools, become a function call
 /// and its output if they contain text; otherwise they are left out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct EngineInput {
     json: Vec<u8>,
     calls: Vec<Call>,
@@ -49,10 +49,7 @@ impl EngineInput {
         json.push(b'[');
         Self {
             json,
-            calls: Vec::new(),
-            by_id: HashMap::new(),
-            next: 0,
-            last_other: None,
+            ..Self::default()
         }
     }
 

@@ -14,7 +14,7 @@ const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 const BEFORE_OUTPUT: u64 = 2;
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ReadPosition {
     /// The last event number that was sent, or that the client has.
     pub after: Option<u64>,
@@ -49,10 +49,7 @@ impl ReadPosition {
     pub fn new(after: Option<u64>) -> Self {
         Self {
             after,
-            has_sent: false,
-            run: None,
-            short: None,
-            end_seen: None,
+            ..Self::default()
         }
     }
 

@@ -20,7 +20,7 @@ const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
 const CALLS_MAX: usize = 1024;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ChatAnswer {
     tools: AnsweredTools,
     has_started: bool,
@@ -52,19 +52,9 @@ impl ChatAnswer {
     pub(super) fn new(tools: AnsweredTools, bytes_max: usize, keeps_items: bool) -> Self {
         Self {
             tools,
-            has_started: false,
-            is_over: false,
-            text: None,
-            calls: SmallVec::new(),
-            next: 0,
-            finish_reason: None,
-            usage: None,
-            error: None,
-            engine_error: None,
-            bytes: 0,
             bytes_max,
             done: keeps_items.then(Vec::new),
-            whole: Vec::new(),
+            ..Self::default()
         }
     }
 

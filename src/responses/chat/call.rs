@@ -8,7 +8,7 @@ use super::writer::{begin_in_item, end, item_event};
 use crate::responses::members::{self, Members, put};
 
 /// A call of which fragments came.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Call {
     /// The engine's index; the position of the call if the engine gives none.
     pub(super) key: u64,
@@ -40,11 +40,8 @@ impl Call {
     pub(super) fn new(key: u64) -> Self {
         Self {
             key,
-            id: String::new(),
-            name: String::new(),
-            arguments: String::new(),
             plain: Some(String::new()),
-            opened: None,
+            ..Self::default()
         }
     }
 

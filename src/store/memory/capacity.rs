@@ -9,7 +9,7 @@ use super::settings::Settings;
 const NOTHING: u64 = u64::MAX;
 
 /// Counters shared by the shards. Each shard changes them under its own lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Capacity {
     bytes: AtomicU64,
     records: AtomicU64,
@@ -32,13 +32,9 @@ pub(super) struct Cost {
 impl Capacity {
     pub(super) fn new(settings: &Settings, shards: usize) -> Self {
         Self {
-            bytes: AtomicU64::new(0),
-            records: AtomicU64::new(0),
-            running_bytes: AtomicU64::new(0),
-            running_records: AtomicU64::new(0),
             max: settings.clone(),
-            tick: AtomicU64::new(0),
             oldest: (0..shards).map(|_| AtomicU64::new(NOTHING)).collect(),
+            ..Self::default()
         }
     }
 

@@ -16,7 +16,7 @@ use crate::store::{ConversationKey, ResponseKey, RetentionSettings};
 /// Expired records dropped per call, to bound its duration.
 const EXPIRED_MAX: usize = 4;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shard {
     index: usize,
     pub(super) running: HashMap<ResponseKey, Response, FxBuildHasher>,
@@ -37,14 +37,9 @@ impl Shard {
     pub(super) fn new(index: usize, keep: RetentionSettings, capacity: Arc<Capacity>) -> Self {
         Self {
             index,
-            running: HashMap::default(),
-            finished: LinkedHashMap::default(),
-            cancelled: BTreeSet::new(),
-            conversations: LinkedHashMap::default(),
-            logs: VecDeque::new(),
-            ephemeral: VecDeque::new(),
             keep,
             capacity,
+            ..Self::default()
         }
     }
 
