@@ -34,6 +34,15 @@ impl Relay {
             || self.fleet().lost_lately(name)
     }
 
+    /// The most output tokens that a tenant may ask for under a name, whichever model the name leads to. `None`: any number.
+    pub fn max_output_tokens(&self, tenant: Tenant, name: &str) -> Option<u64> {
+        let limits = self.tenants().of(tenant).limits.as_ref()?;
+        let models = self.names().get(name).into_iter().flat_map(Name::models);
+        let of_models = models.map(|model| limits.max_tokens(name, Some(&**model)));
+        let own = limits.max_tokens(name, None);
+        of_models.chain([own]).flatten().min()
+    }
+
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
         match (name, &self.tenants().of(tenant).limits) {
             (Some(name), Some(limits)) if !self.is_allowed(limits, name) => {

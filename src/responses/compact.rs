@@ -106,7 +106,12 @@ impl Responses {
         let salt = request.salt(create)?;
         let input = with_prompt(input, &settings.prompt);
         let id = id.to_string();
-        let body = engine_body::summary_body(create, &input, &id, salt, settings.max_output_tokens);
+        // The number is the router's: a tenant that may ask for fewer tokens would be refused for what it did not ask for.
+        let allowed = self
+            .relay
+            .max_output_tokens(request.admitted.tenant, &create.model);
+        let max = settings.max_output_tokens.min(allowed.unwrap_or(u64::MAX));
+        let body = engine_body::summary_body(create, &input, &id, salt, max);
         let answer = self.ask_response(&request.engine_call(), body).await?;
         let line = request.context.kind.batch_line();
         let bytes_max = self.event_options().bytes_max;
@@ -123,7 +128,8 @@ impl Responses {
             Status::Completed => {}
             Status::Incomplete => {
                 return Err(wrong(
-                    "the summary did not end within responses.compact.max_output_tokens",
+                    "the summary did not end within responses.compact.max_output_tokens, or the tenant's max_tokens if that \
+                     is less",
                 ));
             }
             _ => return Err(wrong("the engine failed")),

@@ -2,11 +2,13 @@
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, fast, tenant};
+use crate::model_names::named;
 
 const PATH: &str = "/v1/responses";
 const COMPACT: &str = "/v1/responses/compact";
@@ -209,6 +211,27 @@ async fn a_summary_that_is_cut_is_an_error_that_is_not_retried() {
     );
     assert_eq!(answer.header("x-should-retry"), "false");
     assert_eq!(cluster.engines[0].generated().await, 1);
+}
+
+#[tokio::test]
+async fn a_summary_is_no_longer_than_its_tenant_may_ask_for() {
+    let cluster = Cluster::start(vec![finishing()], |config: &mut Config| {
+        let limits = r#"{"max_tokens": 200, "models": ["org/*", {"name": "sim", "max_tokens": 100}]}"#;
+        config.tenants = vec![TenantSpec {
+            limits: Some(serde_json::from_str(limits).unwrap()),
+            ..tenant("a")
+        }];
+        config.models = named(json!([{"name": "sim", "aliases": ["alias"]}]));
+    })
+    .await;
+    let headers = [("authorization", "Bearer sk-a")];
+    for model in ["sim", "alias"] {
+        let body = json!({"model": model, "input": "x"}).to_string();
+        let answer = client::send(cluster.router.api, "POST", COMPACT, &headers, body).await;
+        assert_eq!(answer.status, 200, "{model}: {}", answer.text());
+        let (sent, _) = cluster.last_sent().await;
+        assert_eq!(sent["max_output_tokens"], 100, "{model}");
+    }
 }
 
 #[tokio::test]
