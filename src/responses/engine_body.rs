@@ -149,6 +149,17 @@ mod tests {
     }
 
     #[test]
+    fn a_summary_has_no_form_and_no_end_that_the_answer_is_to_have() {
+        let client = r#"{"model":"m","input":"x","tools":[{"type":"function","name":"f"}],"temperature":0.5,"stop":["\n"],
+            "stop_token_ids":[7],"ignore_eos":true,"logit_bias":{"7":-100},"structured_outputs":{"json":{}},
+            "text":{"format":{"type":"json_object"}},"tool_choice":"required","max_output_tokens":5}"#;
+        let create = CreateRequest::read(client.as_bytes()).unwrap();
+        let body = summary_body(&create, b"[1]", "resp_1", None, 100);
+        let expected = r#"{"request_id":"resp_1","model":"m","tools":[{"type":"function","name":"f"}],"temperature":0.5,"tool_choice":"none","max_output_tokens":100,"store":false,"input":[1]}"#;
+        assert_eq!(body, expected);
+    }
+
+    #[test]
     fn members_that_the_router_handles_do_not_pass() {
         check(
             r#"{"input":"x","model":"m","store":true,"stream":true,"background":false,"truncation":"auto","conversation":"c",

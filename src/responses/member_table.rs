@@ -43,7 +43,7 @@ pub(super) struct Member {
     pub(super) shape: Shape,
     /// Copied into the body for an engine with the Responses API. The router reads the others, and writes some itself.
     pub(super) to_engine: bool,
-    /// Copied into the body that asks an engine for a summary.
+    /// Copied into the body that asks an engine for a summary: not what decides how an answer ends, or which form it has.
     pub(super) to_summary: bool,
     /// Copied into a chat completion. The others are converted, or a chat completion does not have them, or their name means
     /// something else there.
@@ -125,12 +125,12 @@ pub(super) const MEMBERS: &[Member] = &[
     copied("repetition_penalty", NumberAbove(0.0, ANY)),
     copied("top_k", Integer(-1, i64::MAX)),
     copied("seed", Integer(i64::MIN, i64::MAX)),
-    copied("stop", TextOrList),
-    copied("stop_token_ids", List),
-    copied("ignore_eos", Flag),
+    copied("stop", TextOrList).not_to_summary(),
+    copied("stop_token_ids", List).not_to_summary(),
+    copied("ignore_eos", Flag).not_to_summary(),
     copied("skip_special_tokens", Flag),
-    copied("logit_bias", Object),
-    copied("structured_outputs", Object),
+    copied("logit_bias", Object).not_to_summary(),
+    copied("structured_outputs", Object).not_to_summary(),
     // The prompt and how it is written.
     own("input"),
     native("instructions", Any).shown(Shown::Or("null")),
