@@ -63,6 +63,8 @@ pub struct Members {
     pub aborting_by_id: Vec<WorkerId>,
     /// The field of a request from which each of `workers` reads token ids; the default if they differ.
     pub token_ids_field: TokenIdsField,
+    /// The ids of `workers` that read the token ids of a chat's prompt from `input_ids`, and not from `kv_transfer_params`.
+    pub taking_input_ids: Vec<WorkerId>,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
     /// Which of them take less than others.
@@ -192,6 +194,9 @@ impl Members {
             members.chat_only.push(status.speaks_chat_only());
             if status.facts.capabilities().aborts_by_id {
                 members.aborting_by_id.push(status.worker.id);
+            }
+            if status.facts.capabilities().token_ids_field == TokenIdsField::InputIds {
+                members.taking_input_ids.push(status.worker.id);
             }
             if status.facts.lacks_messages {
                 members.without_messages.push(status.worker.id);

@@ -85,6 +85,7 @@ impl NextAnswer {
         };
         traced::continued(&job, observe::now(), &lost, answer_tokens);
         self.relay.renew(&mut self.plan);
+        self.failed.exclude_for_rest_of_stream(&self.plan);
         let rules = Rules {
             deadline: self.deadline,
             looks_for_room: false,

@@ -1,18 +1,22 @@
 //! A stream whose worker is lost goes on on another worker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::{Connector, Role, Settings};
 
 use crate::client;
 use crate::cluster::{
-    Cluster, Engine, chat_only, eventually, fast, router_connector, unhurried, with_role,
+    self, Cluster, Engine, Router, chat_only, eventually, fast, router_connector, unhurried,
+    with_role,
 };
 use crate::model_names::named;
+use crate::sglang_engine::SglangEngine;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -337,6 +341,54 @@ async fn without_another_worker_the_stream_ends_with_an_error() {
         .metric("warmroute_worker_failures_total", &["w0"])
         .await;
     assert_eq!(failures, 1.0, "the lost worker is reported once");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_only_where_the_tokens_so_far_are_read() {
+    let tiny = || Settings {
+        models: vec!["tiny".to_owned()],
+        ..fast()
+    };
+    let (cutting, other) = (
+        Engine::here("w0", tiny()).await,
+        Engine::here("w1", tiny()).await,
+    );
+    let alone = Engine::here("alone", tiny()).await;
+    let sglang = SglangEngine::start(Role::Both, &Arc::default()).await;
+    cutting.fault(cut_after(3)).await;
+    let mut config = cluster::config();
+    continued(&mut config, 1);
+    // Either of the other two may be chosen next.
+    config.routing.policy = Policy::Random;
+    config.models = named(json!([{"name": "tiny", "stream_continuation": {}}]));
+    let sglang_worker = WorkerSpec {
+        url: format!("http://{}", sglang.address),
+        ..WorkerSpec::default()
+    };
+    config.workers = vec![cutting.listed(), sglang_worker, other.listed()];
+    let router = Router::here(&config).await;
+    eventually("all workers are up", async || {
+        let fleet = client::get(router.admin, "/fleet").await.json();
+        let workers = fleet["workers"].as_array().unwrap();
+        workers.len() == 3 && workers.iter().all(|worker| worker["health"] == "up")
+    })
+    .await;
+    let (mut number, mut goings_on) = (0, 0);
+    eventually("eight streams were continued", async || {
+        number += 1;
+        let mut body = asking(CHAT, &format!("tell me {number}"), 9);
+        body["model"] = "tiny".into();
+        let whole = unbroken(&alone, CHAT, &body).await;
+        let answer = client::post(router.api, CHAT, body.to_string()).await;
+        let found = read(answer.text());
+        assert_eq!((found.ends, found.errors), (1, 0), "{}", answer.text());
+        let is_of_one = found.text == whole.text || found.text == "alone";
+        assert!(is_of_one, "{}", answer.text());
+        goings_on += usize::from(answer.text().contains("x-warmroute-continued"));
+        goings_on >= 8
+    })
+    .await;
+    assert!(!sglang.bodies().is_empty(), "it gets whole requests");
 }
 
 #[tokio::test]

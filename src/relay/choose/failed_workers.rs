@@ -1,8 +1,11 @@
 //! The workers that do not get a request any more, or at all. Pure.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use smallvec::SmallVec;
 
 use crate::ids::WorkerId;
+use crate::prompt::Api;
 use crate::relay::failure::fault::Fault;
 use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Error;
@@ -50,14 +53,29 @@ impl FailedWorkers {
             let unreachable = workers.filter(|worker| !gateway.may_reach(worker));
             unfit.extend(unreachable.map(|worker| worker.id));
         }
-        Ok(Self {
+        let mut failed = Self {
             decode: unfit.clone(),
             prefill: unfit.clone(),
             unfit,
             stale: Excluded::new(),
             // A decode worker computes prompt and answer so far itself.
             gave_up_transfers: plan.resumed.is_some(),
-        })
+        };
+        if plan.resumed.is_some() {
+            failed.exclude_for_rest_of_stream(plan);
+        }
+        Ok(failed)
+    }
+
+    /// Excludes the workers that cannot go on with a stream: those that would begin a chat anew, because they read no
+    /// `kv_transfer_params`, where its tokens are, and those that refuse to send token ids.
+    pub(in crate::relay) fn exclude_for_rest_of_stream(&mut self, plan: &Plan) {
+        let workers = plan.group.workers.iter();
+        let refusing = workers.filter(|worker| plan.refuses_token_ids(worker).load(Relaxed));
+        self.exclude_all(refusing.map(|worker| worker.id));
+        if plan.api == Api::Chat {
+            self.exclude_all(plan.group.taking_input_ids.iter().copied());
+        }
     }
 
     /// Takes note of an attempt that failed at these workers. True if it counts against the one that is to blame for it: a worker
