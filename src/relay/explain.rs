@@ -50,7 +50,8 @@ impl Relay {
         tenant: Tenant,
     ) -> Result<Explanation, Error> {
         let now = observe::now();
-        let Some((name, candidate, body)) = self.redirected(headers, &peek, body, now) else {
+        let redirected = self.redirected(headers, &peek, body, tenant, now);
+        let Some((name, candidate, body)) = redirected else {
             return self
                 .explain_model(api, headers, peek, body, shows_tokens, tenant)
                 .await;

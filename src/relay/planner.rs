@@ -167,7 +167,8 @@ impl Relay {
         let read =
             || body_edit::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
         let name = model.and_then(|model| self.names().get(model));
-        let redirected = name.and_then(|_| self.redirected(headers, &read(), body, observe::now()));
+        let now = observe::now();
+        let redirected = name.and_then(|_| self.redirected(headers, &read(), body, tenant, now));
         let (model, body) = match &redirected {
             Some((_, candidate, body)) => (Some(&*candidate.model), body),
             None => (model, body),

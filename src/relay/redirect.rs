@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::{HeaderMap, Response};
+use smallvec::smallvec;
 use tracing::info;
 
 use super::core::Relay;
@@ -16,7 +17,7 @@ use super::request::session_key::session_key;
 use super::request::target::{Candidate, Name};
 use super::request::usage_option::UnaskedUsage;
 use crate::http::Body;
-use crate::ids::Model;
+use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::prompt::PeekedBody;
 
@@ -30,7 +31,15 @@ impl Relay {
     ) -> Result<Response<Body>, FailedRequest> {
         let session = session_key(name.key_sources(), job.headers, &peek);
         let session = session.or(job.context.response.map(|response| response.root().0));
-        let candidates = self.names().candidates(name, session, fastrand::u64(..));
+        let may_use = |model: &str| self.may_use_for(job.context.tenant, name, model);
+        let random = fastrand::u64(..);
+        let mut candidates = self.names().candidates(name, session, random, may_use);
+        // Another model could not go on with an answer that this one began, however a new request would be drawn.
+        if let Some(resume) = job.resume
+            && let Some(began) = name.model_that(|model| resume.is_of(model))
+        {
+            candidates = smallvec![began];
+        }
         let model_json = peek.model_json;
         let caps: Vec<_> = candidates
             .iter()
@@ -111,11 +120,14 @@ impl Relay {
         headers: &HeaderMap,
         peek: &PeekedBody<'_>,
         body: &Bytes,
+        tenant: Tenant,
         now: Instant,
     ) -> Option<(&Name, Candidate, Bytes)> {
         let name = self.names().get(peek.model.as_deref()?)?;
         let session = session_key(name.key_sources(), headers, peek);
-        let mut candidates = self.names().candidates(name, session, fastrand::u64(..));
+        let may_use = |model: &str| self.may_use_for(tenant, name, model);
+        let random = fastrand::u64(..);
+        let mut candidates = self.names().candidates(name, session, random, may_use);
         // The first one with a worker that can take requests; if none has, the first.
         let is_usable = |candidate: &Candidate| self.has_usable_worker(&candidate.model, now);
         let usable = candidates.iter().position(is_usable);

@@ -19,6 +19,12 @@ impl Relay {
         limits.allows(name) || models().any(|model| limits.allows(model))
     }
 
+    /// Whether a tenant may use a model that a name leads to, when it asks for that name.
+    pub(super) fn may_use_for(&self, tenant: Tenant, name: &Name, model: &str) -> bool {
+        let limits = self.tenants().of(tenant).limits.as_ref();
+        limits.is_none_or(|limits| limits.allows(&name.requested) || limits.allows(model))
+    }
+
     /// Whether requests for a name may find a worker, for who can wait: the name is known, or a worker that is listed
     /// has yet to say what it serves, or none is listed.
     pub fn may_know(&self, name: &str) -> bool {

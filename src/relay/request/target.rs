@@ -160,40 +160,52 @@ impl Names {
         self.0.values()
     }
 
-    /// The models for a request, in the order in which they are to be tried. `session` is the hash of its session's
-    /// key, `random` any number. Fallbacks of fallbacks are not followed, so the list ends.
-    pub fn candidates(&self, name: &Name, session: Option<u64>, random: u64) -> Candidates {
+    /// The models for a request, in the order in which they are to be tried, of those that its tenant `may_use`. `session` is the
+    /// hash of its session's key, `random` any number. Fallbacks of fallbacks are not followed, so the list ends.
+    pub fn candidates(
+        &self,
+        name: &Name,
+        session: Option<u64>,
+        random: u64,
+        may_use: impl Fn(&str) -> bool,
+    ) -> Candidates {
         let entry = &name.entry;
         let sticky = session.filter(|_| entry.sticky == Sticky::Session);
-        let reason = match (entry.has_weights, sticky) {
-            (true, Some(_)) => TargetReason::Session,
-            (true, None) => TargetReason::Weight,
-            (false, _) if name.is_alias => TargetReason::Alias,
-            (false, _) => TargetReason::Name,
-        };
+        let reason = name.reason(sticky.is_some());
         let key = sticky.unwrap_or(random);
-        let first = entry.choose(key);
-        let own = self.get(first).map(|name| &name.entry);
+        let first = entry.choose(key, &may_use);
+        let own = first.and_then(|first| self.get(first));
         let fallback = match (entry.fallback.is_empty(), own) {
-            (true, Some(own)) => &own.fallback,
+            (true, Some(own)) => &own.entry.fallback,
             _ => &entry.fallback,
         };
         let mut candidates = Candidates::new();
-        candidates.push(Candidate {
-            model: first.clone(),
+        candidates.extend(first.map(|model| Candidate {
+            model: model.clone(),
             reason,
-        });
+        }));
         for model in fallback {
             // A fallback may be another name itself. One of this name's own targets is a model.
             let is_target = entry.targets.iter().any(|(target, _)| target == model);
-            let other = self.get(model).filter(|_| !is_target);
-            let model = other.map_or(model, |other| other.entry.choose(key));
-            if candidates.iter().all(|known| known.model != *model) {
+            let model = match self.get(model).filter(|_| !is_target) {
+                Some(other) => other.entry.choose(key, &may_use),
+                None => Some(model).filter(|model| may_use(model)),
+            };
+            if let Some(model) = model
+                && candidates.iter().all(|known| known.model != *model)
+            {
                 candidates.push(Candidate {
                     model: model.clone(),
                     reason: TargetReason::Fallback,
                 });
             }
+        }
+        if candidates.is_empty() {
+            // The tenant may use only a target that gets no requests: it is refused as for any other one.
+            candidates.push(Candidate {
+                model: entry.targets[0].0.clone(),
+                reason,
+            });
         }
         candidates
     }
@@ -215,6 +227,34 @@ impl Name {
 
     pub fn fallback(&self) -> &[Model] {
         &self.entry.fallback
+    }
+
+    /// The model of the name for which `began` is true, for the rest of an answer that it began; `None` if the name leads to
+    /// no such model any more.
+    pub fn model_that(&self, began: impl Fn(&str) -> bool) -> Option<Candidate> {
+        let model = self.models().find(|model| began(model))?;
+        let is_target = self.targets().any(|(target, _)| target == model);
+        Some(Candidate {
+            model: model.clone(),
+            reason: if is_target {
+                self.reason(false)
+            } else {
+                TargetReason::Fallback
+            },
+        })
+    }
+
+    /// Why a request for the name goes to one of its targets.
+    fn reason(&self, is_sticky: bool) -> TargetReason {
+        if self.entry.has_weights && is_sticky {
+            TargetReason::Session
+        } else if self.entry.has_weights {
+            TargetReason::Weight
+        } else if self.is_alias {
+            TargetReason::Alias
+        } else {
+            TargetReason::Name
+        }
     }
 
     pub fn key_sources(&self) -> &[KeySource] {
@@ -249,26 +289,21 @@ impl Entry {
 
     /// Weighted rendezvous hashing: each target draws an exponentially distributed time with its weight as the rate,
     /// and the earliest wins. A target's time depends on nothing but the key and itself, so that a target whose weight
-    /// grows only takes keys, and one whose weight shrinks only gives some away.
-    fn choose(&self, key: u64) -> &Model {
-        if let [(only, _)] = &*self.targets {
-            return only;
-        }
+    /// grows only takes keys, and one whose weight shrinks only gives some away. `None` if no target with a weight may be used.
+    fn choose(&self, key: u64, may_use: &impl Fn(&str) -> bool) -> Option<&Model> {
         let time = |(model, weight): &(Model, f64)| {
             let hash = xxh3_64_with_seed(model.as_bytes(), key);
             // Between 0 and 1, both excluded.
             let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-            if *weight > 0.0 {
-                -uniform.ln() / weight
-            } else {
-                f64::INFINITY
-            }
+            -uniform.ln() / weight
         };
-        let earliest = self.targets.iter().min_by(|a, b| {
+        let targets = self.targets.iter();
+        let usable = targets.filter(|(model, weight)| *weight > 0.0 && may_use(model));
+        let earliest = usable.min_by(|a, b| {
             let by_time = time(a).total_cmp(&time(b));
             by_time.then_with(|| a.0.cmp(&b.0))
         });
-        &earliest.expect("an entry has a target").0
+        earliest.map(|(model, _)| model)
     }
 }
 

@@ -108,6 +108,36 @@ async fn a_response_whose_router_is_killed_goes_on_at_another_one() {
 }
 
 #[tokio::test]
+async fn a_response_goes_on_at_the_model_that_its_name_led_to() {
+    let models: Vec<String> = (0..8).map(|number| format!("m{number}")).collect();
+    let engine = Settings {
+        models: models.clone(),
+        ..chat_only()
+    };
+    let fleet = Fleet::with(engine, Server::durable().await, |config| {
+        let named_model = |model: &String| json!({"name": model, "stream_continuation": {}});
+        let target = |model: &String| json!({"model": model, "weight": 1});
+        let mut entries: Vec<Value> = models.iter().map(named_model).collect();
+        // Drawn again, it would most likely lead to another one.
+        let targets: Vec<Value> = models.iter().map(target).collect();
+        entries.push(json!({"name": "split", "targets": targets}));
+        config.models = named(json!(entries));
+    })
+    .await;
+    let body = ask(100, json!({"stream": true, "model": "split"}));
+    let (live, start) = streaming(&fleet.routers[0], &body, 3).await;
+    fleet.routers[0].child.as_ref().unwrap().signal("KILL");
+    let places: Places = Arc::new(Mutex::new(vec![fleet.routers[1].api]));
+    let received = followed_after(&places, live, start).await;
+    let others = [&fleet.routers[1], &fleet.routers[2]];
+    let last = end(&others, &received[0].1["response"]).await;
+    assert_eq!(last["usage"]["output_tokens"], 100, "{last}");
+    assert_eq!(text_of(&last), said(&received));
+    assert_eq!(continuations(&fleet, &[1, 2], CONTINUED).await, 1.0);
+    fleet.runs(0).await;
+}
+
+#[tokio::test]
 async fn a_response_goes_on_as_often_as_is_allowed_and_then_fails_with_its_text() {
     let mut fleet = fleet().await;
     let body = ask(400, json!({"stream": true}));

@@ -88,6 +88,26 @@ async fn an_alias_of_a_model_that_the_tenant_may_use_is_one_that_it_may_use() {
 }
 
 #[tokio::test]
+async fn a_name_leads_only_to_models_that_the_tenant_may_use() {
+    let models = json!([
+        {"name": "split", "targets": [{"model": "public", "weight": 1}, {"model": "secret", "weight": 9}]},
+        {"name": "next", "targets": [{"model": "cold", "weight": 1}], "fallback": ["secret", "public"]},
+    ]);
+    let cluster = cluster(models, |_| {}).await;
+    for name in ["split", "next"] {
+        for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+            let body = format!(
+                r#"{{"model":"{name}","messages":[{{"role":"user","content":"x"}}],"max_tokens":1}}"#
+            );
+            for _ in 0..8 {
+                let answer = post_as(&cluster.router, "t", path, &body).await;
+                assert_eq!(answer.status, 200, "{name} {path}: {}", answer.text());
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn who_may_not_use_a_model_does_not_wait_for_its_workers() {
     let cluster = cluster(json!([{"name": "cold"}, {"name": "public"}]), |config| {
         config.queue = queue::Settings {

@@ -34,9 +34,13 @@ fn split(weights: &[f64]) -> Names {
 
 fn of(names: &Names, requested: &str, session: Option<u64>) -> Vec<(String, TargetReason)> {
     let name = names.get(requested).unwrap();
-    let candidates = names.candidates(name, session, 7);
+    let candidates = names.candidates(name, session, 7, all);
     let pair = |candidate: &Candidate| (candidate.model.to_string(), candidate.reason);
     candidates.iter().map(pair).collect()
+}
+
+fn all(_: &str) -> bool {
+    true
 }
 
 fn session(number: u32) -> Option<u64> {
@@ -131,6 +135,68 @@ fn a_canary_falls_back_to_the_model_beside_it() {
 }
 
 #[test]
+fn only_models_that_may_be_used_are_tried() {
+    let names = Names::new(&[
+        NameSettings {
+            name: "chat".to_owned(),
+            targets: targets(&[("a", 1.0), ("b", 1.0), ("off", 0.0)]),
+            fallback: texts(&["c", "d"]),
+            ..NameSettings::default()
+        },
+        NameSettings {
+            name: "d".to_owned(),
+            targets: targets(&[("e", 1.0), ("f", 1.0)]),
+            ..NameSettings::default()
+        },
+    ]);
+    let name = names.get("chat").unwrap();
+    let check = |allowed: &[&str], expected: &[&str]| {
+        for draw in 0..20 {
+            let found = names.candidates(name, None, draw, |model| allowed.contains(&model));
+            let found: Vec<&str> = found.iter().map(|candidate| &*candidate.model).collect();
+            assert_eq!(found, expected, "{allowed:?}");
+        }
+    };
+    check(&["b", "c", "f"], &["b", "c", "f"]);
+    check(&["b"], &["b"]);
+    check(&["a", "e"], &["a", "e"]);
+    check(&["c"], &["c"]);
+    // What has no weight gets nothing, whoever asks.
+    check(&["off"], &["a"]);
+}
+
+#[test]
+fn the_rest_of_an_answer_is_for_the_model_that_began_it() {
+    let names = Names::new(&[
+        NameSettings {
+            name: "chat".to_owned(),
+            targets: targets(&[("a", 1.0), ("b", 0.0)]),
+            fallback: texts(&["c"]),
+            ..NameSettings::default()
+        },
+        NameSettings {
+            name: "llama-3".to_owned(),
+            aliases: texts(&["llama"]),
+            ..NameSettings::default()
+        },
+    ]);
+    let check = |requested: &str, model: &str, expected: Option<TargetReason>| {
+        let name = names.get(requested).unwrap();
+        let found = name.model_that(|known| known == model);
+        let expected = expected.map(|reason| Candidate {
+            model: Model::from(model),
+            reason,
+        });
+        assert_eq!(found, expected, "{requested} {model}");
+    };
+    check("chat", "a", Some(TargetReason::Weight));
+    check("chat", "b", Some(TargetReason::Weight));
+    check("chat", "c", Some(TargetReason::Fallback));
+    check("chat", "d", None);
+    check("llama", "llama-3", Some(TargetReason::Alias));
+}
+
+#[test]
 fn a_hundred_thousand_sessions_are_split_by_the_weights() {
     for weights in [&[90.0, 10.0][..], &[1.0, 1.0, 2.0], &[0.99, 0.01]] {
         let sum: f64 = weights.iter().sum();
@@ -169,17 +235,17 @@ fn without_a_session_requests_are_drawn() {
     let names = split(&[50.0, 50.0]);
     let name = names.get("llama").unwrap();
     let draws =
-        (0..200u64).map(|draw| names.candidates(name, None, rendezvous::key(&[draw as u8])));
+        (0..200u64).map(|draw| names.candidates(name, None, rendezvous::key(&[draw as u8]), all));
     let first = draws
         .filter(|candidates| &*candidates[0].model == "model-0")
         .count();
     assert!((60..140).contains(&first), "{first}");
     assert_eq!(
-        names.candidates(name, None, 1)[0].reason,
+        names.candidates(name, None, 1, all)[0].reason,
         TargetReason::Weight
     );
     assert_eq!(
-        names.candidates(name, Some(1), 1)[0].reason,
+        names.candidates(name, Some(1), 1, all)[0].reason,
         TargetReason::Session
     );
 }
@@ -203,7 +269,7 @@ proptest! {
         let chosen = |listed: &[(String, f64)], random| {
             let names = names(listed);
             let name = names.get("n").unwrap().clone();
-            names.candidates(&name, Some(key), random)[0].model.to_string()
+            names.candidates(&name, Some(key), random, all)[0].model.to_string()
         };
         let first = chosen(&listed, 1);
         let mut shuffled = listed.clone();
