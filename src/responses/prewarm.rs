@@ -26,7 +26,7 @@ use crate::relay::{RequestContext, RequestKind};
 use crate::store::Status;
 use crate::{http, observe};
 
-/// The answer has one token, and is not used.
+/// The answer has a token or two, and is not used.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// For the wait for a worker and the prompt together. A client goes on sooner, or has left: a prompt that is computed
@@ -36,7 +36,7 @@ const TIME_MAX: Duration = Duration::from_secs(30);
 impl Responses {
     /// Sends the prompt ahead, unless as many prompts are being sent as may, or as many bodies of its client are kept.
     /// The client waits for none of it, and learns nothing if it fails. The prompt keeps the memory of the turn, for
-    /// [`TIME_MAX`]. It counts in the limits of its tenant, as what it is: a prompt and a token.
+    /// [`TIME_MAX`]. It counts in the limits of its tenant, as what it is: a prompt and a token, or two.
     pub(super) fn prewarm(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -56,7 +56,9 @@ impl Responses {
         let Some(memory) = reserved.try_keep() else {
             return self.metrics.on_prewarm_skipped();
         };
-        let body = engine_body::summary_body(create, input, &id.to_string(), salt, 1);
+        // An answer of one token has nothing for a decode worker, which would have to compute the prompt itself.
+        let tokens = if self.relay.is_disaggregated() { 2 } else { 1 };
+        let body = engine_body::summary_body(create, input, &id.to_string(), salt, tokens);
         let (headers, original) = (request.headers.clone(), request.body.clone());
         let context = RequestContext {
             response: Some(id),

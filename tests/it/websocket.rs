@@ -10,10 +10,11 @@ use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 use warmroute::responses::Mode;
 use warmroute::sim::fault::Faults;
+use warmroute::sim::worker::{Connector, Role};
 
 use self::socket::{PATH, Socket, id, kinds};
 use crate::client;
-use crate::cluster::{Cluster, eventually, fast, unhurried};
+use crate::cluster::{Cluster, eventually, fast, router_connector, unhurried, with_role};
 
 /// Texts of an event in which ids and times differ from run to run, without them.
 fn without_ids(text: &str) -> String {
@@ -252,6 +253,29 @@ async fn a_response_that_generates_nothing_warms_the_cache_for_the_next_turn() {
     let next = socket.respond(next).await;
     let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64();
     assert!(cached.unwrap() > 100, "{next}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_sent_ahead_is_computed_by_a_prefill_worker_if_there_is_one() {
+    let engine = |role| with_role(fast(), Connector::Nixl, role);
+    let engines = [Role::Prefill, Role::Decode].map(engine).to_vec();
+    let cluster = Cluster::start(engines, |config| {
+        config.prefill_decode.connector = Some(router_connector(Connector::Nixl));
+        config.prefill_decode.advanced.min_remote_tokens = 16;
+    })
+    .await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let long = "once upon a time there was a router. ".repeat(40);
+    socket
+        .respond(json!({"input": long, "generate": false, "store": false}))
+        .await;
+    let done = ["outcome=\"done\""];
+    eventually("the prompt was computed", async || {
+        cluster.metric("warmroute_prewarms_total", &done).await == 1.0
+    })
+    .await;
+    let transfers = cluster.engines[0].kv_transfers().await;
+    assert_eq!(transfers.prefill_legs, 1);
 }
 
 #[tokio::test]
