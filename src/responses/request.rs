@@ -200,7 +200,10 @@ pub(super) fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
 
 /// Refuses what only the router may send to an engine.
 fn refuse_reserved(members: &Members<'_>) -> Result<(), ApiError> {
-    for member in member_table::MEMBERS.iter().filter(|member| member.is_reserved) {
+    for member in member_table::MEMBERS
+        .iter()
+        .filter(|member| member.is_reserved)
+    {
         if members.get(member.name).is_some() {
             return Err(ApiError::reserved_parameter(member.name));
         }

@@ -257,7 +257,11 @@ async fn the_fallback_answers_while_the_workers_are_down() {
     cluster.engines[1].kill().await;
     let answer = completion(cluster.router.api, "best", &[]).await;
     assert!([502, 503].contains(&answer.status), "{}", answer.text());
-    assert_eq!(failed(&cluster).await, 1.0, "once, whichever models were tried");
+    assert_eq!(
+        failed(&cluster).await,
+        1.0,
+        "once, whichever models were tried"
+    );
 }
 
 #[tokio::test]

@@ -216,7 +216,8 @@ async fn a_summary_that_is_cut_is_an_error_that_is_not_retried() {
 #[tokio::test]
 async fn a_summary_is_no_longer_than_its_tenant_may_ask_for() {
     let cluster = Cluster::start(vec![finishing()], |config: &mut Config| {
-        let limits = r#"{"max_tokens": 200, "models": ["org/*", {"name": "sim", "max_tokens": 100}]}"#;
+        let limits =
+            r#"{"max_tokens": 200, "models": ["org/*", {"name": "sim", "max_tokens": 100}]}"#;
         config.tenants = vec![TenantSpec {
             limits: Some(serde_json::from_str(limits).unwrap()),
             ..tenant("a")

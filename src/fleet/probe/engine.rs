@@ -230,9 +230,8 @@ mod tests {
     #[test]
     fn numbers_that_are_none_restart_no_engine_and_fill_no_cache() {
         for (value, expected) in [("NaN", 0.0), ("-1", 0.0), ("+Inf", 1.0), ("1e308", 1.0)] {
-            let page = format!(
-                "vllm:kv_cache_usage_perc {value}\nprocess_start_time_seconds NaN\n"
-            );
+            let page =
+                format!("vllm:kv_cache_usage_perc {value}\nprocess_start_time_seconds NaN\n");
             let found = metrics(&page);
             assert_eq!(found.kv_usage, expected, "{value}");
             assert_eq!(found.started, None);

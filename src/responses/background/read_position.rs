@@ -39,7 +39,9 @@ pub enum Next {
     /// The final event was sent.
     Over,
     /// The client has events after `last` that the store lost, and that another run writes in its own way.
-    Lost { last: Option<u64> },
+    Lost {
+        last: Option<u64>,
+    },
 }
 
 /// The fencing number of the run of a response that no other replica has taken over.

@@ -10,10 +10,7 @@ const ENDED_EARLY: &str = "the engine ended the stream before the answer was com
 pub(super) enum End {
     Completed,
     Incomplete(&'static str),
-    Failed {
-        code: &'static str,
-        message: String,
-    },
+    Failed { code: &'static str, message: String },
 }
 
 impl End {

@@ -135,7 +135,10 @@ fn what_cannot_be_split_runs_on_one_worker() {
     is_whole(Responses, &tools(r#"{"type":"mcp"}"#), Turns);
     is_whole(Responses, r#"{"tools":[{"name":"f"}]}"#, Body);
     is_split(Responses, &tools(r#"{"name":"g","type":"custom"}"#));
-    is_split(Responses, &tools(r#"{"type":"namespace","name":"n","tools":[]}"#));
+    is_split(
+        Responses,
+        &tools(r#"{"type":"namespace","name":"n","tools":[]}"#),
+    );
     is_split(Responses, r#"{"tools":null}"#);
     is_split(Chat, r#"{"tools":[{"type":"function"}]}"#);
 
