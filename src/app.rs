@@ -96,7 +96,6 @@ pub struct App {
     traces: Traces,
     /// Connections run there, also while they drain.
     io_threads: IoThreads,
-    /// Reads the workers' KV events.
     _kv_events: OffloadThread,
 }
 

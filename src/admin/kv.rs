@@ -107,7 +107,6 @@ impl KvPages {
         }
     }
 
-    /// The KV events of each rank of one worker.
     pub(super) fn ranks_of(&self, now: Instant, worker: &str) -> Vec<Status> {
         let statuses = self.board.statuses(now).into_iter();
         statuses.filter(|status| status.worker == worker).collect()

@@ -12,7 +12,6 @@ use crate::store::{self, ResponseStore};
 
 const STORE_UNAVAILABLE: &str = "response store unavailable";
 
-/// What readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
     fleet: Arc<Registry>,
@@ -27,7 +26,6 @@ pub struct Readiness {
     config: ConfigStatus,
     /// The router still takes requests, but wants no more of them.
     is_draining: AtomicBool,
-    /// Somebody has asked.
     was_asked: AtomicBool,
 }
 

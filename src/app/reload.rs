@@ -57,7 +57,6 @@ pub(super) struct Handle {
 #[derive(Debug)]
 pub(super) struct Requests(mpsc::Receiver<Request>);
 
-/// Asks for one reload.
 #[derive(Debug)]
 struct Request {
     /// Instead of what the file has.
@@ -139,7 +138,6 @@ impl Reloader {
         })
     }
 
-    /// Reloads for ever.
     pub(super) async fn run(mut self) {
         // From here on the signal does not end the process.
         let mut hangup = match signal(SignalKind::hangup()) {

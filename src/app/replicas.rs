@@ -11,7 +11,6 @@ impl App {
         sharing.map(|sharing| sharing.address)
     }
 
-    /// How many other replicas are connected.
     pub fn connected_peers(&self) -> usize {
         let sharing = self.sharing.as_ref();
         sharing.map_or(0, |sharing| sharing.connected())

@@ -135,7 +135,6 @@ impl OwnerTable {
         }
     }
 
-    /// The value of a worker, if it owns the block.
     #[inline]
     pub(super) fn value(&self, worker: WorkerId, path: BlockHash) -> Option<u32> {
         self.read(path, |owners| {

@@ -47,7 +47,6 @@ pub struct PredictedIndex {
     created: Instant,
 }
 
-/// What recording a prompt has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// How many of the prompt's first blocks counted as cached before.

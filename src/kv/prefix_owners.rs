@@ -15,7 +15,6 @@ pub struct PrefixOwner {
 /// Owners of one prompt's prefixes, longest prefix first.
 pub type PrefixOwners = SmallVec<[PrefixOwner; 8]>;
 
-/// The owners found so far.
 pub(super) struct Found {
     owners: PrefixOwners,
     limit: usize,

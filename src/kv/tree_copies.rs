@@ -41,7 +41,6 @@ words! {
     }
 }
 
-/// A rank whose tree is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedTree {
     /// The worker's name, for logs.
@@ -68,7 +67,6 @@ pub struct FetchedTree {
     pub copy: TreeCopy,
 }
 
-/// What became of a tree that was fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeOutcome {
     /// The engine confirmed it.

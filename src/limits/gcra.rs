@@ -79,7 +79,6 @@ impl Rate {
         self.units(self.burst_micros)
     }
 
-    /// What may be used now.
     pub fn remaining(&self, used_micros: u64) -> u64 {
         self.units(self.burst_micros.saturating_sub(used_micros))
     }

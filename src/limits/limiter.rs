@@ -39,7 +39,6 @@ pub struct Limiter {
     pub(super) metrics: Metrics,
 }
 
-/// Where a request was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Charged {
     Shared,
@@ -124,7 +123,6 @@ impl Limiter {
         failures.with_label_values(&[operation]).inc();
     }
 
-    /// A request has ended.
     pub(super) fn end(
         &self,
         tenant: Tenant,

@@ -116,7 +116,6 @@ impl Use {
         self.take_unsettled(WITH_CHARGES)
     }
 
-    /// The store has answered.
     pub fn on_reply(&mut self, charge: &Charge, reply: &ChargeReply, now: u64) {
         for (limit, used) in charge.limits.iter().zip(&reply.used) {
             self.set(&limit.limit, now.saturating_add(*used));

@@ -35,7 +35,6 @@ pub struct LoadTable {
     max_workers: usize,
 }
 
-/// One replica's load.
 #[derive(Debug, Default)]
 struct PeerLoad {
     /// By the replica's numbers.
@@ -73,7 +72,6 @@ impl AtWorker {
     }
 }
 
-/// What became of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The first report of a stream.
@@ -226,7 +224,6 @@ impl LoadTable {
         waiting::earliest(of_replicas.copied())
     }
 
-    /// What one replica has at a worker.
     pub fn load(&self, peer: InstanceId, address: &str) -> WorkerLoad {
         let load = self.peers.get(&peer);
         let at_worker = load.and_then(|load| load.by_address.get(address));

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::gauges::Condition;
 use super::handshake::{InstanceId, PeerIdentity, Side, is_preferred};
 
-/// One stream of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(u64);
 

@@ -94,7 +94,6 @@ pub struct TreeSources {
 #[derive(Clone)]
 pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
 
-/// A call that is being served.
 pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl fmt::Debug for TreeHandler {

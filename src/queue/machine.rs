@@ -79,7 +79,6 @@ pub struct Left<T> {
     pub has_lost_target: bool,
 }
 
-/// A request that has entered.
 #[derive(Debug)]
 pub struct Entered<T> {
     pub id: EntryId,
@@ -98,7 +97,6 @@ pub struct Below {
     pub bytes: u64,
 }
 
-/// One class for operators.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassStatus {
     /// Its index in the settings' classes.

@@ -169,7 +169,6 @@ impl Relay {
         }
     }
 
-    /// Has requests traced.
     #[must_use]
     pub fn with_tracer(self, tracer: Tracer) -> Self {
         Self { tracer, ..self }
@@ -202,7 +201,6 @@ impl Relay {
         &self.fleet
     }
 
-    /// The names of this configuration.
     pub fn names(&self) -> &Names {
         &self.names
     }

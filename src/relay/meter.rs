@@ -40,7 +40,6 @@ struct Gaps {
     since: Instant,
 }
 
-/// One answer's meter.
 #[derive(Debug)]
 pub(super) struct Meter {
     count: RequestCount,
@@ -164,7 +163,6 @@ impl Meter {
         }
     }
 
-    /// Output tokens so far.
     fn output(&self) -> u64 {
         let passed = self.passed_tokens();
         let reported = self.usage.usage();

@@ -113,7 +113,6 @@ impl FullWorkers {
     }
 }
 
-/// What is known of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkerNumbers {
     /// Requests in flight, of all clients.

@@ -35,7 +35,6 @@ impl Metrics {
     }
 }
 
-/// What the exporter receives.
 #[derive(Debug)]
 pub(super) enum Message {
     Ended(Box<Record>),

@@ -9,7 +9,6 @@ use serde::Serialize;
 use crate::fleet::health::Health;
 use crate::http::circuit_breaker::State;
 
-/// The changes that are kept.
 const MAX_CHANGES: usize = 100;
 /// More changes of one kind at a time are one entry.
 const MAX_ALIKE: usize = 4;
@@ -116,7 +115,6 @@ impl Changes {
         self.workers = Some(now);
     }
 
-    /// The changes after one.
     pub(super) fn after(&self, number: u64) -> Vec<&Change> {
         let changes = self.changes.iter();
         changes.filter(|change| change.number > number).collect()
@@ -149,7 +147,6 @@ impl Changes {
     }
 }
 
-/// The workers that changed in this way.
 fn workers_with<'a>(
     kind: Kind,
     before: &'a FxHashMap<String, Condition>,

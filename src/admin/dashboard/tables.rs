@@ -19,7 +19,6 @@ pub(super) type Rows = Vec<Value>;
 /// Ranks of one worker that are sent with its row. A click on it shows all.
 const MAX_RANKS: usize = 64;
 
-/// The columns of a row, in order.
 pub(super) const WORKER_COLUMNS: [&str; 24] = [
     "name",
     "role",

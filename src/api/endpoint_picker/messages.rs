@@ -44,7 +44,6 @@ const PIECE_BYTES: usize = 62_000;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadHead(pub(super) &'static str);
 
-/// The head of the client's request.
 pub(super) fn request_head(headers: wire::HttpHeaders) -> Result<Request<()>, BadHead> {
     let mut request = Request::new(());
     *request.version_mut() = Version::HTTP_2;
@@ -162,7 +161,6 @@ pub(super) fn served(metadata: &Bytes) -> Option<String> {
     }
 }
 
-/// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     /// `ip:port`, in the order in which they are to be tried.
@@ -243,7 +241,6 @@ fn structure(key: &'static str, value: wire::Value) -> wire::Struct {
     }
 }
 
-/// The body of the request for the worker.
 pub(super) fn request_pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = ProcessingResponse> {
     pieces(body, ends).map(|piece| answer(Answer::RequestBody(piece)))
 }

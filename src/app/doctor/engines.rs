@@ -178,7 +178,6 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
     })
 }
 
-/// The ranks of workers that are up.
 fn ranks_up(observed: &Observed) -> impl Iterator<Item = (&subscriber::Status, &WorkerRow)> {
     let worker = |name: &str| up(observed).find(|worker| worker.name == name);
     let ranks = observed.kv.ranks.iter();

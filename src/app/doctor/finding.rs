@@ -7,7 +7,6 @@ use serde::Serialize;
 /// Something that costs the fleet, and what to change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Names the rule.
     pub rule: &'static str,
     /// The model whose workers it is about, of a rule that may find one for each model from moment to moment.
     #[serde(skip)]

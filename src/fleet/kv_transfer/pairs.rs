@@ -23,7 +23,6 @@ pub struct Pairs {
     pub unpaired: Vec<Arc<str>>,
 }
 
-/// The pairs that are incompatible for one reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IncompatiblePairs {
     pub reason: Mismatch,

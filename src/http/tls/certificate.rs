@@ -12,7 +12,6 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::contents::{Contents, Problem};
 
-/// What all of TLS uses.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> =
     LazyLock::new(|| Arc::new(ring::default_provider()));
 

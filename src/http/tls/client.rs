@@ -62,7 +62,6 @@ pub(super) struct Files {
     is_forgotten: Mutex<bool>,
 }
 
-/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
@@ -214,7 +213,6 @@ impl Files {
         }
     }
 
-    /// The files hang.
     pub(super) fn on_hang(&self, metrics: Option<&Metrics>, error: LookError) {
         let is_forgotten = self.is_forgotten.lock();
         if *is_forgotten || self.hangs.swap(true, Ordering::Relaxed) {

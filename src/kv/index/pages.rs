@@ -262,7 +262,6 @@ impl Pages {
         self.pages.len() - self.free.len()
     }
 
-    /// All memory of the pages.
     pub(super) fn bytes(&self) -> usize {
         self.in_use() * size_of::<Page>()
             + self.pages.capacity() * size_of::<Option<Box<Page>>>()
@@ -285,7 +284,6 @@ impl Pages {
         self.bytes() - self.owner_bytes + owners
     }
 
-    /// All pages there are.
     pub(super) fn ids(&self) -> impl Iterator<Item = PageId> {
         let pages = (0..).zip(&self.pages);
         pages.filter_map(|(id, page)| page.is_some().then_some(id))
@@ -421,7 +419,6 @@ fn with_room(starts: &Starts) -> Starts {
     copy
 }
 
-/// The table of pages that begin at this depth.
 fn table_at(depth: u32) -> usize {
     usize::from(!(depth as usize).is_multiple_of(SEGMENT_BLOCKS))
 }

@@ -145,7 +145,6 @@ pub(super) struct Meters {
     rank: u32,
     has_series: bool,
     families: Arc<Families>,
-    /// The families of the gauges.
     gauges: Arc<Families>,
 }
 

@@ -26,7 +26,6 @@ pub struct Subject {
     pub caches_pages: bool,
 }
 
-/// What all subscribers share.
 #[derive(Clone)]
 pub struct Shared {
     pub indexes: Arc<PrefixIndexes>,

@@ -21,7 +21,6 @@ use crate::ids::{Model, WorkerId};
 use crate::kv::block::ChainRoot;
 use crate::observe::metrics::{Registry, metric_table};
 
-/// A prompt that is sent to a worker.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     pub subject: Subject,

@@ -35,7 +35,6 @@ struct AbortsOfWorker<T> {
     waiting: VecDeque<T>,
 }
 
-/// What becomes of a request to abort.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AbortTurn<T> {

@@ -17,7 +17,6 @@ pub(in crate::relay) struct Promised {
     peers: Option<Arc<WaitingByOwner>>,
 }
 
-/// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::relay) struct Promise {
     pub(in crate::relay) all: LoadShare,
@@ -52,7 +51,6 @@ impl Promised {
         own.plus(peers.copied().unwrap_or_default())
     }
 
-    /// What waits here.
     pub(in crate::relay) fn waiting(&self) -> WaitingByOwner {
         let all = self.by_owner.iter();
         let waiting = all.filter(|(_, promise)| promise.waiting.requests > 0);
@@ -102,7 +100,6 @@ impl Promised {
         }
     }
 
-    /// Adds what others promised.
     pub(in crate::relay) fn add_all(&mut self, others: &Self) {
         for (owner, more) in &others.by_owner {
             let promise = self.by_owner.entry(*owner).or_default();

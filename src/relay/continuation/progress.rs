@@ -206,12 +206,10 @@ impl Resume {
         Some(behind)
     }
 
-    /// Whether they are tokens of this model.
     pub(in crate::relay) fn is_of(&self, model: &str) -> bool {
         self.model == model
     }
 
-    /// Tokens of the answer.
     pub fn answer_tokens(&self) -> usize {
         self.answer.len()
     }

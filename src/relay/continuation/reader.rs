@@ -39,7 +39,6 @@ pub(in crate::relay) struct Reader {
     /// How many ids came with the last text.
     last_ids: usize,
     has_role: bool,
-    /// Some text was passed.
     has_text: bool,
     /// The answer has ended, or the request was refused within it.
     has_finish: bool,

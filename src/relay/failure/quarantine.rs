@@ -148,7 +148,6 @@ impl SharedQuarantine {
         self.publish(&quarantine);
     }
 
-    /// An engine answered.
     pub(in crate::relay) fn on_answer(&self, body: &[u8]) {
         if self.may_know(body) {
             let mut quarantine = self.quarantine.lock();

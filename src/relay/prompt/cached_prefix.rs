@@ -29,7 +29,6 @@ use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::peers::routed::RoutedPrompts;
 use crate::routing::{self, Cached, PrefixCounts, TierCredit};
 
-/// What is known of the workers' caches.
 #[derive(Clone, Debug)]
 pub struct Caches {
     /// Blocks that workers reported.

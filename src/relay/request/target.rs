@@ -108,7 +108,6 @@ struct Entry {
     key_sources: Vec<KeySource>,
 }
 
-/// The names of one configuration.
 #[derive(Debug, Default)]
 pub struct Names(FxHashMap<Box<str>, Name>);
 

@@ -19,7 +19,6 @@ pub(super) struct Source {
     first: Option<Bytes>,
 }
 
-/// What was read.
 pub(super) enum Read {
     Data(Bytes),
     /// The last data.

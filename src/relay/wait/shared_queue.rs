@@ -292,7 +292,6 @@ impl SharedQueue {
         }
     }
 
-    /// Requests that wait.
     pub(in crate::relay) fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
     }
@@ -524,7 +523,6 @@ impl State {
         class.map_or_else(String::new, |class| class.name.clone())
     }
 
-    /// A request has left.
     fn on_left(&mut self, waiter: &Waiter) {
         if let Some(waits_for) = &*waiter.waits_for.borrow() {
             self.promised.remove_waiting(&waits_for.promises);
