@@ -54,7 +54,6 @@ const SEEN_DECISIONS: u32 = 5;
 /// Decisions recorded each second while no page is open, so that one that is opened has some.
 const UNSEEN_DECISIONS: u32 = 1;
 
-/// What the pages show.
 #[derive(Debug)]
 pub struct Sources {
     /// The relay of the configuration that runs.

@@ -12,7 +12,6 @@ use crate::kv::indexes::PrefixIndexes;
 use crate::kv::subscriber::{Status, StatusBoard};
 use crate::kv::tokenizer_check::{self, TokenizerCheck};
 
-/// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
     pub(super) board: Arc<StatusBoard>,

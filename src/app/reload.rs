@@ -46,7 +46,6 @@ const MAX_LOGGED: usize = 10;
 /// folder, may be there now.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Asks for reloads.
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     requests: mpsc::Sender<Request>,

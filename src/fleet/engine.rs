@@ -32,7 +32,6 @@ impl Engine {
     }
 }
 
-/// What an engine can do, and how it is asked.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Capabilities {
     pub health_path: &'static str,

@@ -212,7 +212,6 @@ impl CircuitBreaker {
     }
 }
 
-/// A circuit breaker that concurrent requests share.
 #[derive(Debug)]
 pub struct SharedBreaker {
     /// False if the machine is closed, without failures and without a pause: then requests do not take its lock.

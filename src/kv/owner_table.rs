@@ -11,7 +11,6 @@ use parking_lot::RwLock;
 use super::prefetch::prefetch;
 use crate::ids::{BlockHash, WorkerId};
 
-/// A worker that owns a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) worker: WorkerId,

@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use crate::ids::WorkerId;
 
-/// A worker that has cached a prefix of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixOwner {
     pub worker: WorkerId,

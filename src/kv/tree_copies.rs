@@ -57,7 +57,6 @@ pub struct WantedTree {
     pub refused: Vec<Arc<str>>,
 }
 
-/// Another replica's tree.
 #[derive(Clone, Debug)]
 pub struct FetchedTree {
     /// The replica's name.

@@ -46,7 +46,6 @@ pub(super) enum Charged {
     Alone(u32),
 }
 
-/// Where the requests of one tenant are charged for all replicas.
 #[derive(Debug)]
 pub(super) struct ChargeStore {
     pub(super) redis: Arc<Redis>,

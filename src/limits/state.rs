@@ -16,7 +16,6 @@ const WITH_CHARGES: usize = 256;
 /// Background responses that this replica remembers as charged when it counts alone.
 const ONCE_MAX: usize = 1_024;
 
-/// A tenant's use, as this replica knows it.
 #[derive(Debug, Default)]
 pub struct Use {
     /// By the name of the limit: when all of it may be used again, in microseconds of this process.

@@ -22,7 +22,6 @@ const MAX_TOKENS: u64 = 1 << 36;
 /// Longer than any `host:port`.
 const MAX_ADDRESS: usize = 300;
 
-/// The reports of all other replicas.
 #[derive(Debug)]
 pub struct LoadTable {
     peers: BTreeMap<InstanceId, PeerLoad>,

@@ -11,7 +11,6 @@ use super::handshake::{InstanceId, PeerIdentity, Side, is_preferred};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(u64);
 
-/// A connected replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub identity: PeerIdentity,
@@ -46,7 +45,6 @@ pub enum Admission {
     Full,
 }
 
-/// All connected replicas.
 #[derive(Debug)]
 pub struct Roster {
     own: InstanceId,

@@ -33,7 +33,6 @@ use super::workers::Workers;
 use crate::fleet::registry::Registry;
 use crate::http::tls;
 
-/// Shared by all streams.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) identity: Arc<Identity>,

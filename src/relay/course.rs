@@ -80,7 +80,6 @@ pub(super) struct Retry {
     pub(super) is_off_budget: bool,
 }
 
-/// An attempt that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) fault: Fault,

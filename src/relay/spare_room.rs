@@ -227,7 +227,6 @@ impl WorkerNumbers {
     }
 }
 
-/// What a worker is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkerPart {
     Whole,

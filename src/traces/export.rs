@@ -41,7 +41,6 @@ pub struct Endpoint {
     pub tls: Option<ClientSettings>,
 }
 
-/// What the configuration and the environment ask for.
 #[derive(Debug, PartialEq)]
 pub struct Asked {
     /// `None` if nothing is exported.

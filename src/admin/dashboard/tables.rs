@@ -268,7 +268,6 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
     rows.collect()
 }
 
-/// The KV events of each rank.
 pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
     let rows = board.statuses(now).into_iter().map(|status| {
         let subscriber::Status {

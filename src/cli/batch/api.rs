@@ -216,7 +216,6 @@ fn reason(body: &[u8]) -> String {
     }
 }
 
-/// A router's API.
 pub(super) struct ApiClient {
     pub(super) url: ApiUrl,
     authorization: Option<HeaderValue>,

@@ -15,7 +15,6 @@ const MAX_EVENT_BYTES: usize = 64 << 20;
 const RETRY: Duration = Duration::from_secs(2);
 const PATH: &str = "/dashboard/events";
 
-/// The stream, if it is open.
 #[derive(Default)]
 pub(super) struct Tail {
     stream: Option<(EngineBody, Decoder)>,

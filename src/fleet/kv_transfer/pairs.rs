@@ -13,7 +13,6 @@ use crate::ids::Model;
 /// Examples listed per reason.
 pub(super) const MAX_EXAMPLES: usize = 8;
 
-/// The pairs of the workers that are up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     pub count: usize,

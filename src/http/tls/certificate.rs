@@ -19,7 +19,6 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// A certificate with its chain and key.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) certified: Arc<CertifiedKey>,

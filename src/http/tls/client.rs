@@ -25,7 +25,6 @@ use crate::observe;
 /// As metrics name it.
 const USE: &str = "workers";
 
-/// TLS of all workers, by its settings.
 #[derive(Debug, Default)]
 pub struct Clients {
     known: Mutex<BTreeMap<ClientSettings, Known>>,

@@ -123,7 +123,6 @@ impl Metrics {
     }
 }
 
-/// One rank's series.
 #[derive(Debug)]
 pub(super) struct Meters {
     pub(super) blocks: [IntGauge; Tier::COUNT],

@@ -25,7 +25,6 @@ const SILENT: &str = "silent";
 /// Maps that workers are spread over: so many times fewer entries are copied when a subscriber starts or ends.
 const SHARDS: usize = 128;
 
-/// All ranks that have a subscriber.
 #[derive(Debug)]
 pub struct StatusBoard {
     /// One is replaced when a subscriber starts or ends, so that readers take no lock.

@@ -26,7 +26,6 @@ pub(super) struct SilentWorkers<T> {
     max_at_once: usize,
 }
 
-/// What is sent to one worker.
 #[derive(Debug)]
 struct AbortsOfWorker<T> {
     /// How many are on their way.

@@ -123,7 +123,6 @@ impl Hindsight {
     }
 }
 
-/// The mean of each policy.
 fn means(sum: &Took) -> [(&'static str, f64); 3] {
     let mean = |seconds: f64| seconds / sum.requests.max(1) as f64;
     [

@@ -130,7 +130,6 @@ fn written(counts: Counts, from: usize, state: &State) -> Vec<u8> {
     part
 }
 
-/// Where a stream is that another router process goes on with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
     pub(super) counts: Counts,

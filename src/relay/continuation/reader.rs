@@ -20,7 +20,6 @@ const NULL: &str = "null";
 /// More than the text of any token.
 const TOKEN_TEXT_BYTES: usize = 256;
 
-/// One stream, over all workers that write it.
 #[derive(Debug)]
 pub(in crate::relay) struct Reader {
     settings: Settings,

@@ -97,7 +97,6 @@ impl Quarantine {
     }
 }
 
-/// The quarantine that concurrent requests share.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQuarantine {
     /// A bit for each remembered body, by its length modulo 64. Other bodies are not hashed.

@@ -114,7 +114,6 @@ pub(super) enum Woken {
     },
 }
 
-/// The queue of the models that share workers.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQueue {
     /// The first of the models.

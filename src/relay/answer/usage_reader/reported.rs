@@ -3,7 +3,6 @@
 use crate::json_scan::Scan;
 use crate::relay::answer::engine_answer::Usage;
 
-/// What one object of usage says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
     /// Prompt tokens: of chat completions with the cached ones, of Messages without them.
