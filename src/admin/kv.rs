@@ -14,9 +14,9 @@ use crate::kv::tokenizer_check::{self, TokenizerCheck};
 
 #[derive(Debug)]
 pub struct KvPages {
-    pub(super) board: Arc<StatusBoard>,
-    indexes: Arc<PrefixIndexes>,
-    pub(super) tokenizer_check: Arc<TokenizerCheck>,
+    pub(crate) board: Arc<StatusBoard>,
+    pub(crate) indexes: Arc<PrefixIndexes>,
+    pub(crate) tokenizer_check: Arc<TokenizerCheck>,
 }
 
 /// `GET /kv`.
@@ -78,18 +78,6 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(
-        board: Arc<StatusBoard>,
-        indexes: Arc<PrefixIndexes>,
-        tokenizer_check: Arc<TokenizerCheck>,
-    ) -> Self {
-        Self {
-            board,
-            indexes,
-            tokenizer_check,
-        }
-    }
-
     pub(super) fn page(&self, now: Instant) -> KvPage {
         let indexes = self.indexes.all().into_iter();
         let row = |((model, shape), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {

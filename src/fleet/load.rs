@@ -695,7 +695,7 @@ mod tests {
             let found = tried(running, deferred);
             assert_eq!(found, TriedRequests::FIRST, "{running}, {deferred}");
         }
-        assert_eq!((tried(8, 0).most(), tried(5, 0).most()), (12, 8));
+        assert_eq!((tried(8, 0).most, tried(5, 0).most), (12, 8));
     }
 
     #[test]
@@ -711,7 +711,7 @@ mod tests {
                 deferred: 3,
                 ..reported(8)
             });
-            load.tried().shown()
+            load.tried().shown
         };
         assert_eq!((shown(13), shown(12)), (Some(8), Some(8)));
         assert_eq!((shown(11), shown(10)), (None, None));

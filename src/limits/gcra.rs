@@ -17,7 +17,8 @@ pub const DAY_LIMIT: &str = "d";
 /// A limit: units in a period, and how much of it may be used at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    units: u64,
+    /// The limit as it is configured: of a minute, or of a day.
+    pub units: u64,
     /// The time in which so many units are given back.
     period_micros: u64,
     /// As the time in which that much is given back.
@@ -54,11 +55,6 @@ impl Rate {
 
     pub fn per_minute(&self) -> u64 {
         self.units(MINUTE_MICROS)
-    }
-
-    /// The limit as it is configured: of a minute, or of a day.
-    pub fn configured(&self) -> u64 {
-        self.units
     }
 
     /// The time in which so many units are given back.

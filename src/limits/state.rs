@@ -29,8 +29,8 @@ pub struct Use {
     /// Whether it has answered since that was last asked.
     has_answered: bool,
     /// Whether this replica has counted alone since the store last answered.
-    is_apart: bool,
-    unsettled: Vec<Settlement>,
+    pub is_apart: bool,
+    pub unsettled: Vec<Settlement>,
     /// Whether it is known that something is unsettled, to whom settles what no charge takes along.
     is_noted: bool,
     /// Whether charges have taken settlements along since that was last asked.
@@ -71,14 +71,6 @@ impl Use {
 
     pub fn running(&self) -> Vec<ChargeId> {
         self.running.iter().copied().collect()
-    }
-
-    pub fn is_apart(&self) -> bool {
-        self.is_apart
-    }
-
-    pub fn unsettled(&self) -> usize {
-        self.unsettled.len()
     }
 
     fn set(&mut self, limit: &Arc<str>, full_at: u64) {

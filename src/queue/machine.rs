@@ -51,7 +51,8 @@ pub struct Queue<T> {
     behind: Option<Next>,
     /// When it last went on.
     walked_behind: Option<Instant>,
-    is_all_looked_at: bool,
+    /// Whether the last walk looked at all, or passed over them.
+    pub is_all_looked_at: bool,
 }
 
 #[derive(Debug)]

@@ -55,7 +55,7 @@ impl Tail {
                 Some(Err(error)) => return Err(failed(&error)),
                 None => return Err(failed(&"the router has ended the stream")),
             }
-            if decoder.overflowed() {
+            if decoder.overflowed {
                 return Err(failed(&"an event is larger than 64 MiB"));
             }
         }

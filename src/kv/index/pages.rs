@@ -68,7 +68,8 @@ impl PageOwner {
 pub(super) struct Page {
     pub(super) paths: [u64; SEGMENT_BLOCKS],
     len: u8,
-    owned: u16,
+    /// Blocks that any tree owns, a bit each.
+    pub(super) owned: u16,
     /// Blocks whose name is in the table of names, a bit each.
     named: u16,
     /// Blocks before the first one.
@@ -109,12 +110,6 @@ impl Page {
         let name = self.name(offset);
         self.named &= !(1 << offset);
         name
-    }
-
-    /// Blocks that any tree owns, a bit each.
-    #[inline]
-    pub(super) fn owned(&self) -> u16 {
-        self.owned
     }
 
     #[inline]

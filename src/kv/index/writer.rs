@@ -243,7 +243,7 @@ impl Writer {
         blocks: u16,
         tier: Tier,
     ) {
-        let unowned = blocks & !pages.get(page).owned();
+        let unowned = blocks & !pages.get(page).owned;
         self.blocks += u64::from(unowned.count_ones());
         self.memberships += u64::from(blocks.count_ones());
         tree.len += u64::from(blocks.count_ones());
@@ -261,7 +261,7 @@ impl Writer {
             tree.pages.remove(&page);
         }
         let of_page = pages.get_mut(page);
-        let unowned = blocks & !of_page.owned();
+        let unowned = blocks & !of_page.owned;
         self.blocks -= u64::from(unowned.count_ones());
         for offset in offsets_of(blocks) {
             tree.drop_alias(BlockId::new(page, offset));

@@ -49,16 +49,11 @@ impl Default for StatusBoard {
 #[derive(Debug)]
 pub struct StatusSnapshot<'a> {
     board: &'a StatusBoard,
-    all_report: bool,
+    /// Whether every worker reports its events; then [`Self::reports`] need not be called for each.
+    pub all_report: bool,
 }
 
 impl StatusSnapshot<'_> {
-    /// Whether every worker reports its events; then [`Self::reports`] need not be called for each.
-    #[inline]
-    pub fn all_report(&self) -> bool {
-        self.all_report
-    }
-
     /// Whether all `ranks` of a worker have been connected at least once, and are not silent. A worker that advertises
     /// an unreachable endpoint has no usable events.
     pub fn reports(&self, worker: WorkerId, ranks: u32) -> bool {

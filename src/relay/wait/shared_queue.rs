@@ -420,7 +420,7 @@ impl SharedQueue {
                 Looked::Other(look) => look,
             }
         });
-        let is_all = queue.is_all_looked_at();
+        let is_all = queue.is_all_looked_at;
         self.is_all_promised.store(is_all, Relaxed);
         self.count(&state);
         let mut gone = state.named(left);
