@@ -17,7 +17,6 @@ mod memory_return;
 pub mod metrics_reference;
 pub mod process_setup;
 mod reload;
-mod replicas;
 mod responses_parts;
 mod sharing;
 mod tenants;
@@ -422,6 +421,16 @@ impl App {
 
     pub fn fleet(&self) -> &registry::Registry {
         &self.fleet
+    }
+
+    /// Where other replicas connect, if there may be any.
+    pub fn peers_address(&self) -> Option<SocketAddr> {
+        self.sharing.as_ref().map(|sharing| sharing.address)
+    }
+
+    pub fn connected_peers(&self) -> usize {
+        let sharing = self.sharing.as_ref();
+        sharing.map_or(0, |sharing| sharing.connected())
     }
 
     /// Resolves when an operator has asked for a drain over the admin listener.

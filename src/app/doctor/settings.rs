@@ -168,12 +168,9 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
 /// Requests that a time-out has ended.
 fn cut_by_timeouts(observed: &Observed) -> Vec<Finding> {
     let all = observed.sum("warmroute_requests_total", &[]);
-    let keys = [
-        ("stream_idle_timeout", "stream_idle_timeout"),
-        ("request_timeout", "request_timeout"),
-    ];
-    let finding = |(outcome, key): (&str, &str)| {
-        let cut = observed.sum("warmroute_requests_total", &[("outcome", outcome)]);
+    let keys = ["stream_idle_timeout", "request_timeout"];
+    let finding = |key: &str| {
+        let cut = observed.sum("warmroute_requests_total", &[("outcome", key)]);
         let timeout = observed.duration(&format!("/requests/{key}"))?;
         let share = cut / all.max(1.0);
         (cut >= 1.0 && share > 0.001).then(|| Finding {
