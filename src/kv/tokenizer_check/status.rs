@@ -28,6 +28,7 @@ pub struct Status {
     pub workers: Vec<WorkerResults>,
 }
 
+/// The checks of one worker for a subject.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerResults {
     pub worker: String,

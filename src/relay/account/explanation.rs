@@ -36,6 +36,7 @@ pub struct Explanation {
     /// The tokens themselves, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Tokens>,
+    /// The chosen worker.
     pub chosen: Option<String>,
     /// The dp rank of it that the request would be pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +81,7 @@ pub struct CandidateModel {
 pub struct DisaggregationExplained {
     pub is_disaggregated: bool,
     pub not_disaggregated_reason: Option<&'static str>,
+    /// The chosen prefill worker.
     pub prefill: Option<String>,
     /// The dp rank of it that the prefill leg would be pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -11,6 +11,7 @@ use crate::relay::request::gateway::Gateway;
 
 pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 
+/// The workers that have failed a request, by role.
 #[derive(Clone, Debug, Default)]
 pub(in crate::relay) struct FailedWorkers {
     /// Those that compute answers: decode workers, and workers that compute whole requests.

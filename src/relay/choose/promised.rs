@@ -17,6 +17,7 @@ pub(in crate::relay) struct Promised {
     peers: Option<Arc<WaitingByOwner>>,
 }
 
+/// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::relay) struct Promise {
     pub(in crate::relay) all: LoadShare,
