@@ -58,7 +58,6 @@ pub fn has_page(path: &str) -> bool {
     pages::find(path).is_some()
 }
 
-/// The admin listener's handler.
 #[derive(Debug)]
 pub struct AdminServer {
     /// What most pages show.

@@ -169,7 +169,7 @@ impl ApiServer {
             return LoggedBody::of(page, None);
         }
         let (mut envelope, checked) = {
-            let trace = self.relay.tracer().begin(request.headers());
+            let trace = self.relay.tracer.begin(request.headers());
             Envelope::begin(
                 &self.settings,
                 &self.cors,

@@ -17,7 +17,6 @@ mod memory_return;
 pub mod metrics_reference;
 pub mod process_setup;
 mod reload;
-mod replicas;
 mod responses_parts;
 mod sharing;
 mod tenants;
@@ -30,6 +29,7 @@ mod worker_speeds;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
@@ -96,7 +96,6 @@ pub struct App {
     traces: Traces,
     /// Connections run there, also while they drain.
     io_threads: IoThreads,
-    /// Reads the workers' KV events.
     _kv_events: OffloadThread,
 }
 
@@ -169,7 +168,7 @@ impl App {
         let webhooks = responses_parts::webhooks(config, &store, fleet.tls(), &tasks, &metrics);
         let (open_store, store) = (store.clone(), store.responses);
         let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
-        let relay = Relay::new(
+        let mut relay = Relay::new(
             config.requests.clone(),
             fleet.clone(),
             Caches {
@@ -189,13 +188,14 @@ impl App {
             usage.clone(),
             &metrics,
         );
-        let relay = relay.with_tracer(tracer);
-        let relay = Arc::new(relay.ending_in(tasks.last_part().clone()));
+        relay.tracer = tracer;
+        relay.ends_in = tasks.last_part().clone();
+        let relay = Arc::new(relay);
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
         // Beyond the drain, because what the drain ends is aborted, too.
-        admin_tasks.spawn(relay.aborts().clone().run(admin_tasks.stopped()));
+        admin_tasks.spawn(relay.aborts.clone().run(admin_tasks.stopped()));
         tasks.spawn_until_stopped(relay.hindsight().clone().run());
         tls.watch(&fleet, &tasks)?;
         fleet.tls().keep(tls::clients(config, fleet.tls()));
@@ -285,14 +285,16 @@ impl App {
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let (reload, reload_requests) = reload::channel(config);
-        let readiness = Arc::new(Readiness::new(
-            fleet.clone(),
-            store.clone(),
+        let readiness = Arc::new(Readiness {
+            fleet: fleet.clone(),
+            store: store.clone(),
             needs_store,
-            tasks.clone(),
-            start.status.clone(),
-            reload.status.ready.clone(),
-        ));
+            tasks: tasks.clone(),
+            start: start.status.clone(),
+            config: reload.status.ready.clone(),
+            is_draining: AtomicBool::new(false),
+            was_asked: AtomicBool::new(false),
+        });
         let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
         let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
         let others = AdminParts {
@@ -303,7 +305,11 @@ impl App {
         let sources = Sources {
             relay: ArcSwap::new(relay.clone()),
             peers: peers.clone(),
-            kv: Arc::new(KvPages::new(board, indexes, tokenizer_check)),
+            kv: Arc::new(KvPages {
+                board,
+                indexes,
+                tokenizer_check,
+            }),
             store,
             webhooks: webhooks.clone(),
             others: Box::new(others),
@@ -415,6 +421,16 @@ impl App {
 
     pub fn fleet(&self) -> &registry::Registry {
         &self.fleet
+    }
+
+    /// Where other replicas connect, if there may be any.
+    pub fn peers_address(&self) -> Option<SocketAddr> {
+        self.sharing.as_ref().map(|sharing| sharing.address)
+    }
+
+    pub fn connected_peers(&self) -> usize {
+        let sharing = self.sharing.as_ref();
+        sharing.map_or(0, |sharing| sharing.connected())
     }
 
     /// Resolves when an operator has asked for a drain over the admin listener.

@@ -19,7 +19,6 @@ pub(super) fn refuse_unknown_worker(name: &str) -> Response<http::Body> {
     refuse(StatusCode::NOT_FOUND, &message)
 }
 
-/// One parameter of a query.
 pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     pairs

@@ -54,7 +54,6 @@ const SEEN_DECISIONS: u32 = 5;
 /// Decisions recorded each second while no page is open, so that one that is opened has some.
 const UNSEEN_DECISIONS: u32 = 1;
 
-/// What the pages show.
 #[derive(Debug)]
 pub struct Sources {
     /// The relay of the configuration that runs.
@@ -140,7 +139,7 @@ impl Dashboard {
             let message = "name a decision: /dashboard/decision?number=N";
             return refuse(StatusCode::BAD_REQUEST, message);
         };
-        match self.sources.relay.load().decisions().get(number) {
+        match self.sources.relay.load().decisions.get(number) {
             Some(decision) => answer(StatusCode::OK, &*decision),
             None => {
                 let message = format!("decision {number} is not among the latest ones any more");
@@ -214,7 +213,7 @@ impl Watch {
             } else {
                 UNSEEN_DECISIONS
             };
-            relay.decisions().allow(allowed);
+            relay.decisions.allow(allowed);
         }
         let age = self.sampled_at.map(|at| now.saturating_duration_since(at));
         // A tick may come a little early.
@@ -307,11 +306,11 @@ impl Watch {
             changes,
             ..
         } = &*self;
-        let decisions = relay.decisions().after(self.last_decision);
+        let decisions = relay.decisions.after(self.last_decision);
         let new_changes = changes.after(self.last_change);
         let update = update::update(view, has_slow, new_changes, &decisions);
         self.viewers.send(&update, || {
-            let decisions = relay.decisions().after(0);
+            let decisions = relay.decisions.after(0);
             update::everything(view, history, changes, &decisions)
         });
         self.last_change = self.changes.last;

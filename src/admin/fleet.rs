@@ -222,7 +222,6 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> FleetPage {
     }
 }
 
-/// The row of one worker.
 pub(super) fn worker(relay: &Relay, peers: &Peers, now: Instant, name: &str) -> Option<WorkerRow> {
     let snapshot = relay.fleet().snapshot();
     let mut workers = snapshot.workers.iter();

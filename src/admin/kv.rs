@@ -12,12 +12,11 @@ use crate::kv::indexes::PrefixIndexes;
 use crate::kv::subscriber::{Status, StatusBoard};
 use crate::kv::tokenizer_check::{self, TokenizerCheck};
 
-/// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
-    pub(super) board: Arc<StatusBoard>,
-    indexes: Arc<PrefixIndexes>,
-    pub(super) tokenizer_check: Arc<TokenizerCheck>,
+    pub(crate) board: Arc<StatusBoard>,
+    pub(crate) indexes: Arc<PrefixIndexes>,
+    pub(crate) tokenizer_check: Arc<TokenizerCheck>,
 }
 
 /// `GET /kv`.
@@ -79,18 +78,6 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(
-        board: Arc<StatusBoard>,
-        indexes: Arc<PrefixIndexes>,
-        tokenizer_check: Arc<TokenizerCheck>,
-    ) -> Self {
-        Self {
-            board,
-            indexes,
-            tokenizer_check,
-        }
-    }
-
     pub(super) fn page(&self, now: Instant) -> KvPage {
         let indexes = self.indexes.all().into_iter();
         let row = |((model, shape), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
@@ -107,7 +94,6 @@ impl KvPages {
         }
     }
 
-    /// The KV events of each rank of one worker.
     pub(super) fn ranks_of(&self, now: Instant, worker: &str) -> Vec<Status> {
         let statuses = self.board.statuses(now).into_iter();
         statuses.filter(|status| status.worker == worker).collect()

@@ -11,18 +11,15 @@ use serde_json::Value;
 use super::config::RunningConfig;
 use crate::prompt::Api;
 
-/// An answer that is waited for.
 pub type Answering<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The configuration, the Responses API and batches.
 pub trait OtherParts: fmt::Debug + Send + Sync {
-    /// The configuration that runs.
     fn config(&self) -> RunningConfig;
 
     /// Reads the configuration's file again. Resolves with the status and the body of the answer.
     fn reload(&self) -> Answering<(StatusCode, Value)>;
 
-    /// The Responses API's counts.
     fn responses(&self) -> Value;
 
     /// The body that an engine would be sent for a client's body, as a request of the named tenant, and its API; or why

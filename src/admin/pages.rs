@@ -21,228 +21,65 @@ pub(super) struct Page {
     help: &'static str,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    Index,
-    List,
-    Asset,
-    DashboardEvents,
-    DashboardWorker,
-    DashboardDecision,
-    Metrics,
-    Alive,
-    Ready,
-    Fleet,
-    Queue,
-    Kv,
-    KvBlocks,
-    Responses,
-    Tenants,
-    Webhooks,
-    EnableWebhook,
-    Config,
-    Explain,
-    Drain,
-    Undrain,
-    Reload,
-}
-
 const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
-/// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 22] = [
-    // The page has no data: it asks for a token, if one is needed, and sends it with what it reads.
-    page(
-        Name::Index,
-        Method::GET,
-        "/",
-        None,
-        None,
-        "the dashboard, for browsers; for others this list",
-    ),
-    page(Name::List, Method::GET, "/pages", None, None, "this list"),
-    page(
-        Name::Asset,
-        Method::GET,
-        assets::FOLDER,
-        None,
-        None,
-        "the dashboard's scripts and styles, below this path",
-    ),
-    page(
-        Name::DashboardEvents,
-        Method::GET,
-        "/dashboard/events",
-        READ,
-        Some(&[]),
-        "what the dashboard shows, once a second (server-sent events)",
-    ),
-    page(
-        Name::DashboardWorker,
-        Method::GET,
-        "/dashboard/worker",
-        READ,
-        Some(&["name"]),
-        "?name=NAME: one worker, with the KV events of its ranks (JSON)",
-    ),
-    page(
-        Name::DashboardDecision,
-        Method::GET,
-        "/dashboard/decision",
-        READ,
-        Some(&["number"]),
-        "?number=N: a decision that the dashboard shows, with its candidates at that time (JSON)",
-    ),
-    page(
-        Name::Metrics,
-        Method::GET,
-        "/metrics",
-        None,
-        None,
-        "Prometheus metrics",
-    ),
-    page(
-        Name::Alive,
-        Method::GET,
-        "/healthz",
-        None,
-        None,
-        "200 while the process lives",
-    ),
-    page(
-        Name::Ready,
-        Method::GET,
-        "/readyz",
-        None,
-        None,
-        "200 while a worker can take requests (and the response store is up, if it is required)",
-    ),
-    page(
-        Name::Fleet,
-        Method::GET,
-        "/fleet",
-        READ,
-        None,
-        "workers, models, load and other replicas (JSON)",
-    ),
-    page(
-        Name::Queue,
-        Method::GET,
-        "/queue",
-        READ,
-        None,
-        "requests that wait for a worker with room, by model and priority class (JSON)",
-    ),
-    page(
-        Name::Kv,
-        Method::GET,
-        "/kv",
-        READ,
-        None,
-        "state of the workers' KV events and of the prefix-cache index (JSON)",
-    ),
-    page(
-        Name::Responses,
-        Method::GET,
-        "/responses",
-        READ,
-        None,
-        "responses by status, and their store (JSON)",
-    ),
-    page(
-        Name::Tenants,
-        Method::GET,
-        "/tenants",
-        READ,
-        None,
-        "tenants, their limits and what is left of them (JSON)",
-    ),
-    page(
-        Name::Webhooks,
-        Method::GET,
-        "/webhooks",
-        READ,
-        None,
-        "endpoints of webhooks: their state, and the events that wait for them (JSON)",
-    ),
-    page(
-        Name::Config,
-        Method::GET,
-        "/config",
-        READ,
-        None,
-        "the configuration that runs, without its secrets, and how the last reload ended (JSON)",
-    ),
-    // Whoever can compute a block's hash finds out whether a prompt is cached.
-    page(
-        Name::KvBlocks,
-        Method::GET,
-        "/kv/blocks",
-        OPERATE,
-        Some(&["worker", "rank"]),
-        "?worker=NAME&rank=0: every cached block of one rank (JSON)",
-    ),
-    // With a tenant's name it reads that tenant's stored responses, and shows them as tokens.
-    page(
-        Name::Explain,
-        Method::POST,
-        "/explain",
-        OPERATE,
-        Some(&["path", "tenant", "tokens"]),
-        "send any request body: every worker's cost, and the decision (JSON); ?path=/v1/responses for another API; \
-         &tenant=NAME with that tenant's cache salt and stored responses; &tokens=true shows the prompt's tokens",
-    ),
-    page(
-        Name::Drain,
-        Method::POST,
-        "/drain",
-        OPERATE,
-        Some(&["worker"]),
-        "stop accepting, finish running requests, exit; ?worker=NAME (or address): send that worker no new requests",
-    ),
-    page(
-        Name::Undrain,
-        Method::POST,
-        "/undrain",
-        OPERATE,
-        Some(&["worker"]),
-        "?worker=NAME (or address): send it requests again",
-    ),
-    page(
-        Name::EnableWebhook,
-        Method::POST,
-        "/webhooks/enable",
-        OPERATE,
-        Some(&["endpoint"]),
-        "?endpoint=NAME: deliver events again to an endpoint that answered 410",
-    ),
-    page(
-        Name::Reload,
-        Method::POST,
-        "/reload",
-        OPERATE,
-        Some(&[]),
-        "read the configuration's file again: what changed, or everything that is wrong with it (JSON)",
-    ),
-];
+/// Declares the pages, with a name for each: method, path, the role that it needs, what may stand in its query, and what the list
+/// says of it.
+macro_rules! pages {
+    ($($name:ident: $method:ident, $path:expr, $needs:expr, $parameters:expr, $help:literal;)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Name {
+            $($name,)*
+        }
 
-const fn page(
-    name: Name,
-    method: Method,
-    path: &'static str,
-    needs: Option<Role>,
-    parameters: Option<&'static [&'static str]>,
-    help: &'static str,
-) -> Page {
-    Page {
-        name,
-        method,
-        path,
-        needs,
-        parameters,
-        help,
-    }
+        /// In the order in which the page at `/` lists them.
+        pub(super) static PAGES: [Page; [$($help),*].len()] = [
+            $(Page {
+                name: Name::$name,
+                method: Method::$method,
+                path: $path,
+                needs: $needs,
+                parameters: $parameters,
+                help: $help,
+            },)*
+        ];
+    };
+}
+
+pages! {
+    // The page has no data: it asks for a token, if one is needed, and sends it with what it reads.
+    Index: GET, "/", None, None, "the dashboard, for browsers; for others this list";
+    List: GET, "/pages", None, None, "this list";
+    Asset: GET, assets::FOLDER, None, None, "the dashboard's scripts and styles, below this path";
+    DashboardEvents: GET, "/dashboard/events", READ, Some(&[]), "what the dashboard shows, once a second (server-sent events)";
+    DashboardWorker: GET, "/dashboard/worker", READ, Some(&["name"]),
+        "?name=NAME: one worker, with the KV events of its ranks (JSON)";
+    DashboardDecision: GET, "/dashboard/decision", READ, Some(&["number"]),
+        "?number=N: a decision that the dashboard shows, with its candidates at that time (JSON)";
+    Metrics: GET, "/metrics", None, None, "Prometheus metrics";
+    Alive: GET, "/healthz", None, None, "200 while the process lives";
+    Ready: GET, "/readyz", None, None, "200 while a worker can take requests (and the response store is up, if it is required)";
+    Fleet: GET, "/fleet", READ, None, "workers, models, load and other replicas (JSON)";
+    Queue: GET, "/queue", READ, None, "requests that wait for a worker with room, by model and priority class (JSON)";
+    Kv: GET, "/kv", READ, None, "state of the workers' KV events and of the prefix-cache index (JSON)";
+    Responses: GET, "/responses", READ, None, "responses by status, and their store (JSON)";
+    Tenants: GET, "/tenants", READ, None, "tenants, their limits and what is left of them (JSON)";
+    Webhooks: GET, "/webhooks", READ, None, "endpoints of webhooks: their state, and the events that wait for them (JSON)";
+    Config: GET, "/config", READ, None, "the configuration that runs, without its secrets, and how the last reload ended (JSON)";
+    // Whoever can compute a block's hash finds out whether a prompt is cached.
+    KvBlocks: GET, "/kv/blocks", OPERATE, Some(&["worker", "rank"]), "?worker=NAME&rank=0: every cached block of one rank (JSON)";
+    // With a tenant's name it reads that tenant's stored responses, and shows them as tokens.
+    Explain: POST, "/explain", OPERATE, Some(&["path", "tenant", "tokens"]),
+        "send any request body: every worker's cost, and the decision (JSON); ?path=/v1/responses for another API; \
+         &tenant=NAME with that tenant's cache salt and stored responses; &tokens=true shows the prompt's tokens";
+    Drain: POST, "/drain", OPERATE, Some(&["worker"]),
+        "stop accepting, finish running requests, exit; ?worker=NAME (or address): send that worker no new requests";
+    Undrain: POST, "/undrain", OPERATE, Some(&["worker"]), "?worker=NAME (or address): send it requests again";
+    EnableWebhook: POST, "/webhooks/enable", OPERATE, Some(&["endpoint"]),
+        "?endpoint=NAME: deliver events again to an endpoint that answered 410";
+    Reload: POST, "/reload", OPERATE, Some(&[]),
+        "read the configuration's file again: what changed, or everything that is wrong with it (JSON)";
 }
 
 pub(super) fn find(path: &str) -> Option<&'static Page> {

@@ -12,46 +12,24 @@ use crate::store::{self, ResponseStore};
 
 const STORE_UNAVAILABLE: &str = "response store unavailable";
 
-/// What readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
-    fleet: Arc<Registry>,
+    pub(crate) fleet: Arc<Registry>,
     /// The store of responses. What is wrong with its settings is part of the answers.
-    store: Arc<dyn ResponseStore>,
+    pub(crate) store: Arc<dyn ResponseStore>,
     /// A router without the store is not ready.
-    needs_store: bool,
-    tasks: Tasks,
+    pub(crate) needs_store: bool,
+    pub(crate) tasks: Tasks,
     /// Whether other replicas' knowledge is still being taken over.
-    start: Arc<WarmStartStatus>,
+    pub(crate) start: Arc<WarmStartStatus>,
     /// Whether the configuration's file is what runs.
-    config: ConfigStatus,
+    pub(crate) config: ConfigStatus,
     /// The router still takes requests, but wants no more of them.
-    is_draining: AtomicBool,
-    /// Somebody has asked.
-    was_asked: AtomicBool,
+    pub(crate) is_draining: AtomicBool,
+    pub(crate) was_asked: AtomicBool,
 }
 
 impl Readiness {
-    pub fn new(
-        fleet: Arc<Registry>,
-        store: Arc<dyn ResponseStore>,
-        needs_store: bool,
-        tasks: Tasks,
-        start: Arc<WarmStartStatus>,
-        config: ConfigStatus,
-    ) -> Self {
-        Self {
-            fleet,
-            store,
-            needs_store,
-            tasks,
-            start,
-            config,
-            is_draining: AtomicBool::new(false),
-            was_asked: AtomicBool::new(false),
-        }
-    }
-
     /// What operators should know of a router that is ready: that it started cold, what may lose responses, or that its
     /// configuration's file is refused.
     pub fn detail(&self) -> Option<String> {

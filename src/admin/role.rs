@@ -14,7 +14,6 @@ words! {
 }
 
 impl Role {
-    /// The settings whose tokens have it.
     pub(super) fn token_settings(self) -> &'static str {
         match self {
             Self::Read => "`admin.tokens.read`, `admin.tokens.operate` or `admin.token`",
@@ -22,7 +21,6 @@ impl Role {
         }
     }
 
-    /// The settings whose client certificates have it.
     pub(super) fn name_settings(self) -> &'static str {
         match self {
             Self::Read => "`admin.client_names.read` or `admin.client_names.operate`",

@@ -24,7 +24,6 @@ pub(super) struct Explained {
     tenant_limits: Option<Report>,
 }
 
-/// The tenants with limits, in short.
 #[derive(Debug, Serialize)]
 pub(super) struct LimitsSummary {
     /// How many there are.

@@ -11,7 +11,6 @@ use crate::fleet::{Role, Status};
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
-/// Reads a worker's value, if it has one.
 type Read = fn(&Status, &Relay, Instant) -> Option<u64>;
 
 const GAUGES: [(&str, &str, Read); 16] = [

@@ -144,7 +144,7 @@ impl ApiServer {
         let api = api_of(line.endpoint);
         let shape = ErrorShape::of_path(line.endpoint.path());
         let head = head_of(line.endpoint);
-        let trace = self.relay.tracer().begin(&head.headers);
+        let trace = self.relay.tracer.begin(&head.headers);
         let mut access = {
             let method = Method::from_bytes(METHOD).unwrap_or(Method::POST);
             let request = (&method, &head.uri, &head.headers);

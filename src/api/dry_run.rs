@@ -28,7 +28,6 @@ impl DryRun {
         }
     }
 
-    /// The Responses API's counts.
     pub fn counts(&self) -> Counts {
         self.responses.counts()
     }

@@ -75,7 +75,6 @@ impl EndpointPicker {
         })
     }
 
-    /// The settings of the listener's connections.
     pub fn connections() -> server::Settings {
         server::Settings {
             max_connections: MAX_CONNECTIONS,

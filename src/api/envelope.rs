@@ -33,7 +33,6 @@ pub(super) struct Envelope {
     /// What the tenant's limits leave.
     pub(super) standing: Option<Standing>,
     pub(super) grant: Grant,
-    /// How an error is written.
     pub(super) shape: ErrorShape,
     /// For metrics.
     pub(super) api: &'static str,

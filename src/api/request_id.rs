@@ -12,7 +12,6 @@ pub(super) const OF_ANTHROPIC: HeaderName = HeaderName::from_static("request-id"
 /// Longer than any common scheme; a longer id is a mistake or an attack on log storage.
 const MAX_LENGTH: usize = 128;
 
-/// The client's id, if it sent one.
 pub(super) fn of_client(headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
     let Some(value) = headers.get(HEADER) else {
         return Ok(None);

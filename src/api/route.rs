@@ -108,7 +108,6 @@ const PARTS_MAX: usize = 8;
 /// Letters of a path that may be wrong.
 const SLIPS_MAX: usize = 2;
 
-/// The API of a path that is none.
 pub(super) const NO_API: &str = "none";
 
 /// Which API a path is of, in metrics.

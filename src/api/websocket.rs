@@ -20,7 +20,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Request, Response, StatusCode, Version};
 use sha1_smol::Sha1;
 
-use self::connection::Connection;
+use self::connection::serve;
 use self::opener::Opener;
 use super::ApiServer;
 use crate::http;
@@ -70,8 +70,8 @@ impl ApiServer {
         let tenant = self.tenants.require_keys().then_some(admitted.tenant);
         let slot = self.open.enter(settings, tenant)?;
         let opener = Opener::new(headers, key, address, client_id);
-        let connection = Connection::new(self.clone(), opener, admitted.tenant, slot);
-        upgrade.hand_over(|upgraded| connection.run(upgraded));
+        let (server, caller) = (self.clone(), admitted.tenant);
+        upgrade.hand_over(move |upgraded| serve(server, opener, caller, slot, upgraded));
         let mut response = Response::new(http::full(""));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let answer = response.headers_mut();

@@ -58,7 +58,6 @@ pub fn lasting(first: &[Finding], mut second: Vec<Finding>) -> Vec<Finding> {
     second
 }
 
-/// The findings as text, for people.
 pub fn text(findings: &[Finding], observed: &Observed) -> String {
     let workers = observed.fleet.workers.len();
     let mut text = String::new();

@@ -27,7 +27,6 @@ struct LoadSocket {
     endpoint: Endpoint,
 }
 
-/// What is counted of them.
 pub(super) fn failures(registry: &observe::metrics::Registry) -> IntCounterVec {
     registry.counters(
         "warmroute_load_stream_failures_total",

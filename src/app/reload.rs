@@ -46,7 +46,6 @@ const MAX_LOGGED: usize = 10;
 /// folder, may be there now.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Asks for reloads.
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     requests: mpsc::Sender<Request>,
@@ -57,7 +56,6 @@ pub(super) struct Handle {
 #[derive(Debug)]
 pub(super) struct Requests(mpsc::Receiver<Request>);
 
-/// Asks for one reload.
 #[derive(Debug)]
 struct Request {
     /// Instead of what the file has.
@@ -139,7 +137,6 @@ impl Reloader {
         })
     }
 
-    /// Reloads for ever.
     pub(super) async fn run(mut self) {
         // From here on the signal does not end the process.
         let mut hangup = match signal(SignalKind::hangup()) {

@@ -91,7 +91,6 @@ pub(super) fn given_secret(option: &str, text: Option<&str>) -> Result<Option<Se
     Ok(Some(Secret::new(text.trim())))
 }
 
-/// Where an admin listener is, and how it is asked.
 pub(super) struct AdminClient {
     pool: Arc<Pool>,
     /// `http://HOST:PORT`, for messages.

@@ -82,7 +82,6 @@ impl ConfigDiff {
         Ok((text, !changes.is_empty()))
     }
 
-    /// The configuration of the running router.
     async fn running(&self, new: &Config) -> Result<Comparable, String> {
         let client = AdminClient::new(self.url.as_deref(), Some(new), None, &self.tls)?;
         let hint = "name the router's admin listener with --url (and --ca), or compare with a file by --with";

@@ -14,7 +14,6 @@ use crate::secret::{HIDDEN, with_digests};
 /// A longer value is cut in messages.
 const MAX_VALUE_CHARS: usize = 120;
 
-/// One key that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
     /// Such as `routing.policy`. An item of a list has its name in brackets: `workers[http://10.0.0.11:8000].role`.

@@ -123,7 +123,6 @@ fn some_urls_or_maps<'de, D: serde::Deserializer<'de>>(
     urls_or_maps(deserializer).map(Some)
 }
 
-/// What a file of workers says.
 #[derive(Debug)]
 pub struct ParsedWorkers {
     /// The workers that it lists, or what is wrong with it, in one line.

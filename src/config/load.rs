@@ -45,7 +45,6 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads and checks a text.
     pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
         let (reader, config) =
             Self::read(name, text.as_bytes(), Flags::default(), Loaded::default())?;

@@ -55,7 +55,6 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The model that an alias stands for.
     fn aliased(&self, name: &str) -> Option<&'a str> {
         let index = self.by_alias.get(name)?;
         Some(&self.models[*index].name)

@@ -1,163 +1,110 @@
 //! Keys that earlier versions had. A file that still has one is read, with a warning; the next version refuses it as an
 //! unknown key.
 
-/// A part of the configuration, without the places in lists; its keys that are gone, with all below them; and why.
-const RETIRED: &[(&str, &[&str], &str)] = &[
-    ("api.advanced", &["max_http2_streams"], CONSTANT),
-    ("api.cors", &["max_age"], CONSTANT),
-    ("api.tls", &["advanced"], CONSTANT),
-    ("admin.dashboard", &["max_decisions_per_second"], CONSTANT),
-    ("admin.tls", &["advanced"], CONSTANT),
-    ("discovery.dns", &["interval"], CONSTANT),
-    ("discovery.kubernetes", &["advanced"], CONSTANT),
+/// The keys that are gone, with all below them, by their path without the places in lists; and why.
+const RETIRED: &[(&str, &str)] = &[
+    ("api.advanced.max_http2_streams", CONSTANT),
+    ("api.cors.max_age", CONSTANT),
+    ("api.tls.advanced", CONSTANT),
+    ("admin.dashboard.max_decisions_per_second", CONSTANT),
+    ("admin.tls.advanced", CONSTANT),
+    ("discovery.dns.interval", CONSTANT),
+    ("discovery.kubernetes.advanced", CONSTANT),
+    ("batches.max_batches_per_tenant", CONSTANT),
+    ("batches.max_files_per_tenant", CONSTANT),
+    ("endpoint_picker.advanced.max_connections", CONSTANT),
+    ("endpoint_picker.advanced.max_streams", CONSTANT),
+    ("endpoint_picker.tls.advanced", CONSTANT),
     (
-        "batches",
-        &["max_batches_per_tenant", "max_files_per_tenant"],
-        CONSTANT,
-    ),
-    (
-        "endpoint_picker.advanced",
-        &["max_connections", "max_streams"],
-        CONSTANT,
-    ),
-    ("endpoint_picker.tls", &["advanced"], CONSTANT),
-    (
-        "fleet",
-        &["learn_prefill_rates"],
+        "fleet.learn_prefill_rates",
         "speeds are always learnt; a worker's `prefill_rate` counts before what is learnt",
     ),
+    ("fleet.advanced.idle_connection_timeout", CONSTANT),
+    ("fleet.advanced.max_idle_connections", CONSTANT),
+    ("fleet.advanced.max_workers", CONSTANT),
+    ("fleet.model_lookup.interval", CONSTANT),
+    ("fleet.model_lookup.max_waiting", CONSTANT),
+    ("fleet.model_lookup.workers_per_round", CONSTANT),
+    ("jwt.advanced", CONSTANT),
+    ("kv_events.advanced", CONSTANT),
+    ("limits.advanced", CONSTANT),
+    ("limits.store.advanced.circuit_breaker", CONSTANT),
+    ("limits.store.advanced.compress_from", CONSTANT),
+    ("limits.store.advanced.connect_timeout", CONSTANT),
+    ("limits.store.advanced.max_in_flight", CONSTANT),
+    ("limits.store.advanced.max_thread_connections", CONSTANT),
+    ("limits.store.wait.timeout", CONSTANT),
+    ("models.decode_weight", COST),
+    ("models.prefill_weight", COST),
     (
-        "fleet.advanced",
-        &[
-            "idle_connection_timeout",
-            "max_idle_connections",
-            "max_workers",
-        ],
-        CONSTANT,
-    ),
-    (
-        "fleet.model_lookup",
-        &["interval", "max_waiting", "workers_per_round"],
-        CONSTANT,
-    ),
-    ("jwt", &["advanced"], CONSTANT),
-    ("kv_events", &["advanced"], CONSTANT),
-    ("limits", &["advanced"], CONSTANT),
-    ("limits.store.advanced", REDIS, CONSTANT),
-    ("limits.store.wait", &["timeout"], CONSTANT),
-    ("models", &["decode_weight", "prefill_weight"], COST),
-    (
-        "models",
-        &["advanced"],
+        "models.advanced",
         "what `routing.advanced` says is for all models",
     ),
-    ("peers", &["advanced"], CONSTANT),
-    ("peers.discovery.dns", &["interval"], CONSTANT),
-    ("peers.tls", &["advanced"], CONSTANT),
+    ("peers.advanced", CONSTANT),
+    ("peers.discovery.dns.interval", CONSTANT),
+    ("peers.tls.advanced", CONSTANT),
+    ("predicted.block_size", CONSTANT),
+    ("predicted.max_age", CONSTANT),
+    ("predicted.max_blocks", CONSTANT),
+    ("queue.advanced", CONSTANT),
+    ("requests.advanced.backoff", CONSTANT),
+    ("requests.advanced.max_backoff", CONSTANT),
+    ("requests.advanced.max_quarantined_requests", CONSTANT),
+    ("requests.advanced.quarantine_duration", CONSTANT),
+    ("responses.advanced.max_history_size", CONSTANT),
+    ("responses.advanced.max_history_turns", CONSTANT),
+    ("responses.advanced.max_response_size", CONSTANT),
+    ("responses.advanced.unsupported_items", CONSTANT),
+    ("responses.background.flush_interval", CONSTANT),
+    ("responses.background.poll_interval", CONSTANT),
+    ("responses.background.unread_flush_interval", CONSTANT),
     (
-        "predicted",
-        &["block_size", "max_age", "max_blocks"],
-        CONSTANT,
-    ),
-    ("queue", &["advanced"], CONSTANT),
-    (
-        "requests.advanced",
-        &[
-            "backoff",
-            "max_backoff",
-            "max_quarantined_requests",
-            "quarantine_duration",
-        ],
-        CONSTANT,
-    ),
-    (
-        "responses.advanced",
-        &[
-            "max_history_size",
-            "max_history_turns",
-            "max_response_size",
-            "unsupported_items",
-        ],
-        CONSTANT,
-    ),
-    (
-        "responses.background",
-        &["flush_interval", "poll_interval", "unread_flush_interval"],
-        CONSTANT,
-    ),
-    (
-        "responses.store.lease",
-        &["heartbeat_interval", "scan_interval"],
+        "responses.store.lease.heartbeat_interval",
         "it follows from `duration`",
     ),
-    ("responses.store.redis.advanced", REDIS, CONSTANT),
-    ("responses.store.redis.wait", &["timeout"], CONSTANT),
     (
-        "responses.websocket",
-        &[
-            "idle_timeout",
-            "max_age",
-            "max_prewarms",
-            "max_queued_size",
-            "max_queued_turns",
-        ],
+        "responses.store.lease.scan_interval",
+        "it follows from `duration`",
+    ),
+    ("responses.store.redis.advanced.circuit_breaker", CONSTANT),
+    ("responses.store.redis.advanced.compress_from", CONSTANT),
+    ("responses.store.redis.advanced.connect_timeout", CONSTANT),
+    ("responses.store.redis.advanced.max_in_flight", CONSTANT),
+    (
+        "responses.store.redis.advanced.max_thread_connections",
         CONSTANT,
     ),
+    ("responses.store.redis.wait.timeout", CONSTANT),
+    ("responses.websocket.idle_timeout", CONSTANT),
+    ("responses.websocket.max_age", CONSTANT),
+    ("responses.websocket.max_prewarms", CONSTANT),
+    ("responses.websocket.max_queued_size", CONSTANT),
+    ("responses.websocket.max_queued_turns", CONSTANT),
+    ("routing.adapter_load_tokens", COST),
+    ("routing.decode_weight", COST),
+    ("routing.prefill_weight", COST),
+    ("routing.slow_decode_tokens", COST),
+    ("routing.advanced.affinity_load_factor", CONSTANT),
+    ("routing.advanced.alone_slack", CONSTANT),
+    ("routing.advanced.prefix_candidates", CONSTANT),
+    ("routing.advanced.random_candidates", CONSTANT),
+    ("tokenization.advanced.limits", CONSTANT),
+    ("tokenization.advanced.engine.cache_ttl", CONSTANT),
+    ("tokenization.advanced.engine.max_cache_memory", CONSTANT),
+    ("tokenization.advanced.engine.max_requests", CONSTANT),
+    ("tokenization.advanced.pool.max_queued", CONSTANT),
+    ("tokenization.advanced.pool.timeout", CONSTANT),
     (
-        "routing",
-        &[
-            "adapter_load_tokens",
-            "decode_weight",
-            "prefill_weight",
-            "slow_decode_tokens",
-        ],
-        COST,
-    ),
-    (
-        "routing.advanced",
-        &[
-            "affinity_load_factor",
-            "alone_slack",
-            "prefix_candidates",
-            "random_candidates",
-        ],
-        CONSTANT,
-    ),
-    ("tokenization.advanced", &["limits"], CONSTANT),
-    (
-        "tokenization.advanced.engine",
-        &["cache_ttl", "max_cache_memory", "max_requests"],
-        CONSTANT,
-    ),
-    (
-        "tokenization.advanced.pool",
-        &["max_queued", "timeout"],
-        CONSTANT,
-    ),
-    (
-        "traces",
-        &["advanced"],
+        "traces.advanced",
         "the environment variables `OTEL_BSP_...` set it (docs/traces.md)",
     ),
     (
-        "traces",
-        &["timeout"],
+        "traces.timeout",
         "the environment variable `OTEL_EXPORTER_OTLP_TIMEOUT` sets it (docs/traces.md)",
     ),
-    ("webhooks", &["advanced"], CONSTANT),
-    (
-        "webhooks",
-        &["attempt_timeout", "max_concurrent_per_endpoint"],
-        CONSTANT,
-    ),
-];
-
-const REDIS: &[&str] = &[
-    "circuit_breaker",
-    "compress_from",
-    "connect_timeout",
-    "max_in_flight",
-    "max_thread_connections",
+    ("webhooks.advanced", CONSTANT),
+    ("webhooks.attempt_timeout", CONSTANT),
+    ("webhooks.max_concurrent_per_endpoint", CONSTANT),
 ];
 
 const CONSTANT: &str = "it is a constant, with the value that was the default";
@@ -175,12 +122,10 @@ pub(super) fn reason(path: &str) -> Option<&'static str> {
     entry(RETIRED, &plain)
 }
 
-/// The text of a key in a table of parts of the configuration, their keys and texts.
-pub(super) fn entry(table: &[(&str, &[&str], &'static str)], path: &str) -> Option<&'static str> {
-    let (part, key) = path.rsplit_once('.')?;
-    let mut rows = table.iter();
-    let (_, _, text) = rows.find(|(of, keys, _)| *of == part && keys.contains(&key))?;
-    Some(text)
+/// The text of a key in a table of paths and texts.
+pub(super) fn entry(table: &[(&str, &'static str)], path: &str) -> Option<&'static str> {
+    let found = table.iter().find(|(of, _)| *of == path);
+    found.map(|(_, text)| *text)
 }
 
 #[cfg(test)]
@@ -243,11 +188,10 @@ mod tests {
             };
             keys.iter().any(below)
         };
-        for (part, gone, _) in RETIRED {
+        for (path, _) in RETIRED {
+            let (part, _) = path.rsplit_once('.').unwrap();
             assert!(is_used(part), "{part}: is gone as a whole; name it once");
-            for key in *gone {
-                assert!(!is_used(&format!("{part}.{key}")), "{part}.{key}");
-            }
+            assert!(!is_used(path), "{path}");
         }
     }
 }

@@ -253,7 +253,6 @@ impl Config {
         workers.chain(endpoints).chain(issuers).collect()
     }
 
-    /// What the registry of workers is built with.
     pub fn registry_settings(&self) -> registry::Settings {
         registry::Settings {
             health: self.fleet.health.clone(),
@@ -273,7 +272,6 @@ impl Config {
         settings
     }
 
-    /// The tenants with their salts.
     pub fn salted_tenants(&self) -> Vec<TenantSpec> {
         let tenants = self.tenants.iter().cloned();
         tenants

@@ -16,7 +16,6 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(15 * 60);
 /// of which only the names are kept.
 const MAX_MODELS: usize = 10_000;
 
-/// The models, and when their last workers left.
 #[derive(Debug, Default)]
 pub(super) struct DepartedModels(BTreeMap<Model, Instant>);
 

@@ -26,7 +26,6 @@ use crate::observe;
 use crate::observe::log_once::LogOnce;
 use crate::secret::Secret;
 
-/// Lists the members of the fleet.
 pub trait Discovery: Send + 'static {
     /// Unique among the discoveries in use.
     fn name(&self) -> &str;
@@ -279,7 +278,6 @@ fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
     Ok(Some(value))
 }
 
-/// A worker's URL.
 #[derive(Debug)]
 struct WorkerUrl {
     is_https: bool,

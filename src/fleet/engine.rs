@@ -32,12 +32,9 @@ impl Engine {
     }
 }
 
-/// What an engine can do, and how it is asked.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The path of its health check.
     pub health_path: &'static str,
-    /// Where it describes itself.
     pub self_description: SelfDescription,
     /// Whether it reports its load at `/v1/loads`, also if its metrics are off.
     pub has_load_page: bool,
@@ -48,7 +45,6 @@ pub struct Capabilities {
     /// Whether it takes the request to abort a request by its id. It notices a closed connection only after seconds, unless the
     /// answer is streamed.
     pub aborts_by_id: bool,
-    /// The field from which it reads the token ids of a prompt.
     pub token_ids_field: TokenIdsField,
     /// When it sends a request to the dp rank that the request's header names.
     pub rank_pinning: RankPinning,

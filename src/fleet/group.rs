@@ -69,7 +69,6 @@ pub struct Members {
     pub without_messages: Vec<WorkerId>,
     /// Which of them take less than others.
     pub context_lengths: ContextLengths,
-    /// How fast they are together.
     pub speed: GroupSpeed,
 }
 
@@ -105,7 +104,6 @@ impl Members {
         self.event_ranks[index.get()]
     }
 
-    /// Whether two workers are a pair.
     pub fn is_pair(&self, prefill: WorkerIndex, decode: WorkerIndex) -> bool {
         let keys = &self.compatibility_keys;
         keys[prefill.get()].is_compatible(&keys[decode.get()])

@@ -51,7 +51,6 @@ words! {
     }
 }
 
-/// The health of one worker.
 #[derive(Debug, Default)]
 pub struct Machine {
     health: Health,

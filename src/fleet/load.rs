@@ -84,7 +84,6 @@ pub struct Load {
     waiting: AtomicU16,
     /// Requests in flight on average over the last seconds.
     usual_requests: SharedF32,
-    /// How fast the worker is.
     pub speed: SharedSpeed,
     reported: Reported,
 }
@@ -142,7 +141,6 @@ impl Load {
         }
     }
 
-    /// The load of this router.
     pub fn own(&self) -> LoadShare {
         LoadShare {
             requests: self.own_requests(),
@@ -151,7 +149,6 @@ impl Load {
         }
     }
 
-    /// The load of the other replicas.
     pub fn peers(&self) -> LoadShare {
         LoadShare {
             requests: self.peers_requests(),
@@ -406,7 +403,6 @@ impl Load {
         full.clone()
     }
 
-    /// What the engine was tried with.
     pub fn tried(&self) -> TriedRequests {
         *self.reported.tried.lock()
     }
@@ -418,7 +414,6 @@ impl Load {
         }
     }
 
-    /// Discards the report.
     pub fn expire_report(&self) {
         self.foreign_requests.store(0, Relaxed);
         self.reported.beyond_own.store(0, Relaxed);
@@ -700,7 +695,7 @@ mod tests {
             let found = tried(running, deferred);
             assert_eq!(found, TriedRequests::FIRST, "{running}, {deferred}");
         }
-        assert_eq!((tried(8, 0).most(), tried(5, 0).most()), (12, 8));
+        assert_eq!((tried(8, 0).most, tried(5, 0).most), (12, 8));
     }
 
     #[test]
@@ -716,7 +711,7 @@ mod tests {
                 deferred: 3,
                 ..reported(8)
             });
-            load.tried().shown()
+            load.tried().shown
         };
         assert_eq!((shown(13), shown(12)), (Some(8), Some(8)));
         assert_eq!((shown(11), shown(10)), (None, None));

@@ -169,7 +169,6 @@ impl ModelLookup {
         }
     }
 
-    /// Starts a round.
     pub(super) fn start(&self) -> Round {
         self.has_hint.store(false, Relaxed);
         if !self.is_wanted() {

@@ -17,7 +17,6 @@ pub struct Places<'a> {
 }
 
 impl<'a> From<&'a Group> for Places<'a> {
-    /// The workers.
     fn from(group: &'a Group) -> Self {
         Self { group, ranks: None }
     }
@@ -53,7 +52,6 @@ impl<'a> Places<'a> {
         self.len() == 0
     }
 
-    /// The places of some workers.
     pub fn of_workers(self, workers: Range<WorkerIndex>) -> Range<RankPlace> {
         match self.ranks {
             None => place_of(workers.start)..place_of(workers.end),

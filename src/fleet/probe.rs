@@ -91,7 +91,6 @@ pub async fn run(
     }
 }
 
-/// Probes one worker, as its schedule says.
 async fn probe(
     worker: Arc<Worker>,
     registry: Arc<Registry>,

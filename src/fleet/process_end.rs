@@ -68,7 +68,6 @@ impl ProcessEnd {
     }
 }
 
-/// The last end of a worker's process.
 #[derive(Debug, Default)]
 pub struct ProcessEnds(Mutex<Option<Arc<ProcessEnd>>>);
 

@@ -100,7 +100,6 @@ impl RankPlaces {
         self.places[place.get()]
     }
 
-    /// The places of some workers.
     #[inline]
     pub(super) fn of_workers(&self, workers: Range<WorkerIndex>) -> Range<RankPlace> {
         self.first[workers.start.get()]..self.first[workers.end.get()]

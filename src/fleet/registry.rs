@@ -142,12 +142,10 @@ impl Registry {
         self.snapshot.load()
     }
 
-    /// TLS of the connections to workers.
     pub fn tls(&self) -> &Arc<tls::Clients> {
         &self.tls
     }
 
-    /// A worker as it is listed now.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         let mut state = self.state.lock();
         Some(state.entry(id)?.status.worker.clone())

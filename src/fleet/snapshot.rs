@@ -9,7 +9,6 @@ use super::model_set::ModelSet;
 use super::status::Status;
 use crate::ids::Model;
 
-/// The fleet at one moment.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     pub workers: Vec<Status>,

@@ -42,7 +42,6 @@ pub struct Facts {
     pub max_model_len: Option<u32>,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
-    /// Whether its prefix cache is on.
     pub prefix_caching: Option<bool>,
     /// True if it does not serve the Responses API, or not well enough.
     pub lacks_responses: bool,
@@ -57,7 +56,6 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What its engine can do.
     pub fn capabilities(&self) -> &'static Capabilities {
         self.engine.capabilities()
     }
@@ -85,7 +83,6 @@ impl Status {
         }
     }
 
-    /// How many of them there are.
     pub fn event_ranks(&self) -> usize {
         match &self.worker.events {
             Events::Off => 0,

@@ -70,7 +70,6 @@ pub struct WaitingByOwner {
 }
 
 impl WaitingByOwner {
-    /// The load of what waits.
     #[inline]
     pub fn get(&self, owner: &WorkerId) -> Option<&LoadShare> {
         Some(&self.by_owner.get(owner)?.load)
@@ -161,7 +160,6 @@ impl Waiting {
         self.is_heard.load(Relaxed)
     }
 
-    /// In this router.
     pub fn own(&self) -> Guard<Option<Arc<WaitingByOwner>>> {
         self.own.load()
     }

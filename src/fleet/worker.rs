@@ -86,7 +86,6 @@ impl Member {
     }
 }
 
-/// Where a worker's prefill rate is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RateSource {
@@ -258,7 +257,6 @@ impl WorkerState {
         }
     }
 
-    /// Its circuit breaker has opened.
     pub fn on_breaker_open(&self) {
         self.taken_out.notify_waiters();
     }
@@ -477,7 +475,6 @@ impl Worker {
         now.saturating_duration_since(self.since)
     }
 
-    /// The host part of its address.
     pub fn host(&self) -> &str {
         let address = self.pool.authority();
         address.rsplit_once(':').map_or(address, |(host, _)| host)

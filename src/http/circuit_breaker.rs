@@ -33,7 +33,6 @@ impl State {
     }
 }
 
-/// The circuit breaker of one server.
 #[derive(Clone, Debug)]
 pub struct CircuitBreaker {
     failure_threshold: u32,
@@ -46,7 +45,6 @@ pub struct CircuitBreaker {
     unconnected_at: Option<Instant>,
     /// When the health check began that last closed the breaker.
     closed_by_check_at: Option<Instant>,
-    /// When it last opened.
     opened_at: Option<Instant>,
     /// When an open breaker admits a trial request, and when a trial request without a result counts as failed.
     retry_at: Option<Instant>,
@@ -214,7 +212,6 @@ impl CircuitBreaker {
     }
 }
 
-/// A circuit breaker that concurrent requests share.
 #[derive(Debug)]
 pub struct SharedBreaker {
     /// False if the machine is closed, without failures and without a pause: then requests do not take its lock.

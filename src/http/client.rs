@@ -136,7 +136,6 @@ impl Pool {
         self.host.as_ref()
     }
 
-    /// The path of the Unix socket, if it is one.
     fn unix_socket(&self) -> Option<&str> {
         self.address.strip_prefix(UNIX)
     }

@@ -8,7 +8,6 @@ const PER_WORKER: u64 = 8;
 /// A connection of a client, and one to the engine that answers it.
 const PER_CONNECTION: u64 = 2;
 
-/// How many connections of clients are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorPlan {
     pub max_connections: u32,

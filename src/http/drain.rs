@@ -27,7 +27,6 @@ pub async fn stop_signal() -> io::Result<()> {
     Ok(())
 }
 
-/// What asked the process to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
     /// SIGTERM: a service manager.
@@ -52,7 +51,6 @@ impl StopSignals {
         })
     }
 
-    /// The next one.
     pub async fn next(&mut self) -> StopSignal {
         tokio::select! {
             _ = self.terminate.recv() => StopSignal::Terminate,

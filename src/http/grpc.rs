@@ -42,7 +42,6 @@ pub fn frame_into(message: &impl prost::Message, buffer: &mut BytesMut) {
     message.encode_raw(buffer);
 }
 
-/// A message in its gRPC frame.
 pub fn frame(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).expect("no message comes near 4 GiB");
     let mut framed = BytesMut::with_capacity(HEAD_BYTES + message.len());

@@ -122,7 +122,8 @@ pub struct Decoder {
     event: Event,
     has_data: bool,
     line_bytes_max: Option<usize>,
-    overflowed: bool,
+    /// A line or an event exceeded the bound; no more events follow.
+    pub overflowed: bool,
 }
 
 impl Decoder {
@@ -132,11 +133,6 @@ impl Decoder {
             line_bytes_max: Some(line_bytes_max),
             ..Self::default()
         }
-    }
-
-    /// Whether a line or an event exceeded the bound; no more events follow then.
-    pub fn overflowed(&self) -> bool {
-        self.overflowed
     }
 
     /// Appends the events that become complete with `bytes`.
@@ -242,7 +238,7 @@ mod tests {
         let mut decoder = Decoder::bounded(8);
         let mut events = Vec::new();
         decoder.push(b"data: 123456789", &mut events);
-        assert!(decoder.overflowed());
+        assert!(decoder.overflowed);
     }
 
     #[test]

@@ -25,4 +25,5 @@ pub use self::names::ClientNames;
 pub use self::server::{Listener, Server};
 pub use self::settings::{Advanced, ClientAuth, ClientSettings, MinVersion, ServerSettings};
 pub use self::socket::Socket;
+pub(in crate::http) use self::socket::write_to;
 pub use self::watch::watch;

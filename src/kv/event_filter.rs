@@ -20,7 +20,6 @@ use super::index::{NewBlock, Parent};
 /// More cache groups, or unknown media, than any engine has; further ones are not remembered.
 const MAX_LEARNED: usize = 64;
 
-/// How an event changes a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TreeChange<'a> {
     Store {

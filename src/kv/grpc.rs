@@ -43,7 +43,6 @@ pub struct Grpc {
     events: VecDeque<SourceEvent>,
     /// The start number of a replay that was requested but not sent yet.
     pending_replay: Option<u64>,
-    /// A replay is not complete yet.
     is_replaying: bool,
     metrics: Metrics,
     /// Sequence number of the last batch, across connections.

@@ -11,7 +11,6 @@ use parking_lot::RwLock;
 use super::prefetch::prefetch;
 use crate::ids::{BlockHash, WorkerId};
 
-/// A worker that owns a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) worker: WorkerId,
@@ -135,7 +134,6 @@ impl OwnerTable {
         }
     }
 
-    /// The value of a worker, if it owns the block.
     #[inline]
     pub(super) fn value(&self, worker: WorkerId, path: BlockHash) -> Option<u32> {
         self.read(path, |owners| {

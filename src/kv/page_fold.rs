@@ -65,7 +65,6 @@ impl PageFold {
         })
     }
 
-    /// Bounds the memory of the pages.
     #[must_use]
     pub fn with_memory(self, memory: MemoryAccount) -> Self {
         Self {

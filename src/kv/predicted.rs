@@ -31,7 +31,6 @@ use super::owner_table::OwnerTable;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{Block, BlockHash, WorkerId};
 
-/// The predicted blocks of all workers and models.
 #[derive(Debug)]
 pub struct PredictedIndex {
     /// With each block's place in its owner's LRU, which only the holder of the LRU's lock reads or writes.
@@ -47,7 +46,6 @@ pub struct PredictedIndex {
     created: Instant,
 }
 
-/// What recording a prompt has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// How many of the prompt's first blocks counted as cached before.

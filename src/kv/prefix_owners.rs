@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use crate::ids::WorkerId;
 
-/// A worker that has cached a prefix of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixOwner {
     pub worker: WorkerId,
@@ -15,7 +14,6 @@ pub struct PrefixOwner {
 /// Owners of one prompt's prefixes, longest prefix first.
 pub type PrefixOwners = SmallVec<[PrefixOwner; 8]>;
 
-/// The owners found so far.
 pub(super) struct Found {
     owners: PrefixOwners,
     limit: usize,

@@ -48,7 +48,6 @@ impl Service {
     }
 }
 
-/// Decodes one message.
 pub fn decode_batch(bytes: &[u8]) -> Result<Message, DecodeError> {
     let message = message::KvEventBatch::decode(bytes)
         .map_err(|error| DecodeError(format!("not a KvEventBatch: {error}")))?;

@@ -67,6 +67,5 @@ pub trait Source: Send {
     /// [`Source::next`]. A new request replaces one that is still unanswered.
     fn replay(&mut self, first: u64);
 
-    /// Whether the server can replay at all.
     fn can_replay(&self) -> bool;
 }

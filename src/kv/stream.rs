@@ -36,7 +36,6 @@ const MAX_IDENTITY_CONFLICTS: u32 = 3;
 /// the engine.
 const MAX_FAILED_REPLAYS: u32 = 2;
 
-/// One rank's stream.
 #[derive(Debug)]
 pub struct EventStream<T> {
     settings: Settings,
@@ -84,7 +83,6 @@ struct PeerTrees {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Not connected.
     Disconnected { since: Instant },
     /// All batches that the engine keeps were requested. Nothing counts until the replay is complete.
     InitialReplay { request: ReplayRequest },

@@ -41,7 +41,6 @@ words! {
     }
 }
 
-/// A rank whose tree is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedTree {
     /// The worker's name, for logs.
@@ -58,7 +57,6 @@ pub struct WantedTree {
     pub refused: Vec<Arc<str>>,
 }
 
-/// Another replica's tree.
 #[derive(Clone, Debug)]
 pub struct FetchedTree {
     /// The replica's name.
@@ -68,7 +66,6 @@ pub struct FetchedTree {
     pub copy: TreeCopy,
 }
 
-/// What became of a tree that was fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeOutcome {
     /// The engine confirmed it.

@@ -77,7 +77,6 @@ metric_table! {
 /// locks twice.
 const SHARDS_PER_THREAD: usize = 4;
 
-/// The unconfirmed prefixes of all workers.
 #[derive(Debug)]
 pub struct UnconfirmedBlocks {
     /// With the number of prompts of the worker that have the prefix and count.

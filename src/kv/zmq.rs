@@ -52,7 +52,6 @@ use self::zmtp::{Parts, ProtocolError, Role};
 use super::reconnects::{Reconnects, jittered};
 use super::source::{Source, SourceEvent};
 
-/// Where one engine rank publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub endpoint: Endpoint,

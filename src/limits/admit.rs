@@ -136,7 +136,7 @@ impl TenantLimits {
             of: self.subject(model, Some(limit)),
             kind: limit.kind,
             limit: capacity,
-            configured: limit.rate.configured(),
+            configured: limit.rate.units,
             used: limit.rate.units(used).max(lacking),
             requested,
             retry_after: Duration::from_micros(wait),

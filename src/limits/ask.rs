@@ -68,7 +68,7 @@ impl TenantLimits {
         };
         let (was_apart, settlements) = {
             let mut usage = self.usage.lock();
-            (usage.is_apart(), usage.begin(&mut charges, limiter.now()))
+            (usage.is_apart, usage.begin(&mut charges, limiter.now()))
         };
         let mut unsettled = Unsettled {
             limits: &self,

@@ -25,7 +25,6 @@ pub(super) struct Batch {
     pub(super) waiting: Vec<oneshot::Sender<Reply>>,
 }
 
-/// The charges that are not made yet, by thread and tenant.
 #[derive(Debug)]
 pub(super) struct Batches(Vec<Mutex<FxHashMap<Tenant, Batch>>>);
 

@@ -34,7 +34,6 @@ impl Kind {
     }
 }
 
-/// One limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     pub kind: Kind,

@@ -17,7 +17,8 @@ pub const DAY_LIMIT: &str = "d";
 /// A limit: units in a period, and how much of it may be used at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    units: u64,
+    /// The limit as it is configured: of a minute, or of a day.
+    pub units: u64,
     /// The time in which so many units are given back.
     period_micros: u64,
     /// As the time in which that much is given back.
@@ -56,11 +57,6 @@ impl Rate {
         self.units(MINUTE_MICROS)
     }
 
-    /// The limit as it is configured: of a minute, or of a day.
-    pub fn configured(&self) -> u64 {
-        self.units
-    }
-
     /// The time in which so many units are given back.
     pub fn cost(&self, units: u64) -> u64 {
         let micros = u128::from(units) * u128::from(self.period_micros);
@@ -79,7 +75,6 @@ impl Rate {
         self.units(self.burst_micros)
     }
 
-    /// What may be used now.
     pub fn remaining(&self, used_micros: u64) -> u64 {
         self.units(self.burst_micros.saturating_sub(used_micros))
     }

@@ -39,7 +39,6 @@ pub struct Limiter {
     pub(super) metrics: Metrics,
 }
 
-/// Where a request was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Charged {
     Shared,
@@ -47,7 +46,6 @@ pub(super) enum Charged {
     Alone(u32),
 }
 
-/// Where the requests of one tenant are charged for all replicas.
 #[derive(Debug)]
 pub(super) struct ChargeStore {
     pub(super) redis: Arc<Redis>,
@@ -124,7 +122,6 @@ impl Limiter {
         failures.with_label_values(&[operation]).inc();
     }
 
-    /// A request has ended.
     pub(super) fn end(
         &self,
         tenant: Tenant,

@@ -69,8 +69,8 @@ impl TenantLimits {
             max_concurrent_requests: (max_concurrent > 0).then_some(max_concurrent),
             running_requests: usage.running_everywhere(),
             running_requests_here: usage.running_here(),
-            unsettled: usage.unsettled(),
-            is_alone: !self.limiter.is_shared() || usage.is_apart(),
+            unsettled: usage.unsettled.len(),
+            is_alone: !self.limiter.is_shared() || usage.is_apart,
         }
     }
 }

@@ -16,7 +16,6 @@ const WITH_CHARGES: usize = 256;
 /// Background responses that this replica remembers as charged when it counts alone.
 const ONCE_MAX: usize = 1_024;
 
-/// A tenant's use, as this replica knows it.
 #[derive(Debug, Default)]
 pub struct Use {
     /// By the name of the limit: when all of it may be used again, in microseconds of this process.
@@ -30,8 +29,8 @@ pub struct Use {
     /// Whether it has answered since that was last asked.
     has_answered: bool,
     /// Whether this replica has counted alone since the store last answered.
-    is_apart: bool,
-    unsettled: Vec<Settlement>,
+    pub is_apart: bool,
+    pub unsettled: Vec<Settlement>,
     /// Whether it is known that something is unsettled, to whom settles what no charge takes along.
     is_noted: bool,
     /// Whether charges have taken settlements along since that was last asked.
@@ -74,14 +73,6 @@ impl Use {
         self.running.iter().copied().collect()
     }
 
-    pub fn is_apart(&self) -> bool {
-        self.is_apart
-    }
-
-    pub fn unsettled(&self) -> usize {
-        self.unsettled.len()
-    }
-
     fn set(&mut self, limit: &Arc<str>, full_at: u64) {
         match self.full_at.iter_mut().find(|(name, _)| name == limit) {
             Some((_, known)) => *known = full_at,
@@ -116,7 +107,6 @@ impl Use {
         self.take_unsettled(WITH_CHARGES)
     }
 
-    /// The store has answered.
     pub fn on_reply(&mut self, charge: &Charge, reply: &ChargeReply, now: u64) {
         for (limit, used) in charge.limits.iter().zip(&reply.used) {
             self.set(&limit.limit, now.saturating_add(*used));

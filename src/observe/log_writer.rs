@@ -132,7 +132,6 @@ impl Queue {
     }
 }
 
-/// Where the lines of the log go.
 #[derive(Clone, Debug)]
 pub(super) struct Writers {
     pub(super) log: LogWriter,

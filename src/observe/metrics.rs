@@ -160,7 +160,6 @@ pub fn remove_series<B: MetricVecBuilder + 'static>(
     }
 }
 
-/// Removes one series of a family.
 type Removal = Box<dyn FnOnce()>;
 
 /// Series of any families that are to be removed, by the value of one of their labels. To find them takes a while,

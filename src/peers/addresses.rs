@@ -2,7 +2,6 @@
 
 use super::handshake::InstanceId;
 
-/// How a listed address is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AddressState {
     Connecting,

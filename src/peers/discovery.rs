@@ -30,7 +30,6 @@ const REFUSED_BACKOFF: Duration = Duration::from_secs(5);
 /// Time between two lookups of a name. An answer of CoreDNS for a Service of Kubernetes is valid for 5 s by default.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Follows all entries for ever.
 pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks: Tasks) {
     let (sender, mut found) = mpsc::channel(16);
     let mut by_entry: BTreeMap<usize, BTreeSet<Arc<str>>> = BTreeMap::new();

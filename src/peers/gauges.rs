@@ -73,7 +73,6 @@ pub struct Condition {
 /// A whole report is sent this often, whatever was sent between.
 const WHOLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What was reported last, and what to report next.
 #[derive(Debug)]
 pub struct Gauges {
     pub numbers: Numbers,

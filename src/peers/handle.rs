@@ -120,7 +120,6 @@ impl Peers {
         })
     }
 
-    /// Calls another replica for its trees.
     pub async fn call_for_trees(&self, address: &str) -> Result<Link, Failure> {
         let Some(state) = &self.0 else {
             return Err(Failure::NotListening);

@@ -67,7 +67,6 @@ pub struct PeerIdentity {
     pub port: u16,
 }
 
-/// Who opened the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Dialer,
@@ -88,7 +87,6 @@ pub enum Refusal {
     Malformed(&'static str),
 }
 
-/// The handshake of one stream.
 #[derive(Debug)]
 pub struct Handshake<'a> {
     identity: &'a Identity,

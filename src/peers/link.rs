@@ -88,7 +88,6 @@ impl Link {
     }
 }
 
-/// The receiving half of a stream.
 #[derive(Debug)]
 pub(super) struct ReceivingHalf {
     incoming: Streaming<Bytes>,

@@ -22,7 +22,6 @@ const MAX_TOKENS: u64 = 1 << 36;
 /// Longer than any `host:port`.
 const MAX_ADDRESS: usize = 300;
 
-/// The reports of all other replicas.
 #[derive(Debug)]
 pub struct LoadTable {
     peers: BTreeMap<InstanceId, PeerLoad>,
@@ -35,7 +34,6 @@ pub struct LoadTable {
     max_workers: usize,
 }
 
-/// One replica's load.
 #[derive(Debug, Default)]
 struct PeerLoad {
     /// By the replica's numbers.
@@ -73,7 +71,6 @@ impl AtWorker {
     }
 }
 
-/// What became of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The first report of a stream.
@@ -226,7 +223,6 @@ impl LoadTable {
         waiting::earliest(of_replicas.copied())
     }
 
-    /// What one replica has at a worker.
     pub fn load(&self, peer: InstanceId, address: &str) -> WorkerLoad {
         let load = self.peers.get(&peer);
         let at_worker = load.and_then(|load| load.by_address.get(address));

@@ -72,7 +72,6 @@ impl Numbers {
         number
     }
 
-    /// The number of a worker that has one.
     pub fn known(&self, key: &WorkerKey) -> Option<u32> {
         self.by_key.get(key).copied()
     }
@@ -112,7 +111,6 @@ impl Numbers {
         (!workers.is_empty()).then_some(wire::WorkerNames { workers })
     }
 
-    /// All names.
     pub fn all(&self) -> wire::WorkerNames {
         let workers = (0..self.keys.len() as u32).filter_map(|number| self.name(number));
         wire::WorkerNames {

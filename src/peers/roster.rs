@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use super::gauges::Condition;
 use super::handshake::{InstanceId, PeerIdentity, Side, is_preferred};
 
-/// One stream of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(u64);
 
-/// A connected replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub identity: PeerIdentity,
@@ -47,7 +45,6 @@ pub enum Admission {
     Full,
 }
 
-/// All connected replicas.
 #[derive(Debug)]
 pub struct Roster {
     own: InstanceId,

@@ -29,7 +29,6 @@ pub struct RoutedWorker {
     pub cache_tokens: u64,
 }
 
-/// Routed prompts on their way to the other replicas, and from them.
 #[derive(Debug)]
 pub struct RoutedPrompts {
     queue: Queue,

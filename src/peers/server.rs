@@ -47,7 +47,6 @@ const MAX_STREAMS: u32 = 8;
 /// A connection whose other side is gone without a word is closed after twice this time.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves other replicas.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) state: Arc<State>,

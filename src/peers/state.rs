@@ -33,7 +33,6 @@ use super::workers::Workers;
 use crate::fleet::registry::Registry;
 use crate::http::tls;
 
-/// Shared by all streams.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) identity: Arc<Identity>,
@@ -94,7 +93,6 @@ pub struct TreeSources {
 #[derive(Clone)]
 pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
 
-/// A call that is being served.
 pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl fmt::Debug for TreeHandler {

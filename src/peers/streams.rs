@@ -16,7 +16,6 @@ pub(super) const RETIRE_AFTER: Duration = Duration::from_secs(1);
 /// Replaced streams beyond this number end at once.
 const MAX_RETIRED: usize = 64;
 
-/// All open streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     current: BTreeMap<StreamId, Stream>,
@@ -24,7 +23,6 @@ pub(super) struct Streams {
     retired: VecDeque<(Instant, Stream)>,
 }
 
-/// One stream.
 #[derive(Debug)]
 struct Stream {
     outgoing: Outgoing,

@@ -42,7 +42,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Of one tree: 64 million tokens, in 64 MiB.
 const MAX_BLOCKS: u64 = 4_000_000;
 
-/// Asks other replicas for their trees.
 #[derive(Clone, Debug)]
 pub struct TreeTaker(Arc<Shared>);
 

@@ -86,7 +86,6 @@ fn empty() -> wire::TreeChunk {
     }
 }
 
-/// A tree as chunks.
 pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
     let blocks = &copy.blocks;
     let mut chunks = Vec::new();
@@ -194,7 +193,6 @@ fn check(chunk: &wire::TreeChunk) -> Result<(), Unusable> {
     Ok(())
 }
 
-/// A tree while its chunks arrive.
 #[derive(Debug)]
 pub struct ArrivingTree {
     expected: Expected,
@@ -343,7 +341,6 @@ fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), 
     Ok(())
 }
 
-/// Predicted blocks of workers and ranks as chunks.
 pub fn predicted_chunks(
     caches: impl Iterator<Item = (WorkerKey, Vec<PredictedBlock>)>,
 ) -> impl Iterator<Item = wire::TreeChunk> {

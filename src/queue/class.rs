@@ -18,7 +18,6 @@ const REMEMBERED: usize = 64;
 /// And no more than so many: clients that each come once must not take memory without a bound.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// A request's place within its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     /// Requests with a target for their first token are before those without.

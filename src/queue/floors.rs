@@ -3,7 +3,6 @@
 //! While a class waits it earns its share of every token that any class sends. Once it has earned its next request it
 //! goes first. What it sends beyond its share costs it nothing later.
 
-/// What one class is owed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Floor {
     pub(super) min_share: f64,

@@ -27,7 +27,6 @@ pub struct InLine {
 }
 
 impl InLine {
-    /// A request waits in this line.
     pub fn add(&mut self, (owner, due): PlaceInLine) {
         for counted in with_worker(owner) {
             let line = self.by_owner.entry(counted).or_default();

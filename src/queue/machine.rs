@@ -51,7 +51,8 @@ pub struct Queue<T> {
     behind: Option<Next>,
     /// When it last went on.
     walked_behind: Option<Instant>,
-    is_all_looked_at: bool,
+    /// Whether the last walk looked at all, or passed over them.
+    pub is_all_looked_at: bool,
 }
 
 #[derive(Debug)]
@@ -79,7 +80,6 @@ pub struct Left<T> {
     pub has_lost_target: bool,
 }
 
-/// A request that has entered.
 #[derive(Debug)]
 pub struct Entered<T> {
     pub id: EntryId,
@@ -98,7 +98,6 @@ pub struct Below {
     pub bytes: u64,
 }
 
-/// One class for operators.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassStatus {
     /// Its index in the settings' classes.

@@ -59,7 +59,6 @@ impl Request {
     }
 }
 
-/// A request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub u64);
 
@@ -116,7 +115,6 @@ pub enum Stretch {
     Resumed,
 }
 
-/// How a request left the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// A worker has room for it.

@@ -34,7 +34,6 @@ const MAX_AT_SILENT: usize = MAX_AT_ONCE / 2;
 /// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
 const MAX_QUEUED: usize = 1_024;
 
-/// The requests to abort.
 #[derive(Debug)]
 pub struct Aborts {
     queue: mpsc::Sender<Abort>,

@@ -63,10 +63,13 @@ pub struct Relay {
     queues: Arc<Queues>,
     pub(super) usage: Arc<Usage>,
     pub(super) metrics: Metrics,
-    aborts: Arc<Aborts>,
-    tracer: Tracer,
-    decisions: Arc<DecisionLog>,
-    last_part: LastPart,
+    /// Requests that engines are asked to abort.
+    pub aborts: Arc<Aborts>,
+    pub tracer: Tracer,
+    /// A sample of the latest decisions, for operators.
+    pub decisions: Arc<DecisionLog>,
+    /// The part of the drain in which requests end with an error.
+    pub ends_in: LastPart,
 }
 
 impl Relay {
@@ -119,7 +122,7 @@ impl Relay {
             aborts: Aborts::new(registry),
             tracer: Tracer::default(),
             decisions: Arc::default(),
-            last_part: LastPart::default(),
+            ends_in: LastPart::default(),
             metrics: Metrics::new(registry),
         }
     }
@@ -165,30 +168,14 @@ impl Relay {
             aborts: self.aborts.clone(),
             tracer: self.tracer.clone(),
             decisions: self.decisions.clone(),
-            last_part: self.last_part.clone(),
+            ends_in: self.ends_in.clone(),
         }
-    }
-
-    /// Has requests traced.
-    #[must_use]
-    pub fn with_tracer(self, tracer: Tracer) -> Self {
-        Self { tracer, ..self }
-    }
-
-    /// Has requests end with an error in the last part of the drain.
-    #[must_use]
-    pub fn ending_in(self, last_part: LastPart) -> Self {
-        Self { last_part, ..self }
     }
 
     /// The part of the drain in which a request ends with an error. `None` for one whose client does not wait: background
     /// responses and lines of batches are given up for another replica.
     pub(super) fn last_part(&self, kind: &RequestKind) -> Option<&LastPart> {
-        kind.is_interactive().then_some(&self.last_part)
-    }
-
-    pub fn tracer(&self) -> &Tracer {
-        &self.tracer
+        kind.is_interactive().then_some(&self.ends_in)
     }
 
     pub(super) fn chooser(&self) -> Chooser<'_> {
@@ -202,7 +189,6 @@ impl Relay {
         &self.fleet
     }
 
-    /// The names of this configuration.
     pub fn names(&self) -> &Names {
         &self.names
     }
@@ -214,16 +200,6 @@ impl Relay {
     /// Where requests wait for room at a worker.
     pub fn queues(&self) -> &Arc<Queues> {
         &self.queues
-    }
-
-    /// Requests that engines are asked to abort.
-    pub fn aborts(&self) -> &Arc<Aborts> {
-        &self.aborts
-    }
-
-    /// A sample of the latest decisions, for operators.
-    pub fn decisions(&self) -> &DecisionLog {
-        &self.decisions
     }
 
     /// Whether the choice was worse than others would have been.

@@ -32,7 +32,6 @@ const KEYS_REFUSED_MAX: u32 = 16;
 /// the other.
 const COMPANY_WAIT: Duration = Duration::from_millis(100);
 
-/// What is to be done for a request.
 #[must_use]
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
@@ -81,7 +80,6 @@ pub(super) struct Retry {
     pub(super) is_off_budget: bool,
 }
 
-/// An attempt that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) fault: Fault,
@@ -376,7 +374,6 @@ impl Course {
             && workers.all(|worker| self.failed.unfit.contains(&worker.id) || refuses(worker))
     }
 
-    /// Where the last attempt failed.
     pub(super) fn last_stage(&self) -> Option<Stage> {
         self.last.as_ref().map(|last| last.fault.stage)
     }

@@ -42,8 +42,8 @@ impl Relay {
         // The lower half of the seed breaks ties.
         let is_compared = attempt == 1
             && ((plan.request.seed >> 32).is_multiple_of(COMPARED)
-                || self.decisions().take_comparison());
-        let is_recorded = self.decisions().take();
+                || self.decisions.take_comparison());
+        let is_recorded = self.decisions.take();
         if !is_compared && !is_recorded {
             return;
         }
@@ -107,7 +107,7 @@ impl Relay {
             remaining_tokens: left.tokens.map(|left| left.remaining),
         });
         let queued = (!plan.queued.is_zero()).then_some(plan.queued);
-        self.decisions().add(|number| RecordedDecision {
+        self.decisions.add(|number| RecordedDecision {
             limits,
             queue_ms: queued.map(|queued| u64::try_from(queued.as_millis()).unwrap_or(u64::MAX)),
             number,

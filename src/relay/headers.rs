@@ -82,7 +82,6 @@ pub fn pin(headers: &mut HeaderMap, rank: u32) {
     headers.insert(RANK, HeaderValue::from(rank));
 }
 
-/// The headers of an engine's answer, for the client.
 pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     let named: Vec<String> = named_by_connection(&engine)
         .into_iter()

@@ -140,7 +140,6 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The API that the client used.
     pub(super) fn asked_api(&self) -> Api {
         if self.is_converted {
             Api::Responses
@@ -162,7 +161,6 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// This request with the body of a chat completion.
     pub(super) fn as_chat(&self, body: Bytes) -> Job<'a> {
         Job {
             api: Api::Chat,
@@ -224,7 +222,6 @@ pub enum Error {
         /// An engine may have computed an answer that was lost.
         may_have_computed: bool,
     },
-    /// The last attempt timed out.
     #[error("no engine answered in time, in {attempts} attempts")]
     TimedOut { attempts: u32 },
     /// The time of the whole request is over.

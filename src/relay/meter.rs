@@ -41,7 +41,6 @@ struct Gaps {
     since: Instant,
 }
 
-/// One answer's meter.
 #[derive(Debug)]
 pub(super) struct Meter {
     count: RequestCount,
@@ -168,7 +167,6 @@ impl Meter {
         }
     }
 
-    /// Output tokens so far.
     fn output(&self) -> u64 {
         let passed = self.passed_tokens();
         let reported = self.usage.usage();

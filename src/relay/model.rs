@@ -81,7 +81,6 @@ pub(super) struct Models {
     pub(super) shared: Arc<Shared>,
 }
 
-/// The states of one configuration.
 type States = ArcSwap<FxHashMap<Model, Arc<ModelState>>>;
 
 /// What outlives a configuration.
@@ -98,7 +97,6 @@ pub(super) struct Shared {
     generations: Mutex<Vec<Weak<States>>>,
 }
 
-/// A model that requests have asked for.
 #[derive(Debug)]
 struct RememberedModel {
     counts: Arc<Counts>,

@@ -325,7 +325,6 @@ impl Measure {
     }
 }
 
-/// Why there is no group of workers for a model.
 fn no_group(fleet: &Snapshot, names: &Names, model: Option<&str>) -> Error {
     let known = names.known(fleet);
     match model {

@@ -113,7 +113,6 @@ impl FullWorkers {
     }
 }
 
-/// What is known of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkerNumbers {
     /// Requests in flight, of all clients.
@@ -177,8 +176,8 @@ impl WorkerNumbers {
 
     /// What an engine has not shown to have is tried with lines alone: people's requests would wait for a slot, too.
     fn slots_for_lines(&self) -> u32 {
-        let shown = self.tried.shown().filter(|_| self.has_people());
-        self.slots.or(shown).unwrap_or_else(|| self.tried.most())
+        let shown = self.tried.shown.filter(|_| self.has_people());
+        self.slots.or(shown).unwrap_or(self.tried.most)
     }
 
     /// Whether another line would take what people's requests have or want. Where there are lines alone, the choice knows
@@ -209,7 +208,7 @@ impl WorkerNumbers {
     /// Lines that are to give way. One slot stays free beside other requests, if lines leave any: giving way takes a
     /// step of the engine. Where there are lines alone, none has to: they may wait for each other inside the engine.
     fn wanted(&self) -> u32 {
-        let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
+        let Some(slots) = self.slots.or(self.tried.shown) else {
             return 0;
         };
         // Without foreign requests: a line that has just ended is one until the engine's next report.
@@ -228,7 +227,6 @@ impl WorkerNumbers {
     }
 }
 
-/// What a worker is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkerPart {
     Whole,
@@ -389,7 +387,7 @@ impl Relay {
             .as_ref()
             .map(|queue| queue.max_worker_queued_tokens);
         let (slots, tried) = (worker.known_slots(), load.tried());
-        let seen_slots = slots.or_else(|| tried.shown()).unwrap_or(0);
+        let seen_slots = slots.or(tried.shown).unwrap_or(0);
         WorkerNumbers {
             requests: load.requests(),
             foreign: load.foreign_requests(),
@@ -606,7 +604,7 @@ mod tests {
         let mut tried = TriedRequests::FIRST;
         tried.on_report(start, 16, true, 18);
         tried.on_report(start + Duration::from_secs(60), 16, false, 16);
-        assert_eq!((tried.most(), tried.shown()), (18, Some(16)));
+        assert_eq!((tried.most, tried.shown), (18, Some(16)));
         let lines = WorkerNumbers {
             slots: None,
             tried,

@@ -14,7 +14,6 @@ use crate::secret::Secret;
 /// Added to an URL without a path, for OTLP over HTTP.
 const HTTP_PATH: &str = "/v1/traces";
 
-/// How to export traces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Export {
     pub endpoint: Endpoint,
@@ -42,7 +41,6 @@ pub struct Endpoint {
     pub tls: Option<ClientSettings>,
 }
 
-/// What the configuration and the environment ask for.
 #[derive(Debug, PartialEq)]
 pub struct Asked {
     /// `None` if nothing is exported.

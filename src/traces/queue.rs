@@ -10,7 +10,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::record::Record;
 use crate::observe::metrics::Registry;
 
-/// What becomes of spans.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub(super) exported: IntCounter,
@@ -35,7 +34,6 @@ impl Metrics {
     }
 }
 
-/// What the exporter receives.
 #[derive(Debug)]
 pub(super) enum Message {
     Ended(Box<Record>),

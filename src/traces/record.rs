@@ -24,7 +24,6 @@ pub struct Record {
     pub state: Option<HeaderValue>,
     /// The create of a background response, which has a trace of its own.
     pub link: Option<TraceContext>,
-    /// The conversation of a response, if it is in one.
     pub conversation: Option<Arc<str>>,
     pub started: Instant,
     /// The time of day at `started`.
@@ -37,7 +36,6 @@ pub struct Record {
     pub dropped_tries: u32,
 }
 
-/// What is known of a request at its end.
 #[derive(Clone, Debug, Default)]
 pub struct RequestEnd {
     pub method: Option<hyper::Method>,
@@ -54,7 +52,6 @@ pub struct RequestEnd {
     pub response: Option<String>,
 }
 
-/// A moment of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request has waited in the router for a worker.
@@ -203,7 +200,6 @@ impl Record {
         }
     }
 
-    /// How many spans it makes.
     pub(super) fn spans(&self) -> usize {
         1 + self.tries.len()
     }

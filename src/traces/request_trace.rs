@@ -12,7 +12,6 @@ use super::queue::Queue;
 use super::record::{Event, Record, RequestEnd, Try};
 use crate::observe;
 
-/// The trace of one sampled request.
 #[derive(Debug)]
 pub struct RequestTrace {
     context: TraceContext,
@@ -44,7 +43,6 @@ impl RequestTrace {
         self.update(|record| record.conversation = Some(id.into()));
     }
 
-    /// Sets what is known of the request at its end.
     pub fn end(&self, at: Instant, end: RequestEnd) {
         self.update(|record| {
             record.ended = Some(at);
@@ -102,7 +100,6 @@ impl TrySpan {
         }
     }
 
-    /// The answer's first token.
     pub fn on_first_token(&mut self, now: Instant) {
         if let Some(tried) = &mut self.tried
             && tried.first_token.is_none()

@@ -24,7 +24,6 @@ pub(super) fn spans(record: &Record) -> Vec<SpanData> {
     spans
 }
 
-/// By whose tracer the spans are.
 pub(super) fn scope() -> InstrumentationScope {
     InstrumentationScope::builder(names::SCOPE)
         .with_version(env!("CARGO_PKG_VERSION"))

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::fleet::health::Health;
 use crate::http::circuit_breaker::State;
+use crate::observe::metrics::words;
 
-/// The changes that are kept.
 const MAX_CHANGES: usize = 100;
 /// More changes of one kind at a time are one entry.
 const MAX_ALIKE: usize = 4;
@@ -24,45 +24,20 @@ pub(super) struct Condition {
     pub(super) is_draining: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
-    Joined,
-    Left,
-    Up,
-    Down,
-    BreakerOpen,
-    BreakerClosed,
-    Draining,
-    Undrained,
-    Policy,
-}
-
-impl Kind {
-    const OF_WORKERS: [Kind; 8] = [
-        Kind::Joined,
-        Kind::Left,
-        Kind::Up,
-        Kind::Down,
-        Kind::BreakerOpen,
-        Kind::BreakerClosed,
-        Kind::Draining,
-        Kind::Undrained,
-    ];
-
-    /// What is said of the workers after their names.
-    fn text(self) -> &'static str {
-        match self {
-            Kind::Joined => "joined the fleet",
-            Kind::Left => "left the fleet",
-            Kind::Up => "up",
-            Kind::Down => "down",
-            Kind::BreakerOpen => "circuit breaker open",
-            Kind::BreakerClosed => "circuit breaker closed",
-            Kind::Draining => "draining",
-            Kind::Undrained => "takes requests again",
-            Kind::Policy => "",
-        }
+words! {
+    /// With what is said of the workers after their names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub(super) enum Kind {
+        Joined = "joined the fleet",
+        Left = "left the fleet",
+        Up = "up",
+        Down = "down",
+        BreakerOpen = "circuit breaker open",
+        BreakerClosed = "circuit breaker closed",
+        Draining = "draining",
+        Undrained = "takes requests again",
+        Policy = "",
     }
 }
 
@@ -108,7 +83,7 @@ impl Changes {
             .map(|(name, condition)| (name.to_owned(), condition))
             .collect();
         if let Some(before) = self.workers.take() {
-            for kind in Kind::OF_WORKERS {
+            for kind in Kind::ALL {
                 let found = workers_with(kind, &before, &now);
                 self.add_workers(at_unix_ms, kind, found);
             }
@@ -116,7 +91,6 @@ impl Changes {
         self.workers = Some(now);
     }
 
-    /// The changes after one.
     pub(super) fn after(&self, number: u64) -> Vec<&Change> {
         let changes = self.changes.iter();
         changes.filter(|change| change.number > number).collect()
@@ -126,12 +100,12 @@ impl Changes {
         names.sort_unstable();
         if names.len() <= MAX_ALIKE {
             for name in names {
-                self.add(at_unix_ms, kind, format!("{name}: {}", kind.text()));
+                self.add(at_unix_ms, kind, format!("{name}: {}", kind.as_str()));
             }
             return;
         }
         let (count, named) = (names.len(), names[..MAX_NAMED].join(", "));
-        let text = format!("{count} workers: {} ({named}, …)", kind.text());
+        let text = format!("{count} workers: {} ({named}, …)", kind.as_str());
         self.add(at_unix_ms, kind, text);
     }
 
@@ -149,7 +123,6 @@ impl Changes {
     }
 }
 
-/// The workers that changed in this way.
 fn workers_with<'a>(
     kind: Kind,
     before: &'a FxHashMap<String, Condition>,

@@ -48,7 +48,6 @@ const SUMS: [(&str, &str); 9] = [
 /// The router's own errors, of which 429 are shown beside what failed.
 const ERRORS: &str = "warmroute_request_errors_total";
 
-/// The names of the gauges of a sample.
 pub(super) const GAUGES: [&str; 6] = [
     "in_flight",
     "queued_tokens",

@@ -9,7 +9,7 @@ use super::changes::Condition;
 use super::counts::{ITL, REQUESTS, TTFT, label, series};
 use crate::fleet::Status;
 use crate::ids::Model;
-use crate::kv::subscriber::{self, StatusBoard};
+use crate::kv::subscriber::StatusBoard;
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
@@ -19,7 +19,6 @@ pub(super) type Rows = Vec<Value>;
 /// Ranks of one worker that are sent with its row. A click on it shows all.
 const MAX_RANKS: usize = 64;
 
-/// The columns of a row, in order.
 pub(super) const WORKER_COLUMNS: [&str; 24] = [
     "name",
     "role",
@@ -269,43 +268,24 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
     rows.collect()
 }
 
-/// The KV events of each rank.
 pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
     let rows = board.statuses(now).into_iter().map(|status| {
-        let subscriber::Status {
-            worker,
-            rank,
-            model,
-            state,
-            reason,
-            connected,
-            lag_ms,
-            counts,
-            resyncs,
-            events,
-            blocks,
-            ignored_events,
-            disconnect_reason,
-            replay_error,
-            decode_error,
-            ..
-        } = status;
-        let error = disconnect_reason.filter(|_| !connected);
+        let error = status.disconnect_reason.filter(|_| !status.connected);
         json!([
-            format!("{worker}#{rank}"),
-            worker,
-            rank,
-            model,
-            state,
-            reason,
-            connected,
-            lag_ms.map(|lag| (lag * 10.0).round() / 10.0),
-            counts.gaps,
-            resyncs.values().sum::<u64>(),
-            events,
-            blocks.values().sum::<u64>(),
-            ignored_events.values().sum::<u64>(),
-            error.or(replay_error).or(decode_error),
+            format!("{}#{}", status.worker, status.rank),
+            status.worker,
+            status.rank,
+            status.model,
+            status.state,
+            status.reason,
+            status.connected,
+            status.lag_ms.map(|lag| (lag * 10.0).round() / 10.0),
+            status.counts.gaps,
+            status.resyncs.values().sum::<u64>(),
+            status.events,
+            status.blocks.values().sum::<u64>(),
+            status.ignored_events.values().sum::<u64>(),
+            error.or(status.replay_error).or(status.decode_error),
         ])
     });
     rows.collect()

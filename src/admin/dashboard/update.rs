@@ -14,7 +14,6 @@ use super::history::{History, Sample};
 use super::tables::{MODEL_COLUMNS, RANK_COLUMNS, Rows, WORKER_COLUMNS};
 use crate::relay::account::decision_log::RecordedDecision;
 
-/// Columns of a decision's row.
 const DECISION_COLUMNS: [&str; 15] = [
     "number",
     "at",

@@ -23,6 +23,7 @@ use super::gateway::{ExtProcGateway, HandedOver, Options};
 use super::messages;
 use super::metrics::{Metrics, Outcome};
 use super::wire::processing_request::Request as Part;
+use super::wire::processing_response::Response as Answer;
 use super::wire::{BodySendMode, ProcessingRequest, ProcessingResponse};
 use crate::api::ApiServer;
 use crate::api::access_log::LoggedBody;
@@ -206,11 +207,12 @@ impl Exchange<'_> {
         if let Some(ended) = self.request_ended.take() {
             self.metrics.on_decision(ended.elapsed());
         }
-        for piece in messages::request_pieces(&body, !self.has_request_trailers) {
+        for piece in messages::pieces(&body, !self.has_request_trailers, Answer::RequestBody) {
             self.write(&piece).await?;
         }
         if self.has_request_trailers {
-            self.write(&messages::request_trailers()).await?;
+            self.write(&messages::trailers(Answer::RequestTrailers))
+                .await?;
         }
         self.flush().await
     }
@@ -313,11 +315,12 @@ impl Exchange<'_> {
             let is_over = body.is_end_stream() || data.is_empty();
             let ends = is_over && !self.has_response_trailers;
             if self.is_response_seen {
-                for piece in messages::response_pieces(&data, ends) {
+                for piece in messages::pieces(&data, ends, Answer::ResponseBody) {
                     self.write(&piece).await?;
                 }
                 if is_over && !ends {
-                    self.write(&messages::response_trailers()).await?;
+                    self.write(&messages::trailers(Answer::ResponseTrailers))
+                        .await?;
                 }
             }
             if is_over {

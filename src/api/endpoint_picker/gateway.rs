@@ -21,7 +21,6 @@ pub(super) struct Options {
     pub(super) fallbacks: usize,
 }
 
-/// One request's gateway.
 #[derive(Debug)]
 pub(super) struct ExtProcGateway {
     /// The workers among which the choice must be. `None`: any.

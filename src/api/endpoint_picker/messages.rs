@@ -44,7 +44,6 @@ const PIECE_BYTES: usize = 62_000;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadHead(pub(super) &'static str);
 
-/// The head of the client's request.
 pub(super) fn request_head(headers: wire::HttpHeaders) -> Result<Request<()>, BadHead> {
     let mut request = Request::new(());
     *request.version_mut() = Version::HTTP_2;
@@ -162,7 +161,6 @@ pub(super) fn served(metadata: &Bytes) -> Option<String> {
     }
 }
 
-/// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     /// `ip:port`, in the order in which they are to be tried.
@@ -243,13 +241,13 @@ fn structure(key: &'static str, value: wire::Value) -> wire::Struct {
     }
 }
 
-/// The body of the request for the worker.
-pub(super) fn request_pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = ProcessingResponse> {
-    pieces(body, ends).map(|piece| answer(Answer::RequestBody(piece)))
-}
-
-/// A body, in pieces that a gateway takes. With `ends` the last one is marked as such; an empty body is one empty piece.
-fn pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = wire::BodyResponse> {
+/// The body of a request or of a response, in pieces that a gateway takes. With `ends` the last one is marked as such; an
+/// empty body is one empty piece.
+pub(super) fn pieces(
+    body: &Bytes,
+    ends: bool,
+    part: fn(wire::BodyResponse) -> Answer,
+) -> impl Iterator<Item = ProcessingResponse> {
     let count = body.len().div_ceil(PIECE_BYTES).max(1);
     let body = body.clone();
     (0..count).map(move |index| {
@@ -259,19 +257,19 @@ fn pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = wire::BodyResponse> 
             body: piece,
             end_of_stream: ends && index + 1 == count,
         };
-        wire::BodyResponse {
+        answer(part(wire::BodyResponse {
             response: Some(wire::CommonResponse {
                 body_mutation: Some(wire::BodyMutation {
                     streamed_response: Some(streamed),
                 }),
                 ..wire::CommonResponse::default()
             }),
-        }
+        }))
     })
 }
 
-pub(super) fn request_trailers() -> ProcessingResponse {
-    answer(Answer::RequestTrailers(wire::TrailersResponse::default()))
+pub(super) fn trailers(part: fn(wire::TrailersResponse) -> Answer) -> ProcessingResponse {
+    answer(part(wire::TrailersResponse::default()))
 }
 
 /// The answer to the head of a response: the headers that the client is to get instead of the worker's.
@@ -294,18 +292,6 @@ pub(super) fn response_headers(
             ..wire::CommonResponse::default()
         }),
     }))
-}
-
-/// The next part of the client's response.
-pub(super) fn response_pieces(
-    data: &Bytes,
-    ends: bool,
-) -> impl Iterator<Item = ProcessingResponse> {
-    pieces(data, ends).map(|piece| answer(Answer::ResponseBody(piece)))
-}
-
-pub(super) fn response_trailers() -> ProcessingResponse {
-    answer(Answer::ResponseTrailers(wire::TrailersResponse::default()))
 }
 
 /// A response of the router's own, instead of a worker's.

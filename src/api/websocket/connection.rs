@@ -52,72 +52,57 @@ const DISCARD_TIME: std::time::Duration = std::time::Duration::from_secs(1);
 /// How long the client may take to answer a close.
 const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// A connection before it has its socket.
-#[derive(Debug)]
-pub(super) struct Connection {
+/// Serves a connection until it ends.
+pub(super) async fn serve(
     server: Arc<ApiServer>,
-    opener: Arc<Opener>,
+    opener: Opener,
     tenant: Tenant,
     slot: Slot,
-}
-
-impl Connection {
-    pub(super) fn new(server: Arc<ApiServer>, opener: Opener, tenant: Tenant, slot: Slot) -> Self {
-        Self {
-            server,
-            opener: Arc::new(opener),
-            tenant,
-            slot,
-        }
-    }
-
-    /// Serves the connection until it ends.
-    pub(super) async fn run(self, upgraded: Upgraded) {
-        let server = self.server;
-        let settings = server.responses.websocket();
-        let send_timeout = upgraded.send_timeout;
-        let max = usize::try_from(settings.max_message_size).unwrap_or(usize::MAX);
-        let socket = ServerBuilder::new()
-            .config(Config::default().frame_size(usize::MAX))
-            .limits(Limits::default().max_payload_len(Some(max)))
-            .serve(upgraded);
-        let tasks = server.tasks.clone();
-        let lifetime = Lifetime::new(observe::now(), settings);
-        let session = Session::new(Bounds::new(settings));
-        let stopped = pin!(tasks.stopped());
-        let ending = pin!(tasks.ending());
-        let aborted = pin!(tasks.aborted());
-        let timer = pin!(sleep_until(lifetime.next().into()));
-        let mut live = Live {
-            socket,
-            session,
-            lifetime,
-            turns: Vec::new(),
-            server,
-            opener: self.opener,
-            tenant: self.tenant,
-            slot: self.slot,
-            timer,
-            stopped,
-            ending,
-            aborted,
-            send_timeout,
-            blocked_since: None,
-            reads_while_blocked: 0,
-            unsent_bytes: 0,
-            unread: None,
-            read_before: 0,
-            read_when_alive: 0,
-            partial_bytes: 0,
-            closing: None,
-            is_discarding: false,
-            is_registered: false,
-        };
-        let reason = std::future::poll_fn(|cx| live.poll(cx)).await;
-        debug!(reason, "websocket ended");
-        let closed = &live.slot.open.metrics.closed;
-        closed.with_label_values(&[reason]).inc();
-    }
+    upgraded: Upgraded,
+) {
+    let settings = server.responses.websocket();
+    let send_timeout = upgraded.send_timeout;
+    let max = usize::try_from(settings.max_message_size).unwrap_or(usize::MAX);
+    let socket = ServerBuilder::new()
+        .config(Config::default().frame_size(usize::MAX))
+        .limits(Limits::default().max_payload_len(Some(max)))
+        .serve(upgraded);
+    let tasks = server.tasks.clone();
+    let lifetime = Lifetime::new(observe::now(), settings);
+    let session = Session::new(Bounds::new(settings));
+    let stopped = pin!(tasks.stopped());
+    let ending = pin!(tasks.ending());
+    let aborted = pin!(tasks.aborted());
+    let timer = pin!(sleep_until(lifetime.next().into()));
+    let mut live = Live {
+        socket,
+        session,
+        lifetime,
+        turns: Vec::new(),
+        server,
+        opener: Arc::new(opener),
+        tenant,
+        slot,
+        timer,
+        stopped,
+        ending,
+        aborted,
+        send_timeout,
+        blocked_since: None,
+        reads_while_blocked: 0,
+        unsent_bytes: 0,
+        unread: None,
+        read_before: 0,
+        read_when_alive: 0,
+        partial_bytes: 0,
+        closing: None,
+        is_discarding: false,
+        is_registered: false,
+    };
+    let reason = std::future::poll_fn(|cx| live.poll(cx)).await;
+    debug!(reason, "websocket ended");
+    let closed = &live.slot.open.metrics.closed;
+    closed.with_label_values(&[reason]).inc();
 }
 
 /// An open connection. Dropping it drops its turns, which ends their engines' connections.

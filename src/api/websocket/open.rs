@@ -32,7 +32,6 @@ metric_table! {
     }
 }
 
-/// The WebSockets that are open.
 #[derive(Debug)]
 pub(crate) struct Open {
     counts: Mutex<Counts>,

@@ -19,7 +19,6 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 
 pub(super) type Answer = Pin<Box<dyn Future<Output = Response<LoggedBody>> + Send>>;
 
-/// A turn that runs.
 pub(super) struct RunningTurn {
     /// None once its response has ended and only the engine's stream has not.
     pub(super) number: Option<TurnNumber>,

@@ -39,7 +39,7 @@ impl ApiServer {
         turn: TurnContext,
     ) -> Response<LoggedBody> {
         let id = RequestId::new(fastrand::u128(..));
-        let trace = self.relay.tracer().begin(&opener.headers);
+        let trace = self.relay.tracer.begin(&opener.headers);
         let mut line = {
             let method = Method::from_bytes(METHOD).unwrap_or(Method::GET);
             let request = (&method, &Uri::from_static(PATH), &opener.headers);

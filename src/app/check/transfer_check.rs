@@ -29,7 +29,6 @@ const ANSWER_TOKENS: u32 = 8;
 const COUNTED_WITHIN: Duration = Duration::from_secs(3);
 const COUNTED_EVERY: Duration = Duration::from_millis(200);
 
-/// A successful transfer.
 #[derive(Debug)]
 pub(super) struct Transferred {
     pub(super) prompt_tokens: u64,

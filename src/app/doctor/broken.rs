@@ -101,12 +101,11 @@ fn store_at_risk(observed: &Observed) -> Option<Finding> {
     let warns = health.is_up && !health.warning.is_empty();
     warns.then(|| Finding {
         rule: "store_at_risk",
-        model: None,
-        is_broken: false,
         cost: 0.5,
         problem: format!("the store of responses: {}", health.warning),
         effect: "responses that clients rely on may be lost",
         change: "the settings of Redis that are named".to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -237,8 +236,6 @@ fn tokenizer_refuses(observed: &Observed) -> Option<Finding> {
         .max_by(|left, right| left.1.total_cmp(&right.1))?;
     Some(Finding {
         rule: "tokenizer_refuses",
-        model: None,
-        is_broken: false,
         cost: 0.5 * refused / all,
         problem: format!(
             "{:.0} % of {all:.0} prompts of models with a tokenizer could not be tokenized, most of them for `{reason}`",
@@ -248,6 +245,7 @@ fn tokenizer_refuses(observed: &Observed) -> Option<Finding> {
         change: "`warmroute check FILE` says which kinds of requests a model's tokenizer cannot do, and why; POST /explain \
                  says it for one request (`tokens_unknown_reason`)"
             .to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -275,8 +273,6 @@ fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
         let share = 100 * busiest.requests_total / total;
         Some(Finding {
             rule: "workers_never_chosen",
-            model: None,
-            is_broken: false,
             cost: 0.6 * never.len() as f64 / all.len() as f64,
             problem: format!(
                 "{} of {} workers of {model} never got one of its {total} requests, {share} % of which went to {}: {}",
@@ -289,6 +285,7 @@ fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
             change: "if requests never wait, fewer workers would do; else POST /explain with one of the requests shows what each \
                      worker would cost, and why"
                 .to_owned(),
+            ..Finding::default()
         })
     };
     workers::by_model(observed)

@@ -23,8 +23,6 @@ fn of_model(observed: &Observed, model: &str) -> Option<Finding> {
         .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
     (chosen > WORSE * other).then(|| Finding {
         rule: "choice_worse_than_others",
-        model: None,
-        is_broken: false,
         cost: (1.0 - other / chosen).clamp(0.01, 1.0),
         problem: format!(
             "requests of {model} take {chosen:.2} s where they are sent, and would have taken {other:.2} s with {policy} \
@@ -34,5 +32,6 @@ fn of_model(observed: &Observed, model: &str) -> Option<Finding> {
         change: "remove `prefill_rate` and `slots` of workers: what is learnt is mostly right (GET /fleet shows it). Without them, report \
                  what POST /explain shows of such a request; `routing: {policy: least_load}` is better until then"
             .to_owned(),
+        ..Finding::default()
     })
 }

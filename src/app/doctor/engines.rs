@@ -76,8 +76,6 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
     let unknown: Vec<&WorkerRow> = up(observed).filter(is_unknown).collect();
     (!unknown.is_empty()).then(|| Finding {
         rule: "slots_unknown",
-        model: None,
-        is_broken: false,
         cost: 0.2 * observed.share(unknown.iter().copied()),
         problem: format!(
             "{} report neither running nor waiting requests, and have no `slots`",
@@ -86,6 +84,7 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
         effect: "up to 256 requests are sent to each, and those beyond its true slots wait inside the engine, in the order in \
                  which they came: there priorities and turns do nothing, and one client's flood is before everybody else's",
         change: "workers: [{url: ..., slots: 64}], as many as the engine answers at the same time".to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -120,8 +119,6 @@ fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
         .collect();
     (!off.is_empty()).then(|| Finding {
         rule: "prefix_caching_off",
-        model: None,
-        is_broken: false,
         cost: 0.9 * observed.share(off.iter().copied()),
         problem: format!("engines without a prefix cache: {}", names(&off)),
         effect: "every prompt is computed from its first token",
@@ -130,6 +127,7 @@ fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
             "engine: --enable-prefix-caching (or take out --no-enable-prefix-caching)",
             "engine: take out --disable-radix-cache",
         ),
+        ..Finding::default()
     })
 }
 
@@ -143,8 +141,6 @@ fn no_events(observed: &Observed) -> Option<Finding> {
     let silent: Vec<&WorkerRow> = up(observed).filter(has_none).collect();
     (!silent.is_empty()).then(|| Finding {
         rule: "kv_events_off",
-        model: None,
-        is_broken: false,
         cost: 0.4 * observed.share(silent.iter().copied()),
         problem: format!("no KV events of {}", names(&silent)),
         effect: "the caches of these workers are predicted, and evictions go unnoticed",
@@ -152,6 +148,7 @@ fn no_events(observed: &Observed) -> Option<Finding> {
             "{}\nif it does so already, give the worker its endpoints: events: {{endpoint: \"tcp://*:5557\", replay: \"tcp://*:5558\"}}",
             events_on(&silent)
         ),
+        ..Finding::default()
     })
 }
 
@@ -163,8 +160,6 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
     let source = first.facts.events.unusable.first()?;
     Some(Finding {
         rule: "kv_events_unusable",
-        model: None,
-        is_broken: false,
         cost: 0.4 * observed.share(unusable.iter().copied()),
         problem: format!(
             "KV events of {} cannot be followed: rank {}, {}: {}",
@@ -175,10 +170,10 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
         ),
         effect: "the caches of these workers are predicted, and evictions go unnoticed",
         change: format!("engine: {}", source.fix),
+        ..Finding::default()
     })
 }
 
-/// The ranks of workers that are up.
 fn ranks_up(observed: &Observed) -> impl Iterator<Item = (&subscriber::Status, &WorkerRow)> {
     let worker = |name: &str| up(observed).find(|worker| worker.name == name);
     let ranks = observed.kv.ranks.iter();
@@ -198,8 +193,6 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
     workers.dedup_by(|a, b| a.name == b.name);
     Some(Finding {
         rule: "kv_events_unreachable",
-        model: None,
-        is_broken: false,
         cost: 0.4 * observed.share(workers.iter().copied()),
         problem: format!(
             "the KV events of {} are not connected: rank {}: {why}",
@@ -211,6 +204,7 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
             "let the router reach the port (NetworkPolicy, firewall), and have the engine listen on all addresses:\n{}",
             events_on(&workers)
         ),
+        ..Finding::default()
     })
 }
 
@@ -222,8 +216,6 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
         let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
         return Some(Finding {
             rule: "kv_replay_unreachable",
-            model: None,
-            is_broken: false,
             cost: 0.1,
             problem: format!(
                 "lost KV events of {} cannot be asked for again: {}",
@@ -232,16 +224,16 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
             ),
             effect: "a gap or a lost connection clears what is known of its cache",
             change: "let the router reach the engine's replay_endpoint".to_owned(),
+            ..Finding::default()
         });
     }
     Some(Finding {
         rule: "kv_replay_missing",
-        model: None,
-        is_broken: false,
         cost: 0.1 * observed.share(without.iter().copied()),
         problem: format!("KV events without a replay endpoint: {}", names(&without)),
         effect: "a gap or a lost connection clears what is known of their caches",
         change: events_on(&without),
+        ..Finding::default()
     })
 }
 
@@ -257,8 +249,6 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
         && sum("warmroute_cached_prompt_tokens_total") == 0.0;
     is_unreported.then(|| Finding {
         rule: "cached_tokens_unreported",
-        model: None,
-        is_broken: false,
         cost: 0.05,
         problem: format!("engines report no cached tokens, of {prompt:.0} prompt tokens"),
         effect: "usage, metrics and bills show no cache hits",
@@ -267,6 +257,7 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
             "engine: --enable-prompt-tokens-details",
             "engine: --enable-cache-report",
         ),
+        ..Finding::default()
     })
 }
 
@@ -281,8 +272,6 @@ fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
             .map(|(size, workers)| format!("{size} at {}", listed(workers)));
         Some(Finding {
             rule: "block_sizes_differ",
-            model: None,
-            is_broken: false,
             cost: 0.2 * observed.share(workers.iter().copied()),
             problem: format!(
                 "block sizes of {model} differ: {}",
@@ -294,6 +283,7 @@ fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
                 &format!("engine, at {}: --block-size {most}", listed(&others)),
                 &format!("engine, at {}: --page-size {most}", listed(&others)),
             ),
+            ..Finding::default()
         })
     };
     by_model(observed).into_iter().filter_map(finding).collect()
@@ -321,8 +311,6 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
         );
         findings.push(Finding {
             rule: "unpaired_workers",
-            model: None,
-            is_broken: false,
             cost: 0.6 * unpaired.len() as f64 / observed.fleet.workers.len() as f64,
             problem: format!("no partner for KV transfers by {connector}: {roles}"),
             effect: "prefill workers among them idle; what decode workers get is computed there",
@@ -330,14 +318,13 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
                 Some(why) => format!("engine: {why}"),
                 None => "start workers of the other role, or `role: both`".to_owned(),
             },
+            ..Finding::default()
         });
     }
     let impossible: usize = pairs.incompatible.iter().map(|pair| pair.count).sum();
     if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
         findings.push(Finding {
             rule: "incompatible_pairs",
-            model: None,
-            is_broken: false,
             cost: 0.2 * impossible as f64 / pairs.count.max(1) as f64,
             problem: format!(
                 "{impossible} of {} pairs cannot transfer KV blocks by {connector}",
@@ -345,6 +332,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
             ),
             effect: "fewer choices for disaggregated requests",
             change: format!("engine: {}", first.message),
+            ..Finding::default()
         });
     }
     findings

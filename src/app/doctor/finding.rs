@@ -5,9 +5,8 @@ use std::fmt::Display;
 use serde::Serialize;
 
 /// Something that costs the fleet, and what to change.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Finding {
-    /// Names the rule.
     pub rule: &'static str,
     /// The model whose workers it is about, of a rule that may find one for each model from moment to moment.
     #[serde(skip)]

@@ -64,8 +64,6 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
         let share = if all > 0.0 { prompts / all } else { 1.0 };
         Finding {
             rule: "tokenizer_missing",
-            model: None,
-            is_broken: false,
             cost: 0.3 * share * model_share(observed, model),
             problem: format!(
                 "{model} has no tokenizer in the router, although its workers publish KV events; with it {:.0} % of \
@@ -77,6 +75,7 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
                 "models: [{{name: \"{model}\", tokenizer: FOLDER}}], with the engine's model folder on the router's \
                  host; or tokenizer: {{from: engine}}, which asks the engines for token ids (simulated ones, too)"
             ),
+            ..Finding::default()
         }
     };
     let models = served(observed).into_iter();
@@ -94,8 +93,6 @@ fn mismatches(observed: &Observed) -> Vec<Finding> {
         .filter(|check| check.mismatch);
     let finding = |check: &tokenizer_check::Status| Finding {
         rule: "tokenizer_mismatch",
-        model: None,
-        is_broken: false,
         cost: 0.5 * model_share(observed, &check.model),
         problem: format!(
             "the router and the engines of {} tokenize {} prompts differently",
@@ -108,6 +105,7 @@ fn mismatches(observed: &Observed) -> Vec<Finding> {
              first token that differs",
             check.model
         ),
+        ..Finding::default()
     };
     checks.map(finding).collect()
 }
@@ -153,8 +151,6 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
             };
             Finding {
                 rule: "timeout_too_short",
-                model: None,
-                is_broken: false,
                 cost: 0.3,
                 problem: format!(
                     "{what} {measured} (p99), and requests.{key} is {}",
@@ -162,6 +158,7 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
                 ),
                 effect: "slow requests are cut or computed twice under load",
                 change: format!("requests: {{{key}: {}}}", format_duration(enough)),
+                ..Finding::default()
             }
         })
     };
@@ -171,18 +168,13 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
 /// Requests that a time-out has ended.
 fn cut_by_timeouts(observed: &Observed) -> Vec<Finding> {
     let all = observed.sum("warmroute_requests_total", &[]);
-    let keys = [
-        ("stream_idle_timeout", "stream_idle_timeout"),
-        ("request_timeout", "request_timeout"),
-    ];
-    let finding = |(outcome, key): (&str, &str)| {
-        let cut = observed.sum("warmroute_requests_total", &[("outcome", outcome)]);
+    let keys = ["stream_idle_timeout", "request_timeout"];
+    let finding = |key: &str| {
+        let cut = observed.sum("warmroute_requests_total", &[("outcome", key)]);
         let timeout = observed.duration(&format!("/requests/{key}"))?;
         let share = cut / all.max(1.0);
         (cut >= 1.0 && share > 0.001).then(|| Finding {
             rule: "timeout_cuts_requests",
-            model: None,
-            is_broken: false,
             cost: share.min(1.0),
             problem: format!(
                 "requests.{key} ({}) has ended {cut:.0} of {all:.0} requests",
@@ -193,6 +185,7 @@ fn cut_by_timeouts(observed: &Observed) -> Vec<Finding> {
                 "requests: {{{key}: {}}}, unless an engine hangs",
                 format_duration(timeout * 2)
             ),
+            ..Finding::default()
         })
     };
     keys.into_iter().filter_map(finding).collect()
@@ -227,12 +220,11 @@ fn names(observed: &Observed) -> Vec<Finding> {
         for (model, weight) in missing {
             findings.push(Finding {
                 rule: "target_without_workers",
-                model: None,
-                is_broken: false,
                 cost: 0.8 * weight / total,
                 problem: format!("{:.0} % of the requests for {name} are for {model}, which no worker serves", 100.0 * weight / total),
                 effect: "they go to the fallback, or get 503",
                 change: format!("models: [{{name: {name}, targets: [{{model: {model}, weight: 0}}, ...]}}], or start workers of {model}"),
+                ..Finding::default()
             });
         }
         let is_target = targets.is_empty()
@@ -247,8 +239,6 @@ fn names(observed: &Observed) -> Vec<Finding> {
         if !shadowed.is_empty() {
             findings.push(Finding {
                 rule: "name_hides_a_model",
-                model: None,
-                is_broken: false,
                 cost: 0.1,
                 problem: format!(
                     "workers serve {}, and the configuration leads that name elsewhere ({name})",
@@ -257,6 +247,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
                 effect: "these workers get no requests by that name",
                 change: "models: another alias or name, or the model among its own `targets`"
                     .to_owned(),
+                ..Finding::default()
             });
         }
     }

@@ -95,8 +95,6 @@ fn stopped(observed: &Observed) -> Option<Finding> {
     let stopped = with_transfers(observed, is_stopped);
     (!stopped.is_empty()).then(|| Finding {
         rule: "kv_transfers_stopped",
-        model: None,
-        is_broken: false,
         cost: 0.5 * part_of_prefill(observed, &stopped),
         problem: format!(
             "KV transfers from {} failed in a row: their transfer circuit breakers are open",
@@ -104,6 +102,7 @@ fn stopped(observed: &Observed) -> Option<Finding> {
         ),
         effect: "prompts are computed by other workers",
         change: TRY_PAIRS.to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -122,8 +121,6 @@ fn fail(observed: &Observed) -> Option<Finding> {
     let all = ended("completed") + failed;
     (all >= MIN_TRANSFERS && failed >= FAILED_MIN * all).then(|| Finding {
         rule: "kv_transfers_fail",
-        model: None,
-        is_broken: false,
         cost: (0.4 * failed / all).min(1.0),
         problem: format!(
             "{failed:.0} of {all:.0} KV transfers have failed ({:.0} %)",
@@ -131,5 +128,6 @@ fn fail(observed: &Observed) -> Option<Finding> {
         ),
         effect: "their prompts were computed twice, and their first tokens came late",
         change: TRY_PAIRS.to_owned(),
+        ..Finding::default()
     })
 }

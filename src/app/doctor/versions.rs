@@ -37,8 +37,6 @@ fn differ(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> Option<Fi
         .map(|(version, workers)| format!("{version} at {}", listed(workers)));
     Some(Finding {
         rule: "versions_differ",
-        model: None,
-        is_broken: false,
         cost: 0.02 * observed.share(workers.iter().copied()),
         problem: format!(
             "engines of {model} differ: {}",
@@ -46,6 +44,7 @@ fn differ(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> Option<Fi
         ),
         effect: "answers, tokens and KV transfers may differ between them; normal during a rollout",
         change: "engine: one release for all workers of a model".to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -58,8 +57,6 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> 
     let old: Vec<&WorkerRow> = workers.iter().copied().filter(is_old).collect();
     (!old.is_empty()).then(|| Finding {
         rule: "version_too_old",
-        model: None,
-        is_broken: false,
         cost: 0.5 * observed.share(old.iter().copied()),
         problem: format!(
             "{} do not take token ids (vLLM 0.32 and later does)",
@@ -67,6 +64,7 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> 
         ),
         effect: "these engines refuse requests, or tokenize them again",
         change: format!("models: [{{name: {model}, send_token_ids: false}}], or a newer engine"),
+        ..Finding::default()
     })
 }
 
@@ -77,8 +75,6 @@ fn unknown(observed: &Observed) -> Option<Finding> {
     let first = old.first()?;
     Some(Finding {
         rule: "version_not_supported",
-        model: None,
-        is_broken: false,
         cost: 0.2 * observed.share(old.iter().copied()),
         problem: format!(
             "{} run a vLLM before 0.29 ({})",
@@ -87,6 +83,7 @@ fn unknown(observed: &Observed) -> Option<Finding> {
         ),
         effect: "their KV events, token ids and metrics may be of another form; nothing was tried with them",
         change: "engine: vLLM 0.29 or later".to_owned(),
+        ..Finding::default()
     })
 }
 
@@ -104,8 +101,6 @@ fn ignores_ranks(observed: &Observed) -> Option<Finding> {
     let share = affected / requests(&[]).max(1.0);
     (affected >= 1.0).then(|| Finding {
         rule: "ranks_ignored",
-        model: None,
-        is_broken: false,
         cost: (0.3 * share).min(1.0),
         problem: format!(
             "{} have several data-parallel ranks, and ignore which of them a request of the Responses API is for ({:.0} % of all requests)",
@@ -114,6 +109,7 @@ fn ignores_ranks(observed: &Observed) -> Option<Finding> {
         ),
         effect: "these requests find their prefix on one rank in as many as there are",
         change: "workers: [{url: ..., responses: chat}], or engine: vLLM 0.33 or later".to_owned(),
+        ..Finding::default()
     })
 }
 

@@ -12,7 +12,6 @@ pub(super) fn names(workers: &[&WorkerRow]) -> String {
     listed(workers.iter().map(|worker| &worker.name))
 }
 
-/// Why workers are down, and what to do about it.
 pub(super) fn why_down(down: &[&WorkerRow]) -> String {
     let reason = |worker: &&WorkerRow| {
         let why = worker.last_error.as_deref().unwrap_or("no answer");

@@ -64,7 +64,7 @@ impl Parts {
         let tenants = config.salted_tenants();
         let callers = running.tenants.successor(&tenants, config.jwt.as_ref());
         let callers = callers.map_err(io::Error::other)?;
-        let relay = running.relay.successor(
+        let mut relay = running.relay.successor(
             config.requests.clone(),
             config.model_settings(),
             &config.prefill_decode,
@@ -72,8 +72,8 @@ impl Parts {
             tenants::table(config, &self.limiter),
             config.queue.settings().cloned(),
         );
-        let tracer = traces::successor(running.relay.tracer(), config);
-        let relay = Arc::new(relay.with_tracer(tracer));
+        relay.tracer = traces::successor(&running.relay.tracer, config);
+        let relay = Arc::new(relay);
         let responses = running
             .responses
             .successor(config.responses_settings(), relay.clone());

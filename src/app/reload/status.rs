@@ -18,7 +18,6 @@ use crate::observe::metrics::metric_table;
 /// Changes that one answer shows.
 const MAX_SHOWN: usize = 100;
 
-/// How a reload ended.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
     Applied(Vec<Change>),
@@ -131,7 +130,6 @@ impl Status {
         }
     }
 
-    /// What runs.
     pub(crate) fn running(&self) -> Arc<Config> {
         self.running.load_full()
     }

@@ -77,7 +77,6 @@ pub(super) struct ApiUrl {
     is_tls: bool,
 }
 
-/// An URL of an API, as it is given.
 fn api_url(text: &str) -> Result<ApiUrl, String> {
     let expected = "expected http://HOST:PORT or https://HOST:PORT, in --url or OPENAI_BASE_URL";
     read_url(base_of(text)).ok_or_else(|| expected.to_owned())
@@ -217,7 +216,6 @@ fn reason(body: &[u8]) -> String {
     }
 }
 
-/// A router's API.
 pub(super) struct ApiClient {
     pub(super) url: ApiUrl,
     authorization: Option<HeaderValue>,

@@ -63,7 +63,6 @@ impl BatchAnswer {
         (self.status == "failed").then(|| problems(&self.id, errors))
     }
 
-    /// How far the batch is.
     pub(super) fn progress(&self) -> String {
         let counts = self.request_counts;
         let status = self.status.replace('_', " ");

@@ -29,7 +29,6 @@ pub(super) struct RunSteps {
     /// The input at the router.
     pub(super) file_id: Option<String>,
     pub(super) batch_id: Option<String>,
-    /// The window that the batch was created with.
     pub(super) completion_window: Option<String>,
     /// Once the results are in their places.
     pub(super) ended: Option<EndedRun>,

@@ -38,7 +38,6 @@ impl Sample {
     }
 }
 
-/// The last samples.
 #[derive(Debug, Default)]
 pub(super) struct Samples(VecDeque<Sample>);
 

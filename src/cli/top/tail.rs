@@ -15,7 +15,6 @@ const MAX_EVENT_BYTES: usize = 64 << 20;
 const RETRY: Duration = Duration::from_secs(2);
 const PATH: &str = "/dashboard/events";
 
-/// The stream, if it is open.
 #[derive(Default)]
 pub(super) struct Tail {
     stream: Option<(EngineBody, Decoder)>,
@@ -56,7 +55,7 @@ impl Tail {
                 Some(Err(error)) => return Err(failed(&error)),
                 None => return Err(failed(&"the router has ended the stream")),
             }
-            if decoder.overflowed() {
+            if decoder.overflowed {
                 return Err(failed(&"an event is larger than 64 MiB"));
             }
         }

@@ -110,7 +110,6 @@ fn node(raw: Spanned<Raw>, text: &str, parent_at: Position) -> Node {
     Node { at, value }
 }
 
-/// The text of the file at a location.
 fn source<'a>(at: &Location, text: &'a str) -> &'a str {
     let span = at.span();
     let (Some(start), Some(len)) = (span.byte_offset(), span.byte_len()) else {

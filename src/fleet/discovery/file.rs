@@ -30,7 +30,6 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Parses the file. The format belongs to the configuration.
 pub type Parse = Box<dyn Fn(&str) -> ParsedList + Send + Sync>;
 
-/// What a file lists.
 pub struct ParsedList {
     pub members: Result<Vec<Member>, String>,
     /// TLS of the members, whose files are read with the list: who uses the list must read none.
@@ -63,7 +62,6 @@ pub struct File {
     watched: Arc<Mutex<Watched>>,
 }
 
-/// The members, or why there are none.
 type Listed = Result<Vec<Member>, String>;
 
 impl fmt::Debug for File {

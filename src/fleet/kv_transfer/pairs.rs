@@ -13,7 +13,6 @@ use crate::ids::Model;
 /// Examples listed per reason.
 pub(super) const MAX_EXAMPLES: usize = 8;
 
-/// The pairs of the workers that are up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     pub count: usize,
@@ -23,7 +22,6 @@ pub struct Pairs {
     pub unpaired: Vec<Arc<str>>,
 }
 
-/// The pairs that are incompatible for one reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IncompatiblePairs {
     pub reason: Mismatch,

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use crate::observe::log_once::LogOnce;
 
-/// What the prefill legs at one worker returned.
 #[derive(Debug, Default)]
 pub struct ReturnedParams {
     /// True once a prefill leg at the engine that runs now has returned parameters.

@@ -22,7 +22,6 @@ pub struct RankLoads {
 
 #[derive(Debug, Default)]
 struct Reports {
-    /// The number of ranks that are followed.
     rank_count: usize,
     by_rank: BTreeMap<u32, LoadReport>,
 }

@@ -19,11 +19,13 @@ const SHOWN_FOR: Duration = Duration::from_secs(300);
 /// What one engine was tried with. Without a report of the engine it stays with the first try.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TriedRequests {
-    most: u32,
+    /// So many requests may be in flight at it.
+    pub most: u32,
     /// When some waited inside it the last time.
     waited_at: Option<Instant>,
-    /// The most that it has run since some waited inside it the last time, if it ran about what it was tried with then.
-    shown: Option<u32>,
+    /// The most that it has run since some waited inside it the last time, if it ran about what it was tried with then: what
+    /// is above that waits, too.
+    pub shown: Option<u32>,
 }
 
 impl Default for TriedRequests {
@@ -39,16 +41,6 @@ impl TriedRequests {
         waited_at: None,
         shown: None,
     };
-
-    /// So many requests may be in flight at it.
-    pub fn most(&self) -> u32 {
-        self.most
-    }
-
-    /// What it runs at a time, once it ran as many while others waited inside it: what is above that waits, too.
-    pub fn shown(&self) -> Option<u32> {
-        self.shown
-    }
 
     /// The engine reports what it runs, and whether others wait inside it for one of these to end, while `requests` are
     /// in flight.
@@ -92,7 +84,7 @@ mod tests {
         let mut tried = TriedRequests::default();
         let mut given = Vec::new();
         for second in 0..seconds {
-            let most = tried.most();
+            let most = tried.most;
             given.push(most);
             let now = start + Duration::from_secs(second);
             tried.on_report(now, most.min(slots), most > slots, most);
@@ -122,42 +114,42 @@ mod tests {
         let start = observe::now();
         let mut tried = TriedRequests::default();
         tried.on_report(start, 8, true, 10);
-        assert_eq!((tried.most(), tried.shown()), (8, Some(8)));
+        assert_eq!((tried.most, tried.shown), (8, Some(8)));
         tried.on_report(start + RETRY_AFTER, 8, false, 8);
-        assert_eq!((tried.most(), tried.shown()), (9, Some(8)));
+        assert_eq!((tried.most, tried.shown), (9, Some(8)));
         tried.on_report(start + RETRY_AFTER, 9, false, 9);
-        assert_eq!(tried.shown(), Some(9));
+        assert_eq!(tried.shown, Some(9));
         tried.on_report(start + SHOWN_FOR, 2, false, 2);
-        assert_eq!(tried.shown(), None);
+        assert_eq!(tried.shown, None);
     }
 
     #[test]
     fn a_report_of_an_idle_engine_says_nothing_about_more() {
         let mut tried = TriedRequests::default();
-        assert_eq!((tried.most(), tried.shown()), (FIRST_MOST, None));
+        assert_eq!((tried.most, tried.shown), (FIRST_MOST, None));
         tried.on_report(observe::now(), 5, false, 5);
-        assert_eq!(tried.most(), FIRST_MOST);
+        assert_eq!(tried.most, FIRST_MOST);
         tried.on_report(observe::now(), 6, false, 6);
-        assert_eq!((tried.most(), tried.shown()), (12, None));
+        assert_eq!((tried.most, tried.shown), (12, None));
     }
 
     #[test]
     fn an_engine_that_lets_requests_wait_shows_how_many_it_runs() {
         let mut tried = TriedRequests::default();
         tried.on_report(observe::now(), 7, true, 9);
-        assert_eq!(tried.shown(), Some(7));
+        assert_eq!(tried.shown, Some(7));
         // Its memory was full of one long context.
         tried.on_report(observe::now(), 10, false, 10);
-        assert_eq!(tried.shown(), Some(10));
+        assert_eq!(tried.shown, Some(10));
     }
 
     #[test]
     fn an_engine_that_runs_far_fewer_than_it_was_tried_with_shows_nothing() {
         let mut tried = TriedRequests::default();
         tried.on_report(observe::now(), 62, false, 62);
-        assert_eq!(tried.most(), 93);
+        assert_eq!(tried.most, 93);
         // It computes the prompts of the others.
         tried.on_report(observe::now(), 16, true, 34);
-        assert_eq!((tried.most(), tried.shown()), (81, None));
+        assert_eq!((tried.most, tried.shown), (81, None));
     }
 }

@@ -19,7 +19,6 @@ pub(super) struct EngineMetrics {
     pub(super) cache_tokens: Option<u64>,
     /// Tokens per KV block.
     pub(super) block_size: Option<u32>,
-    /// Whether the prefix cache is on.
     pub(super) prefix_caching: Option<bool>,
     /// Prompt tokens whose KV blocks came from another engine, since the start of the process.
     pub(super) received_tokens: Option<u64>,
@@ -89,7 +88,6 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
     found
 }
 
-/// The LoRA adapters of an engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Adapters {
     /// How many it has in its GPU at the same time.

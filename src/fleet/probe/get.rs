@@ -10,7 +10,6 @@ use crate::http::client;
 /// `/metrics` of an engine with many models is the largest response to a probe.
 pub(super) const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-/// Why a GET failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(super) struct ProbeError {

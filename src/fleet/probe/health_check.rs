@@ -18,7 +18,6 @@ const CONNECTION_CHECKS_APART: Duration = Duration::from_millis(500);
 /// waits for that.
 pub type OnConnected = Arc<dyn Fn(&Worker, Instant) + Send + Sync>;
 
-/// How a worker is checked.
 pub(super) struct HealthCheck<'a> {
     pub(super) worker: &'a Worker,
     /// `None`: it is not known yet.

@@ -78,7 +78,6 @@ pub(super) struct WorkerUse {
     pub(super) is_idle: bool,
 }
 
-/// The probes of one worker, in rounds.
 #[derive(Debug, Default)]
 pub(super) struct ProbeSchedule {
     machine: health::Machine,

@@ -13,7 +13,6 @@ use crate::ids::{Model, WorkerId};
 /// Workers of one model with the same value of this label are taken to be alike.
 const HARDWARE: &str = "hardware";
 
-/// What is learnt of all workers.
 #[derive(Debug, Default)]
 pub struct Speeds {
     workers: BTreeMap<WorkerId, Learnt>,

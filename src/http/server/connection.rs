@@ -73,7 +73,6 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
 {
-    /// Serves a connection until it ends.
     pub(super) async fn serve(self: Arc<Self>, mut stream: TcpStream, mut peer: IpAddr) {
         // A token is a small packet; Nagle's algorithm would hold it back.
         let _ = stream.set_nodelay(true);

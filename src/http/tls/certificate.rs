@@ -12,7 +12,6 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::contents::{Contents, Problem};
 
-/// What all of TLS uses.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> =
     LazyLock::new(|| Arc::new(ring::default_provider()));
 
@@ -20,7 +19,6 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// A certificate with its chain and key.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) certified: Arc<CertifiedKey>,

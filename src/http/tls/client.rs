@@ -25,7 +25,6 @@ use crate::observe;
 /// As metrics name it.
 const USE: &str = "workers";
 
-/// TLS of all workers, by its settings.
 #[derive(Debug, Default)]
 pub struct Clients {
     known: Mutex<BTreeMap<ClientSettings, Known>>,
@@ -62,7 +61,6 @@ pub(super) struct Files {
     is_forgotten: Mutex<bool>,
 }
 
-/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
@@ -214,7 +212,6 @@ impl Files {
         }
     }
 
-    /// The files hang.
     pub(super) fn on_hang(&self, metrics: Option<&Metrics>, error: LookError) {
         let is_forgotten = self.is_forgotten.lock();
         if *is_forgotten || self.hangs.swap(true, Ordering::Relaxed) {

@@ -25,7 +25,6 @@ pub(super) struct Built {
 }
 
 impl ClientSettings {
-    /// The files that the settings name.
     pub(super) fn files(&self) -> [Named<'_>; 3] {
         [
             ("ca", &self.ca),

@@ -79,7 +79,6 @@ pub(super) fn path_of<'s>(files: &[Named<'s>], key: &str) -> &'s str {
     named.map_or("", |(_, path)| *path)
 }
 
-/// All problems in one line.
 pub(super) fn one_line(problems: &[Problem]) -> String {
     let lines = problems.iter().map(|(key, text)| format!("{key}: {text}"));
     lines.collect::<Vec<_>>().join("; ")

@@ -9,11 +9,9 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::observe;
 
-/// The handshakes of one listener.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     running: Mutex<Running>,
-    /// Notified when one has ended.
     ended: Notify,
 }
 

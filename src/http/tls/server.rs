@@ -52,7 +52,6 @@ impl Listener {
     }
 }
 
-/// TLS of one listener.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,

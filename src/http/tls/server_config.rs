@@ -32,7 +32,6 @@ pub(super) struct Built {
 }
 
 impl ServerSettings {
-    /// The files that the settings name.
     pub(super) fn files(&self) -> [Named<'_>; 3] {
         [
             ("certificate", &self.certificate),

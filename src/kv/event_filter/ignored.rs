@@ -47,7 +47,6 @@ words! {
     }
 }
 
-/// An event that the tree does not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored {
     pub reason: IgnoredReason,

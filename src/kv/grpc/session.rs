@@ -11,7 +11,6 @@ use super::connection::{Call, Connection, PendingCall, is_history_gone};
 use crate::kv::source::{SourceBatch, SourceEvent};
 use crate::observe::with_causes;
 
-/// An established connection.
 pub(super) struct Session {
     /// `None` between a failed call and its replacement.
     call: Option<Call>,
@@ -205,7 +204,6 @@ fn poll_message(call: &mut Call, cx: &mut Context<'_>) -> Poll<Result<Option<Byt
     message.poll(cx)
 }
 
-/// A status in one line.
 pub(super) fn explain(status: &Status) -> String {
     let reason = match status.message() {
         "" => status.code().description().to_owned(),

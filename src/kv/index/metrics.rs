@@ -10,7 +10,6 @@ use crate::ids::Model;
 use crate::kv::block::BlockShape;
 use crate::observe::metrics::metric_table;
 
-/// Model and shape of blocks.
 pub type IndexKey = (Model, BlockShape);
 
 metric_table! {

@@ -68,7 +68,8 @@ impl PageOwner {
 pub(super) struct Page {
     pub(super) paths: [u64; SEGMENT_BLOCKS],
     len: u8,
-    owned: u16,
+    /// Blocks that any tree owns, a bit each.
+    pub(super) owned: u16,
     /// Blocks whose name is in the table of names, a bit each.
     named: u16,
     /// Blocks before the first one.
@@ -109,12 +110,6 @@ impl Page {
         let name = self.name(offset);
         self.named &= !(1 << offset);
         name
-    }
-
-    /// Blocks that any tree owns, a bit each.
-    #[inline]
-    pub(super) fn owned(&self) -> u16 {
-        self.owned
     }
 
     #[inline]
@@ -262,7 +257,6 @@ impl Pages {
         self.pages.len() - self.free.len()
     }
 
-    /// All memory of the pages.
     pub(super) fn bytes(&self) -> usize {
         self.in_use() * size_of::<Page>()
             + self.pages.capacity() * size_of::<Option<Box<Page>>>()
@@ -285,7 +279,6 @@ impl Pages {
         self.bytes() - self.owner_bytes + owners
     }
 
-    /// All pages there are.
     pub(super) fn ids(&self) -> impl Iterator<Item = PageId> {
         let pages = (0..).zip(&self.pages);
         pages.filter_map(|(id, page)| page.is_some().then_some(id))
@@ -421,7 +414,6 @@ fn with_room(starts: &Starts) -> Starts {
     copy
 }
 
-/// The table of pages that begin at this depth.
 fn table_at(depth: u32) -> usize {
     usize::from(!(depth as usize).is_multiple_of(SEGMENT_BLOCKS))
 }

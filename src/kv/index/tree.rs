@@ -94,7 +94,6 @@ impl Tree {
         })
     }
 
-    /// Forgets all blocks.
     pub fn clear(&mut self) {
         self.write((), |writer, pages, slot| writer.clear(pages, slot));
     }
@@ -106,7 +105,6 @@ impl Tree {
         }
     }
 
-    /// Blocks in each tier.
     pub fn blocks(&self) -> [u64; Tier::COUNT] {
         self.read([0; Tier::COUNT], |writer, _, slot| writer.tree(slot).blocks)
     }

@@ -14,7 +14,6 @@ use super::tree::Tree;
 use super::types::{CopiedBlocks, CopyReport, NewBlock, Parent, USUAL_COPIES};
 use crate::kv::event::{EngineHash, Tier};
 
-/// How far a copy has come.
 #[derive(Debug)]
 pub struct CopyCursor {
     pages: vec::IntoIter<PageId>,
@@ -35,7 +34,6 @@ pub struct GraftCursor {
 const MAX_COUNTED_COPIES: u32 = 64;
 
 impl Tree {
-    /// Begins a copy of the tree.
     pub fn begin_copy(&self) -> CopyCursor {
         let pages = self.read(Vec::new(), |writer, pages, slot| {
             writer.pages_by_depth(pages, slot)

@@ -22,7 +22,6 @@ pub struct NewBlock {
 /// How many copies of a block a report stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyReport {
-    /// One more than before.
     OneMore,
     /// At least one, because the block may have been reported before. A block first reported so is
     /// forgotten at its first removal; the count of one that is counted already does not change.
@@ -34,7 +33,6 @@ pub enum CopyReport {
 #[error("the parent block is not known")]
 pub struct UnknownParent;
 
-/// A block that a tree owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeBlock {
     pub name: EngineHash,

@@ -154,7 +154,6 @@ impl Writer {
         result
     }
 
-    /// All memory of the index.
     pub(super) fn bytes(&self, pages: &Pages) -> usize {
         pages.bytes()
             + self.names.allocation_size()
@@ -184,7 +183,6 @@ impl Writer {
         self.names.find(hash_of(name), has_name).copied()
     }
 
-    /// A name's entry in the table of names.
     #[inline]
     fn entry(&mut self, pages: &Pages, name: EngineHash) -> Entry<'_, BlockId> {
         let has_name = |block: &BlockId| pages.has_name(*block, name);
@@ -192,7 +190,6 @@ impl Writer {
         self.names.entry(hash_of(name), has_name, of_block)
     }
 
-    /// The block that a tree knows by this name.
     #[inline]
     fn resolve(&self, pages: &Pages, tree: &TreeState, name: EngineHash) -> Option<BlockId> {
         let in_table = || self.find_name(pages, name);
@@ -216,14 +213,12 @@ impl Writer {
         (is_owner && tree.alias_of(block).is_none()).then_some(block)
     }
 
-    /// How many copies of a block a tree has.
     #[inline]
     fn copies(&self, pages: &Pages, tree: &TreeState, block: BlockId) -> Copies {
         let page = pages.get(block.page());
         tree.copies(block, page.residency(tree.slot, block.offset()))
     }
 
-    /// Changes how many copies of a block a tree has.
     fn set_copies(&mut self, pages: &mut Pages, tree: &mut TreeState, block: BlockId, new: Copies) {
         let page = pages.get(block.page());
         let (before, after) = (page.residency(tree.slot, block.offset()), residency_of(new));
@@ -248,7 +243,7 @@ impl Writer {
         blocks: u16,
         tier: Tier,
     ) {
-        let unowned = blocks & !pages.get(page).owned();
+        let unowned = blocks & !pages.get(page).owned;
         self.blocks += u64::from(unowned.count_ones());
         self.memberships += u64::from(blocks.count_ones());
         tree.len += u64::from(blocks.count_ones());
@@ -266,7 +261,7 @@ impl Writer {
             tree.pages.remove(&page);
         }
         let of_page = pages.get_mut(page);
-        let unowned = blocks & !of_page.owned();
+        let unowned = blocks & !of_page.owned;
         self.blocks -= u64::from(unowned.count_ones());
         for offset in offsets_of(blocks) {
             tree.drop_alias(BlockId::new(page, offset));

@@ -135,7 +135,6 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.at) == Some(&0xc0)
     }
 
-    /// Takes a nil, if one is next.
     pub(super) fn nil(&mut self) -> bool {
         let is_nil = self.is_nil();
         self.at += usize::from(is_nil);

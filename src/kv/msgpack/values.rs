@@ -5,7 +5,6 @@ use super::{BLOCKS_MAX, Reader};
 use crate::kv::event::{EngineHash, ExtraKey, Medium};
 
 impl Reader<'_> {
-    /// Reads a value that may be nil.
     pub(super) fn or_nil<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
         if self.cursor.nil() {
             return Ok(None);

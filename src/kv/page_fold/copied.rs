@@ -20,7 +20,6 @@ pub struct CopiedPages {
     pub marks: Vec<u8>,
 }
 
-/// How far a copy has come.
 #[derive(Debug, Default)]
 pub struct PageCopyCursor {
     next: PageNumber,

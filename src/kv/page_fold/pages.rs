@@ -97,7 +97,6 @@ impl Pages {
         self.len() == 0
     }
 
-    /// What this takes.
     pub(super) fn bytes(&self) -> usize {
         self.slab.capacity() * size_of::<Page>()
             + (self.tokens.capacity() + self.free.capacity()) * 4
@@ -125,7 +124,6 @@ impl Pages {
         &mut self.slab[page as usize]
     }
 
-    /// The page before a page, if it is known.
     pub(super) fn parent_mut(&mut self, page: PageNumber) -> Option<&mut Page> {
         match self.slab[page as usize].parent {
             NO_PAGE => None,

@@ -6,7 +6,6 @@ use super::PredictedIndex;
 use super::lru::{Slot, Use};
 use crate::ids::{BlockHash, WorkerId};
 
-/// A block that a worker is predicted to have cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredictedBlock {
     pub path: BlockHash,

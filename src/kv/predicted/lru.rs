@@ -46,7 +46,6 @@ pub(super) struct Use {
     pub(super) shared_s: u32,
 }
 
-/// A block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) path: BlockHash,

@@ -11,7 +11,6 @@ use std::time::Instant;
 use super::{PredictedIndex, partition};
 use crate::ids::{BlockHash, WorkerId};
 
-/// Blocks of a prompt that another replica routed.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedBlocks<'a> {
     /// The block before them; `None` if they are the prompt's first.

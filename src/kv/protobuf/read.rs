@@ -8,7 +8,6 @@ use crate::kv::event::{
 };
 use crate::kv::source::{DecodeError, SnapshotChunk};
 
-/// One message of the stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     /// The rank's sequence number.

@@ -46,7 +46,6 @@ pub enum Step<T> {
         /// Part of a snapshot, which begins with a clear of its own.
         is_snapshot: bool,
     },
-    /// Clear the tree.
     Clear(ResyncReason),
     RequestReplay {
         first: u64,
@@ -196,7 +195,6 @@ impl State {
     }
 }
 
-/// Why the stream is in its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateReason {
     /// Nothing was received yet.

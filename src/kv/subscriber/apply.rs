@@ -275,7 +275,7 @@ impl RankTree {
 
     /// Whether the engine's process was seen to name a page by its tokens.
     pub(super) fn has_matching_names(&self) -> bool {
-        self.pages.as_ref().is_some_and(PageEvents::has_matched)
+        self.pages.as_ref().is_some_and(|pages| pages.has_matched)
     }
 
     /// Replaces the tree by an empty one for another replica's blocks, of a process about which these facts were
@@ -290,7 +290,7 @@ impl RankTree {
         self.filter.relearn(shape, learned);
         self.groups.relearn(&learned.groups);
         if let Some(pages) = &mut self.pages {
-            pages.relearn(has_matching_names);
+            pages.has_matched = has_matching_names;
         }
         if self.tree.as_ref().is_some_and(|(of, _)| *of == shape) {
             return;

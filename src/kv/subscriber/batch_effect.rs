@@ -2,7 +2,6 @@
 
 use crate::kv::event_filter::{IgnoredReason, TreeImpact};
 
-/// What applying one batch did.
 #[derive(Debug, Default)]
 pub(super) struct BatchEffect {
     pub(super) events: u64,

@@ -48,7 +48,6 @@ pub(super) struct RankEntry {
     repeat_reports: Mutex<RepeatReports>,
 }
 
-/// What the subscriber last reported.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) status: Status,

@@ -51,7 +51,6 @@ impl GroupCopies {
         self.groups.extend(kept.map(|(group, _)| *group));
     }
 
-    /// The cache was cleared.
     pub(super) fn clear(&mut self) {
         self.more.clear();
         self.shrink();

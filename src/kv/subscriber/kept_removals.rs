@@ -89,7 +89,6 @@ impl KeptRemovals {
         self.stored_at.is_empty()
     }
 
-    /// How many removals of the block wait.
     pub(super) fn waiting(&self, hash: EngineHash, tier: Tier) -> u32 {
         self.counts.get(&(hash, tier)).copied().unwrap_or(0)
     }

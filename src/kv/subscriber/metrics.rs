@@ -123,7 +123,6 @@ impl Metrics {
     }
 }
 
-/// One rank's series.
 #[derive(Debug)]
 pub(super) struct Meters {
     pub(super) blocks: [IntGauge; Tier::COUNT],
@@ -145,7 +144,6 @@ pub(super) struct Meters {
     rank: u32,
     has_series: bool,
     families: Arc<Families>,
-    /// The families of the gauges.
     gauges: Arc<Families>,
 }
 

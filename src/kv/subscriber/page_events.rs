@@ -18,7 +18,7 @@ pub(super) struct PageEvents {
     indexes: Arc<PrefixIndexes>,
     pub(super) fold: Option<PageFold>,
     /// A page of this process was named after its tokens, so one that is not depends on something else.
-    has_matched: bool,
+    pub(super) has_matched: bool,
     is_logged: bool,
 }
 
@@ -35,16 +35,6 @@ impl PageEvents {
     fn fold_for(&self, page_size: u32) -> Option<PageFold> {
         let fold = PageFold::for_pages(page_size)?;
         Some(fold.with_memory(self.indexes.page_memory()))
-    }
-
-    /// Whether a page of this process was named after its tokens.
-    pub(super) fn has_matched(&self) -> bool {
-        self.has_matched
-    }
-
-    /// Another replica saw whether a page of the same process was named after its tokens.
-    pub(super) fn relearn(&mut self, has_matched: bool) {
-        self.has_matched = has_matched;
     }
 
     /// Begins with another replica's pages, of which there are none yet. What was learned of the process stays. `None`

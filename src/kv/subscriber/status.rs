@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use crate::kv::event::Tier;
 use crate::kv::stream::{Counts, State, StateReason};
 
-/// One rank of one worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {

@@ -25,7 +25,6 @@ const SILENT: &str = "silent";
 /// Maps that workers are spread over: so many times fewer entries are copied when a subscriber starts or ends.
 const SHARDS: usize = 128;
 
-/// All ranks that have a subscriber.
 #[derive(Debug)]
 pub struct StatusBoard {
     /// One is replaced when a subscriber starts or ends, so that readers take no lock.
@@ -50,16 +49,11 @@ impl Default for StatusBoard {
 #[derive(Debug)]
 pub struct StatusSnapshot<'a> {
     board: &'a StatusBoard,
-    all_report: bool,
+    /// Whether every worker reports its events; then [`Self::reports`] need not be called for each.
+    pub all_report: bool,
 }
 
 impl StatusSnapshot<'_> {
-    /// Whether every worker reports its events; then [`Self::reports`] need not be called for each.
-    #[inline]
-    pub fn all_report(&self) -> bool {
-        self.all_report
-    }
-
     /// Whether all `ranks` of a worker have been connected at least once, and are not silent. A worker that advertises
     /// an unreachable endpoint has no usable events.
     pub fn reports(&self, worker: WorkerId, ranks: u32) -> bool {

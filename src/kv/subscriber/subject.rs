@@ -10,7 +10,6 @@ use crate::kv::indexes::PrefixIndexes;
 use crate::kv::stream;
 use crate::kv::tree_copies::TreeSource;
 
-/// The rank to follow.
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub worker: WorkerId,
@@ -26,7 +25,6 @@ pub struct Subject {
     pub caches_pages: bool,
 }
 
-/// What all subscribers share.
 #[derive(Clone)]
 pub struct Shared {
     pub indexes: Arc<PrefixIndexes>,

@@ -9,7 +9,6 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
-use prometheus::core::Collector;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::mpsc;
 
@@ -19,9 +18,8 @@ use super::status::{Status, WorkerResults};
 use super::types::{Outcome, Subject};
 use crate::ids::{Model, WorkerId};
 use crate::kv::block::ChainRoot;
-use crate::observe::metrics::{Registry, metric_table};
+use crate::observe::metrics::{Registry, metric_table, remove_series};
 
-/// A prompt that is sent to a worker.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     pub subject: Subject,
@@ -239,20 +237,7 @@ impl TokenizerCheck {
 
     /// Removes the counts of models that no worker serves. Prompts that were not checked have counts and no results.
     pub(super) fn retain_models(&self, is_served: impl Fn(&str) -> bool) {
-        let checks = &self.metrics.checks;
-        for family in checks.collect() {
-            for metric in family.get_metric() {
-                let value = |name: &str| {
-                    let mut labels = metric.get_label().iter();
-                    let found = labels.find(|label| label.name() == name);
-                    found.map_or("", |label| label.value())
-                };
-                if !is_served(value("model")) {
-                    let labels = ["model", "prompts", "outcome"].map(value);
-                    let _ = checks.remove_label_values(&labels);
-                }
-            }
-        }
+        remove_series(&self.metrics.checks, "model", |model| !is_served(model));
     }
 
     /// Makes the results visible to routing.

@@ -81,7 +81,6 @@ impl CheckSeries {
     }
 }
 
-/// The results of all subjects.
 #[derive(Debug)]
 pub(super) struct CheckResults {
     settings: Settings,

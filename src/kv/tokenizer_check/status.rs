@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::difference::TokenDifference;
 use super::types::PromptSource;
 
-/// The checks of one subject.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub model: String,

@@ -55,7 +55,6 @@ impl Outcome {
     }
 }
 
-/// How a check changed an alarm.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlarmChange {

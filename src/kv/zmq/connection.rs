@@ -31,7 +31,6 @@ const KEEPALIVE_MAX: Duration = Duration::from_secs(3_600);
 /// If this process stalled, the pong may be in the socket already; read once more before giving up.
 const LAST_READ_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CloseReason {
     #[error("cannot connect: {0}")]

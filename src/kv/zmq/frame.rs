@@ -8,7 +8,6 @@ use crate::kv::source::SourceBatch;
 /// The sequence number that ends a replay, sent with an empty payload.
 const REPLAY_END: u64 = u64::MAX;
 
-/// One message of a replay.
 #[derive(Debug)]
 pub enum ReplayMessage {
     Batch(SourceBatch),

@@ -50,7 +50,6 @@ pub struct Bounds {
     pub parts_max: usize,
 }
 
-/// What the peer sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PeerMessage {
     /// The handshake is done, and the subscription is on its way.

@@ -155,7 +155,7 @@ fn what_the_store_says_replaces_what_was_believed() {
     let limit = limit(60);
     let mut usage = Use::default();
     usage.decide_alone(id(1), &[(&limit, 5_000_000)], 0, 1, 0);
-    assert!(usage.is_apart());
+    assert!(usage.is_apart);
     let mut charges = [Charge {
         id: id(2),
         limits: [charge_of(&limit, 1_000_000)].into_iter().collect(),
@@ -171,7 +171,7 @@ fn what_the_store_says_replaces_what_was_believed() {
     usage.on_reply(&charges[0], &reply, 1_000_000);
     assert_eq!(usage.of("r", 2_000_000), 8_000_000);
     assert_eq!(usage.running_everywhere(), 7);
-    assert!(!usage.is_apart());
+    assert!(!usage.is_apart);
     // It has just said so.
     assert!(!usage.must_recount());
     assert!(usage.must_recount());

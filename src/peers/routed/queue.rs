@@ -109,7 +109,6 @@ impl Queue {
         self.has_queued.load(Relaxed)
     }
 
-    /// Takes everything.
     pub(super) fn take(&self) -> impl Iterator<Item = Batch> {
         self.has_queued.store(false, Relaxed);
         let shards = self.shards.iter();

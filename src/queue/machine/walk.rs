@@ -105,9 +105,4 @@ impl<T> Queue<T> {
         }
         left
     }
-
-    /// Whether the last walk looked at all, or passed over them.
-    pub fn is_all_looked_at(&self) -> bool {
-        self.is_all_looked_at
-    }
 }

@@ -26,7 +26,6 @@ pub(super) struct SilentWorkers<T> {
     max_at_once: usize,
 }
 
-/// What is sent to one worker.
 #[derive(Debug)]
 struct AbortsOfWorker<T> {
     /// How many are on their way.
@@ -35,7 +34,6 @@ struct AbortsOfWorker<T> {
     waiting: VecDeque<T>,
 }
 
-/// What becomes of a request to abort.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AbortTurn<T> {

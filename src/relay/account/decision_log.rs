@@ -14,7 +14,6 @@ use super::explanation::Explanation;
 /// The decisions that are kept. Each is about 10 KB with all its candidates.
 const MAX_DECISIONS: usize = 200;
 
-/// A decision as it was taken.
 #[derive(Debug, Serialize)]
 pub struct RecordedDecision {
     /// Its place among the recorded ones, from 1.

@@ -185,7 +185,6 @@ pub struct SpeedExplained {
 /// A worker's load by who has it there.
 #[derive(Debug, Default, Serialize)]
 pub struct LoadShares {
-    /// This router.
     pub own: LoadShare,
     /// Other replicas of the router.
     pub peers: LoadShare,

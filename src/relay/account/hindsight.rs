@@ -25,7 +25,6 @@ pub struct Hindsight {
     seconds: GaugeVec,
 }
 
-/// The choices of one model.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Choices {
     journal: Mutex<Journal>,
@@ -33,7 +32,6 @@ pub(in crate::relay) struct Choices {
 }
 
 impl Choices {
-    /// A request is sent.
     pub(in crate::relay) fn on_sent(&self, now: Instant, sent: impl FnOnce() -> Sent) {
         // One that another thread is at is left out: nobody waits for this.
         let Some(mut journal) = self.journal.try_lock() else {
@@ -125,7 +123,6 @@ impl Hindsight {
     }
 }
 
-/// The mean of each policy.
 fn means(sum: &Took) -> [(&'static str, f64); 3] {
     let mean = |seconds: f64| seconds / sum.requests.max(1) as f64;
     [

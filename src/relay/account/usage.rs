@@ -143,7 +143,6 @@ impl Usage {
     }
 }
 
-/// The counters of one tenant and model.
 #[derive(Debug)]
 pub(in crate::relay) struct Counters {
     /// The value of the label.
@@ -219,7 +218,6 @@ impl CountersByTenant {
     }
 }
 
-/// The usage of one request that a worker is answering.
 #[derive(Debug)]
 pub(in crate::relay) struct UsageEntry {
     counters: Arc<Counters>,

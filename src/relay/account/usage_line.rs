@@ -21,7 +21,6 @@ pub(in crate::relay) struct UsageLine {
     pub(in crate::relay) model: Model,
     pub(in crate::relay) api: Api,
     pub(in crate::relay) worker: Arc<str>,
-    /// The id of the batch whose line it is, if it is one.
     pub(in crate::relay) batch: Option<Arc<str>>,
     /// When the request's head was received.
     pub(in crate::relay) started: Instant,

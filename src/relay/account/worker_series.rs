@@ -21,7 +21,6 @@ use crate::relay::failure::types::Outcome;
 const SERIES_MAX: usize = 2_000;
 const OTHER: &str = "other";
 
-/// One model's series, by worker.
 #[derive(Debug)]
 pub(in crate::relay) struct SeriesByWorker {
     families: Arc<Families>,

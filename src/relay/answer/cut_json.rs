@@ -49,7 +49,6 @@ impl Name {
         }
     }
 
-    /// It has an escape.
     pub(super) fn on_escape(&mut self) {
         self.is_other = true;
     }

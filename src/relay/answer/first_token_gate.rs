@@ -45,7 +45,7 @@ pub(in crate::relay) struct FirstTokenGate {
     /// The last choice has not ended.
     is_unfinished: bool,
     /// There was something of an answer, be it only its role.
-    has_begun: bool,
+    pub(in crate::relay) has_begun: bool,
 }
 
 impl FirstTokenGate {
@@ -62,11 +62,6 @@ impl FirstTokenGate {
     /// The answer is given up if it ends without a finish reason, also if its chunks have no place for one.
     pub(in crate::relay) fn require_finish(&mut self) {
         self.is_unfinished = true;
-    }
-
-    /// Whether an event that was looked at begins the answer, as in [`begins_answer`].
-    pub(in crate::relay) fn has_begun(&self) -> bool {
-        self.has_begun
     }
 
     /// Takes the next piece of the stream, cut anywhere.
@@ -346,7 +341,7 @@ mod tests {
         ] {
             let mut gate = FirstTokenGate::new(Api::Chat);
             let _ = gate.on_data(&Bytes::from(events.concat()));
-            assert_eq!(gate.has_begun(), has_begun, "{events:?}");
+            assert_eq!(gate.has_begun, has_begun, "{events:?}");
         }
     }
 

@@ -28,7 +28,6 @@ const TEXTS: [&[u8]; 6] = [
     b"\"partial_json\":\"",
 ];
 
-/// What one stream has shown.
 #[derive(Debug)]
 pub(in crate::relay) struct PlainEvents {
     /// The event that was looked at, without its text.

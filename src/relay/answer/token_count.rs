@@ -50,7 +50,6 @@ pub(in crate::relay) struct TokenCount {
 }
 
 impl TokenCount {
-    /// Takes the next events.
     pub(in crate::relay) fn add(&mut self, api: Api, events: &[u8]) {
         let mut rest = events;
         while !rest.is_empty() {

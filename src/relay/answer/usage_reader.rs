@@ -21,7 +21,6 @@ static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\
 /// SGLang's, of its own API.
 static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"meta_info\""));
 
-/// Reads one answer.
 #[derive(Debug)]
 pub(in crate::relay) struct UsageReader {
     api: Api,

@@ -28,7 +28,6 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(1);
 const ENDED: &str = "the stream ended before its first token";
 pub(super) const PREFILL_GONE: &str = "the engine process that computed the prompt is gone";
 
-/// What a decode leg was answered.
 pub(super) struct Decoded {
     answer: exchange::Answer,
     /// The decode worker has the prompt's blocks. Otherwise it refuses the request, by its status or within a stream.

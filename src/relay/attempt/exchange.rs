@@ -111,7 +111,6 @@ impl Error {
     }
 }
 
-/// How a request is sent.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::relay) struct Sending<'a> {
     /// The dp rank that must process it.
@@ -154,7 +153,6 @@ pub(in crate::relay) async fn attempt(
     within(timer, begin).await
 }
 
-/// A request to a worker.
 pub(in crate::relay) fn request(
     job: &Job<'_>,
     body: &Bytes,

@@ -65,6 +65,6 @@ pub(in crate::relay) async fn wait(
         read.extend_from_slice(&piece);
         next = answer.next_piece().await?;
     };
-    answer.has_begun = gate.has_begun();
+    answer.has_begun = gate.has_begun;
     Ok(verdict)
 }

@@ -84,12 +84,10 @@ impl LegContext<'_> {
         FailedAttempt::new(fault, format!("{}: {why}", self.prefill.worker.name))
     }
 
-    /// The dp rank that the prefill leg is pinned to.
     pub(in crate::relay) fn prefill_rank(&self) -> Option<u32> {
         self.prefill.worker.pinned_to(self.prefill.decision.rank)
     }
 
-    /// The dp rank that the decode leg is pinned to.
     pub(in crate::relay) fn decode_rank(&self) -> Option<u32> {
         self.choice.worker.pinned_to(self.choice.decision.rank)
     }

@@ -102,7 +102,7 @@ impl Relay {
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
         let aborted = if !plan.is_stream && plan.group.aborting_by_id.contains(&worker.id) {
             let id = format!("{}-{}", job.context.id, course.count);
-            self.aborts().guard(job.api, body, worker, id)
+            self.aborts.guard(job.api, body, worker, id)
         } else {
             None
         };

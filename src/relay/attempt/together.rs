@@ -23,7 +23,6 @@ use crate::traces::{Leg, TrySpan};
 /// A request that the prefill engine refuses, the decode engine refuses too, and says why.
 const SAME_REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How the prefill leg ended.
 enum PrefillEnd {
     /// The decode worker has the blocks.
     Taken,

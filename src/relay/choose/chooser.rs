@@ -32,7 +32,6 @@ pub(in crate::relay) struct Chooser<'a> {
 }
 
 impl<'c> Chooser<'c> {
-    /// The workers' cached prefixes of the prompt.
     pub(in crate::relay) fn cached_prefixes<'a>(
         &self,
         plan: &'a Plan,

@@ -143,7 +143,6 @@ pub(in crate::relay) struct Prefill {
     pub(super) done_at: OnceLock<Instant>,
 }
 
-/// The prefill leg of a disaggregated request.
 pub(in crate::relay) struct PrefillLeg {
     pub(in crate::relay) worker: Arc<Worker>,
     /// The dp rank that it was pinned to.

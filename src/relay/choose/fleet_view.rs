@@ -17,7 +17,6 @@ use crate::routing::{self, Backlog, Cached, Decision, Request, SharedPrefix, Sta
 /// Workers with a request's adapter that are compared beside those with its prefix.
 const MAX_ADAPTER_OWNERS: usize = 8;
 
-/// What the chosen worker is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A whole request, or a decode leg.

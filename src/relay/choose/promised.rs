@@ -52,7 +52,6 @@ impl Promised {
         own.plus(peers.copied().unwrap_or_default())
     }
 
-    /// What waits here.
     pub(in crate::relay) fn waiting(&self) -> WaitingByOwner {
         let all = self.by_owner.iter();
         let waiting = all.filter(|(_, promise)| promise.waiting.requests > 0);
@@ -102,7 +101,6 @@ impl Promised {
         }
     }
 
-    /// Adds what others promised.
     pub(in crate::relay) fn add_all(&mut self, others: &Self) {
         for (owner, more) in &others.by_owner {
             let promise = self.by_owner.entry(*owner).or_default();

@@ -130,7 +130,6 @@ fn written(counts: Counts, from: usize, state: &State) -> Vec<u8> {
     part
 }
 
-/// Where a stream is that another router process goes on with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
     pub(super) counts: Counts,
@@ -206,12 +205,10 @@ impl Resume {
         Some(behind)
     }
 
-    /// Whether they are tokens of this model.
     pub(in crate::relay) fn is_of(&self, model: &str) -> bool {
         self.model == model
     }
 
-    /// Tokens of the answer.
     pub fn answer_tokens(&self) -> usize {
         self.answer.len()
     }

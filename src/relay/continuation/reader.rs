@@ -20,7 +20,6 @@ const NULL: &str = "null";
 /// More than the text of any token.
 const TOKEN_TEXT_BYTES: usize = 256;
 
-/// One stream, over all workers that write it.
 #[derive(Debug)]
 pub(in crate::relay) struct Reader {
     settings: Settings,
@@ -39,7 +38,6 @@ pub(in crate::relay) struct Reader {
     /// How many ids came with the last text.
     last_ids: usize,
     has_role: bool,
-    /// Some text was passed.
     has_text: bool,
     /// The answer has ended, or the request was refused within it.
     has_finish: bool,

@@ -17,7 +17,6 @@ impl Score {
     }
 }
 
-/// Why a worker was chosen.
 pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: u32) -> String {
     let Score {
         cached_tokens,

@@ -73,7 +73,6 @@ struct AtWorker {
     failing_since: Option<Instant>,
 }
 
-/// A request that has succeeded.
 #[derive(Clone, Copy, Debug)]
 struct Success {
     at: Instant,
@@ -289,7 +288,6 @@ impl Suspect {
     }
 }
 
-/// Evidence that concurrent requests share.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct SharedEvidence {
     /// A bit for each worker with failures and each client under suspicion, by their numbers modulo 64, and for each

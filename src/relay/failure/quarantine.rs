@@ -97,7 +97,6 @@ impl Quarantine {
     }
 }
 
-/// The quarantine that concurrent requests share.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQuarantine {
     /// A bit for each remembered body, by its length modulo 64. Other bodies are not hashed.
@@ -148,7 +147,6 @@ impl SharedQuarantine {
         self.publish(&quarantine);
     }
 
-    /// An engine answered.
     pub(in crate::relay) fn on_answer(&self, body: &[u8]) {
         if self.may_know(body) {
             let mut quarantine = self.quarantine.lock();

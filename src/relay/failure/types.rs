@@ -80,7 +80,6 @@ impl Failure {
     }
 }
 
-/// Where an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::relay) enum Stage {
     /// At the worker that was to answer.

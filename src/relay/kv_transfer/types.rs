@@ -34,7 +34,6 @@ pub struct Transfer {
     pub(super) api: Api,
 }
 
-/// The result of a prefill leg.
 #[derive(Debug)]
 pub struct PrefillResult {
     pub params: TransferParams,

@@ -31,7 +31,6 @@ metric_table! {
 }
 
 impl Families {
-    /// Finds the series of models.
     pub(in crate::relay) fn find_models(&self, gone: &FxHashSet<Model>, found: &mut FoundSeries) {
         let is_gone = |model: &str| gone.contains(model);
         for family in [&self.requests, &self.transfers] {

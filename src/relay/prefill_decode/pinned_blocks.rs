@@ -14,7 +14,6 @@ use crate::ids::WorkerId;
 /// forgotten.
 const TRANSFERS_MAX: usize = 65_536;
 
-/// The pinned blocks of all prefill workers.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct PinnedBlocks {
     workers: Mutex<FxHashMap<WorkerId, WorkerPins>>,

@@ -29,7 +29,6 @@ use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::peers::routed::RoutedPrompts;
 use crate::routing::{self, Cached, PrefixCounts, TierCredit};
 
-/// What is known of the workers' caches.
 #[derive(Clone, Debug)]
 pub struct Caches {
     /// Blocks that workers reported.
@@ -116,7 +115,7 @@ impl<'a> CachedPrefixes<'a> {
             counts,
         };
         let before_image = exact.and_then(TokenBlocks::tokens_before_image);
-        let all_report = prefixes.statuses.all_report() && !group.event_ranks.contains(&0);
+        let all_report = prefixes.statuses.all_report && !group.event_ranks.contains(&0);
         let is_whole = prefixes.exact.is_some() && before_image.is_none();
         // With exact knowledge of all workers there is nothing to predict.
         if !is_whole || prefixes.suspected.is_some() || !all_report {
@@ -236,7 +235,7 @@ impl<'a> CachedPrefixes<'a> {
         let ranks = self.places.event_ranks(place);
         let has_events = self.exact.is_some() && ranks > 0;
         has_events
-            && (self.statuses.all_report() || self.reports(place, ranks))
+            && (self.statuses.all_report || self.reports(place, ranks))
             && self.is_trusted(place)
     }
 

@@ -148,10 +148,8 @@ pub trait AnswerRoom: Send + Sync + Debug {
     fn grow_to(&self, bytes: usize) -> GrowFuture<'_>;
 }
 
-/// A line of a batch.
 #[derive(Debug)]
 pub struct BatchLine {
-    /// The id of the batch.
     pub batch: Arc<str>,
     entering: EnteringLine,
     /// The worker at which it counts, and its number there.
@@ -170,7 +168,6 @@ impl BatchLine {
         }
     }
 
-    /// With this room for its answer.
     #[must_use]
     pub fn with_room(mut self, room: Arc<dyn AnswerRoom>) -> Self {
         self.room = Some(room);

@@ -9,7 +9,6 @@ use crate::relay::request::batch_line::BatchLine;
 use crate::relay::request::summary::SummaryCell;
 use crate::traces::RequestTrace;
 
-/// Who waits for the answer of a request.
 #[derive(Clone, Debug, Default)]
 pub enum RequestKind {
     /// A client.
@@ -27,7 +26,6 @@ impl RequestKind {
         matches!(self, Self::Interactive)
     }
 
-    /// The line of a batch that it is, if it is one.
     pub fn batch_line(&self) -> Option<&BatchLine> {
         match self {
             Self::Batch(line) => Some(line),
@@ -52,7 +50,6 @@ pub struct RequestContext {
     pub deadline: Option<Instant>,
     /// The response of the Responses API that it generates, if the router knows it.
     pub response: Option<ResponseId>,
-    /// Who waits for its answer.
     pub kind: RequestKind,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
@@ -74,7 +71,6 @@ impl RequestContext {
         }
     }
 
-    /// The request's trace, if it is traced.
     pub fn trace(&self) -> Option<&Arc<RequestTrace>> {
         self.summary.as_ref()?.trace()
     }

@@ -18,7 +18,6 @@ pub trait Gateway: fmt::Debug + Send + Sync {
     /// How many workers it tries after the chosen one.
     fn fallbacks(&self) -> usize;
 
-    /// Whether the gateway may send the request to this worker.
     fn may_reach(&self, worker: &Worker) -> bool;
 
     /// Has the request sent. Resolves with the beginning of the answer; dropped, the request is given up.

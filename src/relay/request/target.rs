@@ -88,7 +88,6 @@ pub struct Candidate {
 /// The models that may get a request: the first is to be tried first.
 pub type Candidates = SmallVec<[Candidate; 2]>;
 
-/// A name that clients may ask for.
 #[derive(Clone, Debug)]
 pub struct Name {
     /// As clients write it.
@@ -108,7 +107,6 @@ struct Entry {
     key_sources: Vec<KeySource>,
 }
 
-/// The names of one configuration.
 #[derive(Debug, Default)]
 pub struct Names(FxHashMap<Box<str>, Name>);
 

@@ -22,7 +22,6 @@ pub struct TenantProfile {
     pub limits: Option<Arc<TenantLimits>>,
 }
 
-/// The tenants of one configuration.
 #[derive(Debug)]
 pub struct TenantTable {
     by_id: FxHashMap<Tenant, Arc<TenantProfile>>,

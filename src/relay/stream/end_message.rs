@@ -14,7 +14,6 @@ pub(super) const TOO_LONG: &str = "the request took longer than the router allow
 /// The stream outlasts the router's drain.
 pub(super) const DRAINED: &str = "this router is about to end, and the answer with it; try again";
 
-/// The code of a terminal event with this message.
 pub(super) fn code_of(message: &str) -> &'static str {
     if message == DRAINED {
         RefusalReason::Draining.code()

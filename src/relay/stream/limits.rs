@@ -28,7 +28,6 @@ pub(in crate::relay) struct Limits {
     pub(in crate::relay) last_part: Option<LastPart>,
 }
 
-/// What a timer fires for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
     /// The stream is over.

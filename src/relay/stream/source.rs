@@ -12,14 +12,12 @@ use crate::http::client::EngineBody;
 /// Pieces that are available at once are passed on as one, up to about this size.
 const BATCH_BYTES: usize = 8 << 10;
 
-/// One engine's connection.
 pub(super) struct Source {
     /// `None` once the answer has ended.
     engine: Option<EngineBody>,
     first: Option<Bytes>,
 }
 
-/// What was read.
 pub(super) enum Read {
     Data(Bytes),
     /// The last data.

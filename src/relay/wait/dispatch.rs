@@ -79,7 +79,6 @@ impl Queues {
         self.granted.last.store(Arc::new(released));
     }
 
-    /// Releases what there is room for.
     fn release(&self, now: Instant) {
         self.renew_sharing(now);
         let queues = self.by_name.load();
@@ -164,7 +163,6 @@ impl Queues {
     }
 }
 
-/// One walk over the requests of a queue.
 struct QueueWalk<'a> {
     queues: &'a Queues,
     snapshot: &'a Snapshot,

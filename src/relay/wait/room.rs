@@ -271,7 +271,6 @@ impl Rooms {
         !self.is_unknown && open.any(|worker| waiting.of(*worker).in_line > 0)
     }
 
-    /// A worker was promised something.
     pub(super) fn on_promised(
         &mut self,
         worker: &Worker,

@@ -114,7 +114,6 @@ pub(super) enum Woken {
     },
 }
 
-/// The queue of the models that share workers.
 #[derive(Debug)]
 pub(in crate::relay) struct SharedQueue {
     /// The first of the models.
@@ -292,7 +291,6 @@ impl SharedQueue {
         }
     }
 
-    /// Requests that wait.
     pub(in crate::relay) fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
     }
@@ -422,7 +420,7 @@ impl SharedQueue {
                 Looked::Other(look) => look,
             }
         });
-        let is_all = queue.is_all_looked_at();
+        let is_all = queue.is_all_looked_at;
         self.is_all_promised.store(is_all, Relaxed);
         self.count(&state);
         let mut gone = state.named(left);
@@ -524,7 +522,6 @@ impl State {
         class.map_or_else(String::new, |class| class.name.clone())
     }
 
-    /// A request has left.
     fn on_left(&mut self, waiter: &Waiter) {
         if let Some(waits_for) = &*waiter.waits_for.borrow() {
             self.promised.remove_waiting(&waits_for.promises);

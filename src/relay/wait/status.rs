@@ -19,7 +19,6 @@ use crate::queue::{ClassStatus, Settings};
 /// its members, so that their address stays theirs.
 type Loads = FxHashMap<*const Members, (Arc<Members>, GroupLoad)>;
 
-/// The queues of all known models.
 #[derive(Debug, Serialize)]
 pub struct QueueStatus {
     /// False: requests never wait, since `queue` is not configured.
@@ -56,12 +55,10 @@ struct ClassRow {
     oldest_ms: u64,
 }
 
-/// What waits, in short.
 #[derive(Debug, Default, Serialize)]
 pub struct QueueSummary {
     is_on: bool,
     is_draining: bool,
-    /// Requests that wait here.
     waiting: u64,
     models: Vec<SummaryRow>,
 }
@@ -205,7 +202,6 @@ impl Queues {
             .collect()
     }
 
-    /// What a model's workers have.
     fn load_of(&self, model: &Model, now: Instant, loads: &mut Loads) -> GroupLoad {
         let snapshot = self.fleet.snapshot();
         let Some(group) = snapshot.models.get(model) else {

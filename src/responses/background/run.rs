@@ -152,7 +152,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         progress: progress.clone(),
         memory: job.memory,
     };
-    let tracer = responses.relay.tracer();
+    let tracer = &responses.relay.tracer;
     let trace = tracer.begin_background(request.create_span());
     if let (Some(trace), Some(id)) = (&trace, request.conversation_id()) {
         trace.set_conversation(id);

@@ -7,7 +7,6 @@ use tokio::sync::mpsc;
 /// Pieces that wait for a reader, each of up to some 64 KB.
 const CAPACITY: usize = 4;
 
-/// The pieces of one body.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     reader: Option<mpsc::Sender<Bytes>>,

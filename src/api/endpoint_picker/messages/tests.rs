@@ -288,7 +288,7 @@ fn a_body_comes_back_whole_in_pieces_that_a_gateway_takes() {
         for ends in [true, false] {
             let body: Bytes = (0..length).map(|at| at as u8).collect::<Vec<_>>().into();
             let (mut whole, mut ended) = (Vec::new(), Vec::new());
-            for piece in request_pieces(&body, ends) {
+            for piece in pieces(&body, ends, Answer::RequestBody) {
                 let Some(Answer::RequestBody(part)) = piece.response else {
                     panic!("{piece:?}");
                 };

@@ -24,7 +24,6 @@ words! {
     }
 }
 
-/// One failed request.
 #[derive(Debug, PartialEq)]
 pub(super) struct Failure {
     pub(super) request: Request,

@@ -19,7 +19,6 @@ use crate::fleet::discovery::Discovery;
 /// Events mostly come in groups: those that arrive within this time are one change of the fleet.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// Follows the Kubernetes API.
 #[derive(Debug)]
 pub struct Kubernetes {
     name: String,

@@ -43,7 +43,6 @@ impl ObjectKind for InferencePool {
     const GROUP: &str = "inference.networking.k8s.io";
 }
 
-/// An object as the API sent it.
 #[derive(Clone, Debug)]
 pub(super) struct Received<K> {
     /// Names, uid and version, as far as they can be read: a watch goes on after an object that cannot.

@@ -31,7 +31,6 @@ type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<Received<K>>>> 
 type CompleteList<K> = (Vec<Received<K>>, Events<K>);
 type PendingList<K> = Pin<Box<dyn Future<Output = Result<CompleteList<K>, Failure>> + Send>>;
 
-/// An object as it was last seen.
 #[derive(Debug)]
 struct KnownObject<K> {
     version: Option<String>,

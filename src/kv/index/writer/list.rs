@@ -35,7 +35,6 @@ impl Listing {
     }
 }
 
-/// A block that a tree owns.
 struct OwnedBlock {
     /// The path hash before it.
     before: u64,

@@ -150,7 +150,6 @@ impl Writer {
         }
     }
 
-    /// Removes all blocks of a tree.
     pub(in crate::kv::index) fn clear(&mut self, lock: &RwLock<Pages>, slot: Slot) {
         for piece in self.pages_of(slot).chunks(PIECE / SEGMENT_BLOCKS) {
             let mut pages = lock.write();

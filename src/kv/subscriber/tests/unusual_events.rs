@@ -207,10 +207,10 @@ fn a_silent_worker_is_not_exact_until_its_next_event() {
         stage
             .say([connected(), SourceEvent::Live(frame(0, vec![stored(0, 1)]))])
             .await;
-        assert!(stage.board.snapshot().all_report());
+        assert!(stage.board.snapshot().all_report);
         assert!(stage.board.set_silent(WORKER) && !stage.board.set_silent(WORKER));
         assert_eq!(stage.board.silent_ranks(), 1);
-        assert!(!stage.board.snapshot().all_report());
+        assert!(!stage.board.snapshot().all_report);
         assert!(!stage.board.snapshot().reports(WORKER, 1));
         let trees = stage.board.trees(observe::now(), WORKER);
         assert_eq!(trees[0].reason, "silent");

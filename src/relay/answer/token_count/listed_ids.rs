@@ -3,7 +3,6 @@
 /// What stands before the list. A text of this content has its quotes escaped.
 const NAME: &[u8] = b"\"token_ids\"";
 
-/// The ids of all lists of that name.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct ListedIds {
     pub(in crate::relay) count: u64,

@@ -16,7 +16,6 @@ pub(super) struct MemberSearch {
     depth: u32,
     /// The member of the outermost object that is open is one that has the usage of a stream's event.
     is_in_holder: bool,
-    /// A string is open.
     is_in_string: bool,
     /// The piece ended with a backslash.
     is_escaped: bool,

@@ -7,7 +7,6 @@ use crate::relay::answer::engine_answer::Usage;
 /// wrap, and sums of what tenants use wrong for ever.
 const MAX_TOKENS: u64 = 1 << 32;
 
-/// What one object of usage says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
     /// Prompt tokens: of chat completions with the cached ones, of Messages without them.

@@ -71,7 +71,6 @@ pub(super) struct JsonWalk {
     /// The number of open objects and lists. Those deeper than `path` are irrelevant.
     depth: usize,
     path: [Node; MAX_DEPTH],
-    /// The next string is a key.
     is_key_next: bool,
     key: Name,
     /// The meaning of the next value.

@@ -13,11 +13,9 @@ pub(super) enum FallbackReason {
     QueueFull,
     /// The tokenizer pool took longer than the configured wait.
     Timeout,
-    /// The call of the engine failed.
     Engine(engine::Error),
     /// The circuit breaker for tokenization by engines is open.
     EngineCircuitOpen,
-    /// No worker can be called.
     NoWorker,
 }
 
