@@ -83,14 +83,20 @@ struct PeerTrees {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    Disconnected { since: Instant },
+    Disconnected {
+        since: Instant,
+    },
     /// All batches that the engine keeps were requested. Nothing counts until the replay is complete.
-    InitialReplay { request: ReplayRequest },
+    InitialReplay {
+        request: ReplayRequest,
+    },
     /// Batches are applied as they come.
     Live,
     /// The engine cannot replay what came before its first live batch, so batches wait for another replica's
     /// tree: one that a waiting batch confirms.
-    AwaitingPeerTree { deadline: Instant },
+    AwaitingPeerTree {
+        deadline: Instant,
+    },
     /// The last applied batch and all after it were requested, to verify the process or to fill a gap.
     Verifying {
         suspicion: SuspectReason,
