@@ -108,7 +108,7 @@ type Count = fn(&Status) -> u64;
 const COUNTERS: [(&str, &str, Count); 4] = [
     (
         "warmroute_worker_prompt_tokens_total",
-        "Prompt tokens of answers whose prompts a worker computed, as engines report them; of a pair its prefill worker counts.",
+        "Prompt tokens of answers whose prompts a worker computed, as engines report them; of a pair its prefill worker counts, unless a gateway sends it.",
         |status| status.worker.usage.prompt_tokens(),
     ),
     (

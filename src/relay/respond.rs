@@ -135,7 +135,9 @@ impl Relay {
             last_part: self.last_part(&job.context.kind).cloned(),
         };
         let mut meter = Meter::new(count, status, running, is_events, &job.context, entry);
-        meter.computed_by = split.prefill().map(|prefill| prefill.worker.clone());
+        // A gateway's answer has the decode worker's own usage, which counts all that it received as cached.
+        let prefill = split.prefill().filter(|_| job.gateway.is_none());
+        meter.computed_by = prefill.map(|prefill| prefill.worker.clone());
         response.map(|()| {
             stream::relay(
                 body,

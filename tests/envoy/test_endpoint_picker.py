@@ -357,6 +357,10 @@ class Pairs(unittest.TestCase):
             self.assertEqual(got["x-prefiller-host-port"], "{}:{}".format(*first))
             self.assertEqual(cluster.total('warmroute_disaggregated_requests_total{disaggregated="yes"'), 1)
             eventually("no request is counted", lambda: cluster.load() == 0)
+            # Its usage is the decode worker's own.
+            decode = next(it["name"] for it in cluster.fleet() if it["role"] == "decode")
+            tokens = f'warmroute_worker_prompt_tokens_total{{worker="{decode}"'
+            eventually("its prompt is counted", lambda: cluster.total(tokens) > 0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Number;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
@@ -35,7 +34,7 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         root: Option<Box<RawValue>>,
         /// What is no whole number of tokens, such as -1, is no reason to take an engine's models from it.
         #[serde(default)]
-        max_model_len: Option<Number>,
+        max_model_len: Option<Box<RawValue>>,
     }
     let body = get(worker, "/v1/models", limit).await?;
     let list: List =
@@ -45,7 +44,8 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         let entry: Entry =
             serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
         let model: Model = entry.id.into();
-        let max_model_len = entry.max_model_len.as_ref().and_then(Number::as_u64);
+        let length = entry.max_model_len.as_deref().map(RawValue::get);
+        let max_model_len: Option<u64> = length.and_then(|length| length.parse().ok());
         if facts.models.is_empty() {
             facts.engine = Engine::owner(entry.owned_by.as_deref().unwrap_or_default());
         }
@@ -216,6 +216,7 @@ mod tests {
         for (length, expected) in [
             ("-1", None),
             ("8192.5", None),
+            ("\"auto\"", None),
             ("8192", Some(8_192)),
             ("18446744073709551615", Some(u32::MAX)),
         ] {
