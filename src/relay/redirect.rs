@@ -104,6 +104,11 @@ impl Relay {
                         },
                         other => other,
                     };
+                    if let (Some(_), None, Some(summary)) =
+                        (&failed, &attempted.model, &job.context.summary)
+                    {
+                        summary.update(|summary| summary.outcome = Some(error.outcome().as_str()));
+                    }
                     let model = attempted.model.or(failed);
                     return Err(FailedRequest { error, model });
                 }
