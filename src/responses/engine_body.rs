@@ -152,6 +152,7 @@ mod tests {
     fn a_summary_has_no_form_and_no_end_that_the_answer_is_to_have() {
         let client = r#"{"model":"m","input":"x","tools":[{"type":"function","name":"f"}],"temperature":0.5,"stop":["\n"],
             "stop_token_ids":[7],"ignore_eos":true,"logit_bias":{"7":-100},"structured_outputs":{"json":{}},
+            "min_tokens":9000,"stop_regex":"x","bad_words":["a"],"allowed_token_ids":[7],"regex":"a","ebnf":"root ::= \"a\"",
             "text":{"format":{"type":"json_object"}},"tool_choice":"required","max_output_tokens":5}"#;
         let create = CreateRequest::read(client.as_bytes()).unwrap();
         let body = summary_body(&create, b"[1]", "resp_1", None, 100);

@@ -341,7 +341,7 @@ pub(in crate::relay) fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
         Ok(tools) => tools,
         Err(_) => return Some(SingleWorkerReason::Body),
     };
-    // Of a namespace, models are shown the functions.
+    // A namespace has functions of the client.
     let is_clients = |tool: &Tool<'_>| matches!(&*tool.kind, "function" | "custom" | "namespace");
     let all = tools.unwrap_or_default();
     (!all.iter().all(is_clients)).then_some(SingleWorkerReason::Turns)
