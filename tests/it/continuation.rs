@@ -374,19 +374,22 @@ async fn a_stream_goes_on_only_where_the_tokens_so_far_are_read() {
     })
     .await;
     let (mut number, mut goings_on) = (0, 0);
-    eventually("eight streams were continued, and SGLang had requests", async || {
-        number += 1;
-        let mut body = asking(CHAT, &format!("tell me {number}"), 9);
-        body["model"] = "tiny".into();
-        let whole = unbroken(&alone, CHAT, &body).await;
-        let answer = client::post(router.api, CHAT, body.to_string()).await;
-        let found = read(answer.text());
-        assert_eq!((found.ends, found.errors), (1, 0), "{}", answer.text());
-        let is_of_one = found.text == whole.text || found.text == "alone";
-        assert!(is_of_one, "{}", answer.text());
-        goings_on += usize::from(answer.text().contains("x-warmroute-continued"));
-        goings_on >= 8 && !sglang.bodies().is_empty()
-    })
+    eventually(
+        "eight streams were continued, and SGLang had requests",
+        async || {
+            number += 1;
+            let mut body = asking(CHAT, &format!("tell me {number}"), 9);
+            body["model"] = "tiny".into();
+            let whole = unbroken(&alone, CHAT, &body).await;
+            let answer = client::post(router.api, CHAT, body.to_string()).await;
+            let found = read(answer.text());
+            assert_eq!((found.ends, found.errors), (1, 0), "{}", answer.text());
+            let is_of_one = found.text == whole.text || found.text == "alone";
+            assert!(is_of_one, "{}", answer.text());
+            goings_on += usize::from(answer.text().contains("x-warmroute-continued"));
+            goings_on >= 8 && !sglang.bodies().is_empty()
+        },
+    )
     .await;
 }
 
