@@ -440,7 +440,7 @@ mod tests {
                     prop_assert_eq!(tail, expected.as_bytes());
                 }
             }
-            prop_assert!(store.bytes() <= bytes_max);
+            prop_assert!(store.bytes <= bytes_max);
             let compressed = log.compressed();
             if !compressed.is_empty() {
                 let whole = decompressed(&compressed, 1 << 20).unwrap();
