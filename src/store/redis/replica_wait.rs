@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::breakers::slot;
@@ -28,7 +29,7 @@ words! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Replicated {
         Acknowledged = "acknowledged",
-        /// The replicas did not answer in time, or there are too few.
+        /// The replicas did not answer in time, or there are too few, or too many writes waited for them already.
         TimedOut = "timed_out",
         /// They did not answer the last time, or the write was answered on a connection on which no write waits.
         NotAsked = "not_asked",
@@ -39,7 +40,7 @@ words! {
 pub(super) struct ReplicaWait {
     replicas: u32,
     timeout: Duration,
-    /// Held by the one that waits. The others are operations in flight, which are bounded.
+    /// Held by the one that waits.
     turn: Semaphore,
     answered: AtomicU64,
     progress: Mutex<Progress>,
@@ -103,14 +104,22 @@ impl ReplicaWait {
         counter.with_label_values(&[replicated.as_str()]).inc();
     }
 
+    /// The turn to wait for replicas; `None` if it does not come within `patience`.
+    async fn turn(&self, patience: Duration) -> Option<SemaphorePermit<'_>> {
+        timeout(patience, self.turn.acquire()).await.ok()?.ok()
+    }
+
     async fn replicated(&self, mut connection: Connection, key: &[u8]) -> Replicated {
         let write = self.answered.fetch_add(1, AcqRel) + 1;
         let known = |now| self.progress.lock().known(now, connection.number, write);
-        // Never closed.
-        let _turn = self.turn.acquire().await;
+        // One `WAIT` covers all writes before it, so no write waits for more than two. In a cluster it covers one.
+        let turn = self.turn(2 * (self.timeout + REPLY_TIMEOUT)).await;
         if let Some(known) = known(observe::now()) {
             return known;
         }
+        let Some(_turn) = turn else {
+            return Replicated::TimedOut;
+        };
         // In a cluster each write is on its own node, so only this one is covered.
         let covered = if connection.wire.is_cluster() {
             0
@@ -120,7 +129,7 @@ impl ReplicaWait {
         let timeout_ms = self.timeout.as_millis() as u64;
         let command = redis::cmd("WAIT").arg((self.replicas, timeout_ms)).take();
         let waiting = connection.wire.at_slot(command, slot(key));
-        let reply = tokio::time::timeout(self.timeout + REPLY_TIMEOUT, waiting).await;
+        let reply = timeout(self.timeout + REPLY_TIMEOUT, waiting).await;
         let has_enough = match reply {
             Ok(Ok(Value::Int(replicas))) => replicas >= i64::from(self.replicas),
             Ok(_) | Err(_) => false,
@@ -150,6 +159,22 @@ impl ReplicaWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::metrics::Registry;
+
+    #[tokio::test]
+    async fn a_write_does_not_wait_for_its_turn_for_ever() {
+        let settings = Wait {
+            replicas: 1,
+            ..Wait::default()
+        };
+        let meters = Meters::new(&Registry::default());
+        let wait = ReplicaWait::new(&settings, &meters).unwrap();
+        let first = wait.turn(Duration::MAX).await;
+        assert!(first.is_some());
+        assert!(wait.turn(Duration::ZERO).await.is_none());
+        drop(first);
+        assert!(wait.turn(Duration::ZERO).await.is_some());
+    }
 
     #[test]
     fn a_wait_covers_earlier_writes_of_its_connection_alone() {

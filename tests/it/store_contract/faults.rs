@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::{NamedTempFile, TempPath};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,8 +10,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use warmroute::config::Config;
 use warmroute::http::io_threads::IoThreadScope;
+use warmroute::ids::RequestId;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
+use warmroute::store::charges::{Charge, ChargeId, Charges};
 use warmroute::store::conversation::Order;
 use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
@@ -188,6 +190,54 @@ async fn a_redis_that_hangs_is_not_asked_for_a_while_and_then_again() {
         })
         .await;
         assert!(store.health().is_up);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_that_has_just_replied_is_asked_after_a_charge_that_did_not_wait_for_long() {
+    let server = Server::start().await;
+    let settings = Settings {
+        advanced: Advanced {
+            circuit_breaker: CircuitBreaker {
+                failure_threshold: 1,
+                ..CircuitBreaker::default()
+            },
+            ..at(&server).advanced
+        },
+        ..at(&server)
+    };
+    let store = Redis::open(&settings, &keep(), CARRIERS, &Registry::default()).unwrap();
+    let keys = store.charge_keys(Tenant::default());
+    let charge = Charge {
+        id: ChargeId::Request(RequestId::new(1)),
+        limits: Default::default(),
+        max_concurrent: 0,
+    };
+    let charges = Charges {
+        charges: &[charge],
+        settlements: &[],
+        lease: LEASE,
+        charge_once: LEASE,
+        was_apart: false,
+    };
+    let early = Duration::from_millis(1);
+    // A reply that is older than a second shows nothing, and a busy machine may stand still for as long.
+    eventually("a charge ends soon after a reply", async || {
+        if store.get(new_key()).await.is_err() {
+            return false;
+        }
+        let replied = Instant::now();
+        server.pause();
+        let charged = store.charge(&keys, charges, early).await;
+        server.wake();
+        assert!(may_be_written(&charged), "{charged:?}");
+        if replied.elapsed() > Duration::from_millis(800) {
+            return false;
+        }
+        let read = store.get(new_key()).await;
+        assert!(matches!(read, Ok(None)), "{read:?}");
+        true
     })
     .await;
 }
