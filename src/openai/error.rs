@@ -392,7 +392,7 @@ impl ApiError {
             Refusal::Model { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
             }
-            Refusal::MaxTokens { .. } => Self::bad("invalid_value", message).param("max_tokens"),
+            Refusal::MaxTokens { param, .. } => Self::bad("invalid_value", message).param(param),
             Refusal::Type { param } => Self::bad("invalid_type", message).param(param),
             Refusal::Store { .. } => Self {
                 retry_after,
