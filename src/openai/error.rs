@@ -124,16 +124,16 @@ impl ApiError {
     pub fn not_found_path(method: &Method, path: &str, meant: Option<&str>) -> Self {
         let mut message = format!("unknown request URL: {method} {}", shortened(path));
         if let Some(meant) = meant {
-            // Anthropic's clients have the `/v1` in their paths, most of OpenAI's in their base URL.
-            let ends = match ErrorShape::of_path(meant) {
-                ErrorShape::OpenAi => "ends in /v1",
-                ErrorShape::Anthropic => "has no /v1 at its end",
+            // Anthropic's clients have the `/v1` in their paths, most of OpenAI's in their base URL. Paths of engines have
+            // none.
+            let hint = match ErrorShape::of_path(meant) {
+                ErrorShape::Anthropic => " (a client's base URL has no /v1 at its end)",
+                ErrorShape::OpenAi if meant.starts_with("/v1/") => {
+                    " (a client's base URL ends in /v1)"
+                }
+                ErrorShape::OpenAi => "",
             };
-            let _ = write!(
-                message,
-                "; did you mean {}? (a client's base URL {ends})",
-                shortened(meant)
-            );
+            let _ = write!(message, "; did you mean {}?{hint}", shortened(meant));
         }
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }

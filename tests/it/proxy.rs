@@ -730,10 +730,15 @@ async fn a_path_that_is_nearly_right_is_named() {
         assert_eq!(answer.status, 404, "{path}");
         let text = answer.text();
         assert!(
-            text.contains("did you mean /v1/chat/completions?"),
+            text.contains("did you mean /v1/chat/completions? (a client's base URL ends in /v1)"),
             "{text}"
         );
     }
+    // A base URL that ends in /v1 leads to no such path.
+    let answer = cluster.post("/v1/tokenize", "{}").await;
+    let text = answer.text();
+    assert_eq!(answer.status, 404, "{text}");
+    assert!(text.contains("did you mean /tokenize?\""), "{text}");
 }
 
 #[tokio::test]
