@@ -993,6 +993,29 @@ async fn an_input_too_large_to_store_never_reaches_an_engine() {
 }
 
 #[tokio::test]
+async fn items_that_a_conversation_cannot_take_are_named() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.store.retention.max_record = 10_000;
+    })
+    .await;
+    let conversation = cluster.post("/v1/conversations", "").await.json();
+    let items = format!("/v1/conversations/{}/items", id(&conversation));
+    let said = cluster.create(&ask("hi")).await;
+    let reference = json!({"type": "item_reference", "id": said["output"][0]["id"]});
+    let large = json!({"role": "user", "content": "x".repeat(10_000)});
+    for path in ["/v1/conversations", &*items] {
+        let post = async |item: &Value| {
+            let body = json!({"items": [item]});
+            cluster.post(path, body.to_string()).await
+        };
+        refused(&post(&large).await, 400, "invalid_value", "items");
+        // It exists, so that it must not be called unknown.
+        let referring = post(&reference).await;
+        refused(&referring, 400, "unsupported_parameter", "items[0]");
+    }
+}
+
+#[tokio::test]
 async fn a_state_token_that_is_too_large_is_left_out_with_a_header() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.state_token.max_plain_size = 4 << 10;
