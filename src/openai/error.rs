@@ -147,6 +147,16 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
+    /// A page of stored responses or conversations, where the Responses API is passed through.
+    pub fn path_of_store(method: &Method, path: &str) -> Self {
+        let message = format!(
+            "unknown request URL: {method} {}; no responses or conversations are stored here, because `responses.mode` \
+             is `pass_through`, or a gateway sends the request",
+            shortened(path)
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
+    }
+
     pub fn wrong_method(method: &Method, allow: &'static str) -> Self {
         let message = format!("{method} is not allowed here; use {allow}");
         Self {
@@ -230,6 +240,7 @@ impl ApiError {
             "unsupported_transfer_coding",
             message,
         )
+        .not_retried()
     }
 
     pub fn content_encoding(encoding: &str) -> Self {
@@ -276,6 +287,7 @@ impl ApiError {
             "gateway_misconfigured",
             message,
         )
+        .not_retried()
     }
 
     pub fn no_key() -> Self {
@@ -466,6 +478,22 @@ impl From<relay::Error> for ApiError {
             relay::Error::CutsConnections => {
                 Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message).not_retried()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_retry_would_change_is_not_retried() {
+        for error in [
+            ApiError::transfer_coding(),
+            ApiError::wrong_body_mode(),
+            ApiError::cannot_count("m"),
+        ] {
+            assert!(error.is_not_retried(), "{error:?}");
         }
     }
 }

@@ -1177,12 +1177,11 @@ async fn in_pass_through_mode_responses_pass_byte_for_byte() {
     assert_eq!(answer.status, 200);
     assert_eq!(cluster.engines[0].last_post().await.body, body);
     assert!(answer.json().get("kv_transfer_params").is_some());
-    refused(
-        &cluster.get(&format!("{PATH}/resp_1")).await,
-        404,
-        "unknown_url",
-        "",
-    );
+    for path in ["/v1/responses/resp_1", "/v1/conversations/conv_1/items"] {
+        let answer = cluster.get(path).await;
+        refused(&answer, 404, "unknown_url", "");
+        assert!(answer.text().contains("pass_through"), "{}", answer.text());
+    }
 }
 
 #[tokio::test]
