@@ -495,6 +495,10 @@ async fn what_is_wrong_with_a_request_is_said_in_openais_words() {
     assert_eq!((answer.status, answer.header("allow")), (405, "POST"));
     let answer = cluster.post("/v1/models", "").await;
     assert_eq!((answer.status, answer.header("allow")), (405, "GET"));
+    // A path of the API at the admin listener.
+    let answer = cluster.admin("/v1/models").await;
+    assert_eq!(answer.status, 404);
+    assert!(answer.text().contains("`api.listen`"), "{}", answer.text());
 }
 
 #[tokio::test]
