@@ -143,7 +143,12 @@ impl AdminServer {
             return self.refuse_access(refusal, &request, client);
         }
         let Some(page) = page else {
-            return refuse(StatusCode::NOT_FOUND, "no such page; GET /pages lists them");
+            let message = if uri.path().starts_with("/v1/") {
+                "no such page; the API has a listener of its own (`api.listen`)"
+            } else {
+                "no such page; GET /pages lists them"
+            };
+            return refuse(StatusCode::NOT_FOUND, message);
         };
         if page.method != request.method() {
             let message = format!("use {}", page.method);

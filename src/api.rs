@@ -284,7 +284,10 @@ impl ApiServer {
                 let path = request.uri().path();
                 let meant = meant(path, mode, further);
                 let method = request.method();
+                let is_of_store = mode == Mode::PassThrough
+                    && route(method, path, Mode::Stateful, further) != Route::NotFound;
                 Err(match meant {
+                    _ if is_of_store => ApiError::path_of_store(method, path),
                     None if admin::has_page(path) => ApiError::admin_path(method, path),
                     meant => ApiError::not_found_path(method, path, meant.as_deref()),
                 })

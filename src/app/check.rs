@@ -26,7 +26,6 @@ use crate::ids::WorkerId;
 #[cfg(feature = "jwt")]
 use crate::jwt;
 use crate::observe::metrics;
-use crate::responses::Mode;
 use crate::store;
 
 /// Workers that are probed at a time.
@@ -93,7 +92,8 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
 /// Whether Redis answers, and keeps what is stored. Returns true if there is nothing to check, or nothing is wrong.
 async fn check_store(config: &Config, out: &mut impl Write) -> io::Result<bool> {
     let settings = &config.responses.store;
-    if config.responses.mode != Mode::Stateful || settings.redis.is_none() {
+    // Batches and limits are in it, too, where no responses are stored.
+    if settings.redis.is_none() {
         return Ok(true);
     }
     let store = store::open(settings, 0, &metrics::Registry::default())?.responses;

@@ -64,6 +64,8 @@ pub struct RequestReader {
     /// The request that is not complete yet.
     request: Vec<u8>,
     requests: u32,
+    /// Whether the body has the member, with any value.
+    has_member: bool,
     has_list: bool,
     custom_ids: CustomIds,
 }
@@ -77,6 +79,7 @@ impl RequestReader {
             name: Vec::new(),
             request: Vec::new(),
             requests: 0,
+            has_member: false,
             has_list: false,
             custom_ids: CustomIds::default(),
         }
@@ -106,7 +109,12 @@ impl RequestReader {
             return Err(no_json());
         }
         if !self.has_list {
-            return Err("requests: Field required".to_owned());
+            let message = if self.has_member {
+                "requests: Input should be a list"
+            } else {
+                "requests: Field required"
+            };
+            return Err(message.to_owned());
         }
         if self.requests == 0 {
             return Err("requests: List should have at least 1 item".to_owned());
@@ -149,7 +157,8 @@ impl RequestReader {
             (At::Members, b'}') => self.at = At::End,
             (At::Members, b',') => self.name.clear(),
             (At::Members, b']') => return Err(no_json()),
-            // A number, a word, a colon.
+            (At::Members, b':') => self.has_member |= self.name == REQUESTS,
+            // A number, a word.
             (At::Members, _) => {}
             (At::Skipped(depth), _) => {
                 let depth = deeper(depth, byte)?;

@@ -17,6 +17,8 @@ pub struct Known {
     pub cached_tokens: u64,
     /// The most output tokens that the client allows for each choice.
     pub max_tokens: Option<u64>,
+    /// What the client calls `max_tokens`.
+    pub max_tokens_name: &'static str,
     /// Answers that the client asks for.
     pub choices: u64,
     /// A field of another type than engines define, so that it cannot be known what they make of it.

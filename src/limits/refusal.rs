@@ -34,7 +34,12 @@ pub enum Refusal {
     /// The tenant may not use the model.
     Model { model: String },
     /// The client asks for more output tokens than the tenant may have.
-    MaxTokens { limit: u64, requested: u64 },
+    MaxTokens {
+        /// What the client calls their number.
+        param: &'static str,
+        limit: u64,
+        requested: u64,
+    },
     /// A field has another type, so that it cannot be known how much the client asks for.
     Type { param: &'static str },
     /// The store cannot be asked, and `on_store_failure` is `closed`.
@@ -140,12 +145,19 @@ impl fmt::Display for Refusal {
                 f,
                 "The model `{model}` does not exist or you do not have access to it."
             ),
-            Self::MaxTokens { limit, requested } => write!(
+            Self::MaxTokens {
+                param,
+                limit,
+                requested,
+            } => write!(
                 f,
-                "max_tokens is too large: {requested}. This API key may ask for at most {limit} output tokens, \
+                "{param} is too large: {requested}. This API key may ask for at most {limit} output tokens, \
                  whereas you provided {requested}."
             ),
             Self::Type { param: "stream" } => f.write_str("`stream` must be true or false"),
+            Self::Type {
+                param: "sampling_params",
+            } => f.write_str("`sampling_params` must be an object"),
             Self::Type { param } => {
                 write!(f, "`{param}` must be a whole number, not less than 0")
             }

@@ -156,7 +156,11 @@ impl TenantLimits {
         if let (Some(limit), Some(requested)) = (applied.max_tokens, request.known.max_tokens)
             && requested > limit
         {
-            return Err(Refusal::MaxTokens { limit, requested });
+            return Err(Refusal::MaxTokens {
+                param: request.known.max_tokens_name,
+                limit,
+                requested,
+            });
         }
         for limit in &applied.limits {
             let requested = limit.kind.of(reserved);

@@ -124,16 +124,16 @@ impl ApiError {
     pub fn not_found_path(method: &Method, path: &str, meant: Option<&str>) -> Self {
         let mut message = format!("unknown request URL: {method} {}", shortened(path));
         if let Some(meant) = meant {
-            // Anthropic's clients have the `/v1` in their paths, most of OpenAI's in their base URL.
-            let ends = match ErrorShape::of_path(meant) {
-                ErrorShape::OpenAi => "ends in /v1",
-                ErrorShape::Anthropic => "has no /v1 at its end",
+            // Anthropic's clients have the `/v1` in their paths, most of OpenAI's in their base URL. Paths of engines have
+            // none.
+            let hint = match ErrorShape::of_path(meant) {
+                ErrorShape::Anthropic => " (a client's base URL has no /v1 at its end)",
+                ErrorShape::OpenAi if meant.starts_with("/v1/") => {
+                    " (a client's base URL ends in /v1)"
+                }
+                ErrorShape::OpenAi => "",
             };
-            let _ = write!(
-                message,
-                "; did you mean {}? (a client's base URL {ends})",
-                shortened(meant)
-            );
+            let _ = write!(message, "; did you mean {}?{hint}", shortened(meant));
         }
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
@@ -142,6 +142,16 @@ impl ApiError {
     pub fn admin_path(method: &Method, path: &str) -> Self {
         let message = format!(
             "unknown request URL: {method} {}; it is a page of the router's admin listener (`admin.listen`)",
+            shortened(path)
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
+    }
+
+    /// A page of stored responses or conversations, where the Responses API is passed through.
+    pub fn path_of_store(method: &Method, path: &str) -> Self {
+        let message = format!(
+            "unknown request URL: {method} {}; no responses or conversations are stored here, because `responses.mode` \
+             is `pass_through`, or a gateway sends the request",
             shortened(path)
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
@@ -230,6 +240,7 @@ impl ApiError {
             "unsupported_transfer_coding",
             message,
         )
+        .not_retried()
     }
 
     pub fn content_encoding(encoding: &str) -> Self {
@@ -276,6 +287,7 @@ impl ApiError {
             "gateway_misconfigured",
             message,
         )
+        .not_retried()
     }
 
     pub fn no_key() -> Self {
@@ -392,7 +404,7 @@ impl ApiError {
             Refusal::Model { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
             }
-            Refusal::MaxTokens { .. } => Self::bad("invalid_value", message).param("max_tokens"),
+            Refusal::MaxTokens { param, .. } => Self::bad("invalid_value", message).param(param),
             Refusal::Type { param } => Self::bad("invalid_type", message).param(param),
             Refusal::Store { .. } => Self {
                 retry_after,
@@ -466,6 +478,22 @@ impl From<relay::Error> for ApiError {
             relay::Error::CutsConnections => {
                 Self::new(StatusCode::BAD_GATEWAY, CUTS_CONNECTIONS, message).not_retried()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_retry_would_change_is_not_retried() {
+        for error in [
+            ApiError::transfer_coding(),
+            ApiError::wrong_body_mode(),
+            ApiError::cannot_count("m"),
+        ] {
+            assert!(error.is_not_retried(), "{error:?}");
         }
     }
 }

@@ -45,6 +45,8 @@ pub struct PeekedBody<'a> {
     pub cache_salt_count: u32,
     /// The most output tokens that the client allows, under any of the APIs' names.
     pub max_tokens: Option<u64>,
+    /// The name under which the body has that number.
+    pub max_tokens_name: &'static str,
     /// The raw JSON of the last `null` under one of these names.
     pub no_max_tokens: Option<&'a str>,
     /// Answers that the client asks for, or that the engine generates to choose from.
@@ -214,15 +216,17 @@ impl<'de> BodyReader<'de> {
                     self.peek.odd_value = Some("stream");
                 }
             }
-            Key::MaxTokens => {
-                let given = self.number("max_tokens", json);
-                self.peek.max_tokens = self.peek.max_tokens.max(given);
+            Key::MaxTokens(name) => {
+                let given = self.number(name, json);
+                if given > self.peek.max_tokens {
+                    (self.peek.max_tokens, self.peek.max_tokens_name) = (given, name);
+                }
                 if json == "null" {
                     self.peek.no_max_tokens = Some(json);
                 }
             }
-            Key::Choices => {
-                let given = self.number("n", json);
+            Key::Choices(name) => {
+                let given = self.number(name, json);
                 self.peek.choices = self.peek.choices.max(given);
             }
             // The router only chooses a time-out by it.
@@ -268,11 +272,12 @@ impl<'de> BodyReader<'de> {
         };
         let member = |name: &str| members.get(name).map(|value| value.get());
         if let Some(raw) = member("max_tokens") {
-            self.peek.max_tokens = self.number("max_tokens", raw);
+            let name = "sampling_params.max_tokens";
+            (self.peek.max_tokens, self.peek.max_tokens_name) = (self.number(name, raw), name);
             self.peek.no_max_tokens = (raw == "null").then_some(raw);
         }
         if let Some(raw) = member("n") {
-            self.peek.choices = self.number("n", raw);
+            self.peek.choices = self.number("sampling_params.n", raw);
         }
         // What other APIs have as `vllm_xargs`.
         if let Some(extra) = member("extra_args").filter(|extra| *extra != "null")

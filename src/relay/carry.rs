@@ -63,6 +63,11 @@ impl Relay {
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = Known {
             max_tokens: peek.max_tokens,
+            max_tokens_name: if job.asked_api() == Api::Responses {
+                "max_output_tokens"
+            } else {
+                peek.max_tokens_name
+            },
             choices: peek.choices.unwrap_or(1),
             odd_value: peek.odd_value,
             ..Known::default()

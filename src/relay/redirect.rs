@@ -95,13 +95,24 @@ impl Relay {
                     }
                 }
                 Err(attempted) => {
+                    // Clients read the name that they asked for, and may not know the model.
+                    let asked = name.requested.to_string();
                     let error = match attempted.error {
                         // The configuration knows the name, so that it exists, whether or not a worker serves it now.
                         Error::UnknownModel { .. } | Error::NoWorker { .. } => Error::NoWorker {
-                            model: name.requested.to_string(),
+                            model: asked,
                             is_known: true,
                             retry_after: NO_WORKER_RETRY_AFTER,
                         },
+                        Error::NoPrefill { retry_after, .. } => Error::NoPrefill {
+                            model: asked,
+                            retry_after,
+                        },
+                        Error::NotSplit { reason, .. } => Error::NotSplit {
+                            model: asked,
+                            reason,
+                        },
+                        Error::NotServed { .. } => Error::NotServed { model: asked },
                         other => other,
                     };
                     if let (Some(_), None, Some(summary)) =

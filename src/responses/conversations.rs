@@ -218,6 +218,10 @@ fn key(tenant: Tenant, id: &str) -> Result<ConversationKey, ApiError> {
 fn of_write(error: store::Error) -> ApiError {
     match error {
         store::Error::Unknown { .. } => ApiError::unknown_outcome(),
+        store::Error::TooLarge { bytes, max } => {
+            let why = format!("the conversation would have {bytes} bytes, and may have {max}");
+            ApiError::wrong_value("items", why)
+        }
         error => error.into(),
     }
 }

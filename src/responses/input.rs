@@ -50,7 +50,7 @@ pub(super) type ReferencedItems = HashMap<String, String>;
 pub(super) struct InputContext<'a> {
     pub(super) ids: &'a Ids,
     pub(super) referenced: &'a ReferencedItems,
-    /// Limit on the bytes of referenced items; an item counts once per reference.
+    /// Limit on the bytes of referenced items; an item counts once per reference. 0: none may be referred to.
     pub(super) referenced_bytes_max: u64,
     pub(super) reader: &'a StateReader<'a>,
     /// Whether valid ids of the client are kept. In a conversation they are not, since ids of different
@@ -101,9 +101,14 @@ impl NewInput {
                 let id = item
                     .id()
                     .ok_or_else(|| ApiError::missing_parameter(&format!("{}.id", path())))?;
-                let raw = referenced
-                    .get(&*id)
-                    .ok_or_else(|| ApiError::unknown_item(&id))?;
+                let raw = referenced.get(&*id).ok_or_else(|| {
+                    if referenced_bytes_max == 0 {
+                        let why = "is a reference, which is not looked up here: send the item";
+                        ApiError::unsupported(&path(), why)
+                    } else {
+                        ApiError::unknown_item(&id)
+                    }
+                })?;
                 // A short reference may stand for a large item, and may be repeated.
                 referenced_bytes += raw.len() as u64;
                 if referenced_bytes > referenced_bytes_max {

@@ -273,11 +273,13 @@ fn conversation_id(raw: &str) -> Result<Cow<'_, str>, ApiError> {
 pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiError> {
     /// Longer than any id of the router or of OpenAI.
     const LENGTH_MAX: usize = 256;
-    let is_valid = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
-    if is_valid {
+    if !id.bytes().all(is_id_byte) {
+        Err(ApiError::malformed_id(param, &id))
+    } else if (1..=LENGTH_MAX).contains(&id.len()) {
         Ok(id)
     } else {
-        Err(ApiError::malformed_id(param, &id))
+        let why = format!("an ID has from 1 to {LENGTH_MAX} characters");
+        Err(ApiError::wrong_value(param, why))
     }
 }
 
@@ -441,6 +443,24 @@ mod tests {
             r#"{"model":"m","input":[{"type":"compaction_trigger"},{"role":"user","content":"a"}]}"#,
             "invalid_value input[0]",
         );
+    }
+
+    #[test]
+    fn an_id_is_refused_for_what_is_wrong_with_it() {
+        let long = "a".repeat(257);
+        for (id, expected) in [
+            ("a b", "additional characters"),
+            ("", "from 1 to 256 characters"),
+            (&*long, "from 1 to 256 characters"),
+        ] {
+            for param in ["previous_response_id", "conversation"] {
+                let body = with(&format!(r#""{param}":"{id}""#));
+                check(&body, &format!("invalid_value {param}"));
+                let error = CreateRequest::read(body.as_bytes()).err();
+                let message = error.map(|error| error.message).unwrap_or_default();
+                assert!(message.ends_with(&format!("{expected}.")), "{message}");
+            }
+        }
     }
 
     #[test]

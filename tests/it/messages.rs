@@ -6,6 +6,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, fast, tenant};
+use crate::model_names::named;
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/messages";
@@ -239,6 +240,25 @@ async fn messages_go_to_the_workers_that_serve_them() {
     assert_eq!((answer.status, &*kind(&answer)), (501, "api_error"));
     assert_eq!(answer.header("x-should-retry"), "false");
     assert_eq!(none.engines[0].generated().await, 0);
+}
+
+#[tokio::test]
+async fn who_asks_for_an_alias_is_not_told_the_model_that_does_not_serve_messages() {
+    let without = Settings {
+        no_messages: true,
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![without], |config| {
+        config.models = named(json!([{"name": "sim", "aliases": ["claude"]}]));
+    })
+    .await;
+    let mut body = ask("hi", false);
+    body["model"] = "claude".into();
+    let answer = cluster.post(PATH, body.to_string()).await;
+    assert_eq!((answer.status, &*kind(&answer)), (404, "not_found_error"));
+    let text = answer.text();
+    assert!(text.contains("`claude`"), "{text}");
+    assert!(!text.contains("`sim`"), "{text}");
 }
 
 #[tokio::test]

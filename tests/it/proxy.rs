@@ -495,6 +495,10 @@ async fn what_is_wrong_with_a_request_is_said_in_openais_words() {
     assert_eq!((answer.status, answer.header("allow")), (405, "POST"));
     let answer = cluster.post("/v1/models", "").await;
     assert_eq!((answer.status, answer.header("allow")), (405, "GET"));
+    // A path of the API at the admin listener.
+    let answer = cluster.admin("/v1/models").await;
+    assert_eq!(answer.status, 404);
+    assert!(answer.text().contains("`api.listen`"), "{}", answer.text());
 }
 
 #[tokio::test]
@@ -730,10 +734,15 @@ async fn a_path_that_is_nearly_right_is_named() {
         assert_eq!(answer.status, 404, "{path}");
         let text = answer.text();
         assert!(
-            text.contains("did you mean /v1/chat/completions?"),
+            text.contains("did you mean /v1/chat/completions? (a client's base URL ends in /v1)"),
             "{text}"
         );
     }
+    // A base URL that ends in /v1 leads to no such path.
+    let answer = cluster.post("/v1/tokenize", "{}").await;
+    let text = answer.text();
+    assert_eq!(answer.status, 404, "{text}");
+    assert!(text.contains("did you mean /tokenize?\""), "{text}");
 }
 
 #[tokio::test]

@@ -993,6 +993,29 @@ async fn an_input_too_large_to_store_never_reaches_an_engine() {
 }
 
 #[tokio::test]
+async fn items_that_a_conversation_cannot_take_are_named() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.store.retention.max_record = 10_000;
+    })
+    .await;
+    let conversation = cluster.post("/v1/conversations", "").await.json();
+    let items = format!("/v1/conversations/{}/items", id(&conversation));
+    let said = cluster.create(&ask("hi")).await;
+    let reference = json!({"type": "item_reference", "id": said["output"][0]["id"]});
+    let large = json!({"role": "user", "content": "x".repeat(10_000)});
+    for path in ["/v1/conversations", &*items] {
+        let post = async |item: &Value| {
+            let body = json!({"items": [item]});
+            cluster.post(path, body.to_string()).await
+        };
+        refused(&post(&large).await, 400, "invalid_value", "items");
+        // It exists, so that it must not be called unknown.
+        let referring = post(&reference).await;
+        refused(&referring, 400, "unsupported_parameter", "items[0]");
+    }
+}
+
+#[tokio::test]
 async fn a_state_token_that_is_too_large_is_left_out_with_a_header() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.state_token.max_plain_size = 4 << 10;
@@ -1154,12 +1177,11 @@ async fn in_pass_through_mode_responses_pass_byte_for_byte() {
     assert_eq!(answer.status, 200);
     assert_eq!(cluster.engines[0].last_post().await.body, body);
     assert!(answer.json().get("kv_transfer_params").is_some());
-    refused(
-        &cluster.get(&format!("{PATH}/resp_1")).await,
-        404,
-        "unknown_url",
-        "",
-    );
+    for path in ["/v1/responses/resp_1", "/v1/conversations/conv_1/items"] {
+        let answer = cluster.get(path).await;
+        refused(&answer, 404, "unknown_url", "");
+        assert!(answer.text().contains("pass_through"), "{}", answer.text());
+    }
 }
 
 #[tokio::test]

@@ -43,3 +43,14 @@ async fn events_that_cannot_be_followed_fail_the_check_with_the_line_to_change()
         assert!(printed.contains(part), "{part}: {printed}");
     }
 }
+
+#[tokio::test]
+async fn the_redis_of_batches_and_limits_is_tried_where_no_responses_are_stored() {
+    let text = "workers: ['http://127.0.0.1:1']\n\
+                responses: {mode: pass_through, store: {redis: 'redis://127.0.0.1:1'}}\n";
+    let config = Config::parse("test.yaml", text).unwrap();
+    let mut out = Vec::new();
+    assert!(!check_store(&config, &mut out).await.unwrap());
+    let printed = String::from_utf8(out).unwrap();
+    assert!(printed.contains("response store: FAILED: "), "{printed}");
+}

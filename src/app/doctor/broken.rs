@@ -13,6 +13,7 @@ use crate::peers::status::PeerRow;
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     let one = [
         no_worker_up(observed),
+        workers_without_models(observed),
         store_down(observed),
         store_at_risk(observed),
         batch_storage_fails(observed),
@@ -29,7 +30,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
 
 fn no_worker_up(observed: &Observed) -> Option<Finding> {
     let all = &observed.fleet.workers;
-    if workers::up(observed).next().is_some() {
+    if workers::healthy(observed).next().is_some() {
         return None;
     }
     let down: Vec<&WorkerRow> = all.iter().collect();
@@ -55,6 +56,25 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
         problem,
         effect: "every request is refused with 503",
         change,
+    })
+}
+
+/// Workers that answer health checks and list no models, such as another service on the port of `url`.
+fn workers_without_models(observed: &Observed) -> Option<Finding> {
+    let serves_none = |worker: &&WorkerRow| worker.models.is_empty();
+    let without: Vec<&WorkerRow> = workers::healthy(observed).filter(serves_none).collect();
+    (!without.is_empty()).then(|| Finding {
+        rule: "workers_without_models",
+        model: None,
+        is_broken: workers::up(observed).next().is_none(),
+        cost: without.len() as f64 / observed.fleet.workers.len() as f64,
+        problem: format!(
+            "no models are known of workers that are up: {}",
+            workers::names(&without)
+        ),
+        effect: "they get no requests",
+        change: "let `url` be the engine's own host and port: `warmroute check --live` shows what its /v1/models answers"
+            .to_owned(),
     })
 }
 

@@ -91,6 +91,19 @@ fn each_lack_is_found_with_the_line_to_change() {
         "none of 2 workers is up w0: connection refused",
     );
     check(
+        "workers_without_models",
+        |fleet, kv, _| {
+            let other = &mut fleet["workers"][1];
+            (other["models"], other["block_size"]) = (json!([]), Value::Null);
+            other["events"] = json!({"ranks": 0, "without_replay": 0});
+            kv["ranks"].as_array_mut().unwrap().pop();
+        },
+        // It reports no load either, which follows.
+        "warmroute_worker_up{worker=\"w0\"} 1\nwarmroute_worker_up{worker=\"w1\"} 1\n\
+         warmroute_worker_slots{worker=\"w0\"} 64\n",
+        "are up: w1 let `url` be the engine's own host and port",
+    );
+    check(
         "prefill_workers_only",
         |fleet, _, _| {
             for worker in fleet["workers"].as_array_mut().unwrap() {
@@ -456,6 +469,22 @@ fn a_worker_whose_health_check_fails_is_none_that_reports_nothing() {
          warmroute_worker_slots{worker=\"w0\"} 64\n",
     );
     assert_eq!(rules(&failing), [""; 0]);
+}
+
+#[test]
+fn a_fleet_whose_workers_all_lack_models_is_broken() {
+    let found = observed(
+        |fleet, kv, _| {
+            for worker in fleet["workers"].as_array_mut().unwrap() {
+                worker["models"] = json!([]);
+            }
+            kv["ranks"] = json!([]);
+        },
+        "",
+    );
+    let findings = examine(&found);
+    assert_eq!(rules(&found), ["workers_without_models"]);
+    assert!(findings[0].is_broken, "{findings:?}");
 }
 
 #[test]

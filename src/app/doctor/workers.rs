@@ -31,12 +31,15 @@ pub(super) fn why_down(down: &[&WorkerRow]) -> String {
     )
 }
 
+/// Workers that are up and serve a model. What others lack follows from that they serve none.
 pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &WorkerRow> {
-    observed
-        .fleet
-        .workers
-        .iter()
-        .filter(|worker| worker.health == Health::Up)
+    healthy(observed).filter(|worker| !worker.models.is_empty())
+}
+
+/// Workers whose health checks succeed.
+pub(super) fn healthy(observed: &Observed) -> impl Iterator<Item = &WorkerRow> {
+    let workers = observed.fleet.workers.iter();
+    workers.filter(|worker| worker.health == Health::Up)
 }
 
 pub(super) fn is_sglang(worker: &WorkerRow) -> bool {

@@ -58,7 +58,10 @@ fn what_is_wrong_is_named() {
         check_error(broken, "the request body is not valid JSON");
     }
     check_error("{}", "requests: Field required");
-    check_error(r#"{"requests":3}"#, "requests: Field required");
+    let no_list = "requests: Input should be a list";
+    check_error(r#"{"requests":3}"#, no_list);
+    check_error(r#"{"requests" : {"a":[1]},"b":2}"#, no_list);
+    check_error(r#"{"a":"requests"}"#, "requests: Field required");
     check_error(r#"{"x":{"requests":[{}]}}"#, "requests: Field required");
     check_error(&with(""), "requests: List should have at least 1 item");
     check_error(&with("1"), "requests.0: Input should be an object");

@@ -188,6 +188,8 @@ impl AskError {
                 Gone,
                 "; it was deleted or forgotten, or belongs to another key (--api-key) or router (--url)",
             ),
+            // A router says so itself.
+            404 if error["code"] == "batches_not_configured" => (Final, ""),
             401 => (Final, "; check the key (--api-key, or OPENAI_API_KEY)"),
             403 => (
                 Final,
@@ -379,6 +381,7 @@ mod tests {
         use AskErrorKind::{Final, Gone, Passing};
         let unknown = r#"{"error":{"message":"No batch.","code":null}}"#;
         let no_path = r#"{"error":{"message":"No path.","code":"unknown_url"}}"#;
+        let no_storage = r#"{"error":{"message":"No batches.","code":"batches_not_configured"}}"#;
         let no_input = r#"{"error":{"message":"No file.","param":"input_file_id"}}"#;
         for (status, body, kind, advice) in [
             (404, unknown, Gone, ": No batch; it was deleted"),
@@ -389,6 +392,7 @@ mod tests {
                 ": No path; is this the router's API? (--url)",
             ),
             (404, "<html>", Final, "(--url)"),
+            (404, no_storage, Final, ": No batches"),
             (308, "", Final, "(--url)"),
             (400, no_input, Gone, ": No file"),
             (400, no_path, Final, ": No path"),
@@ -403,5 +407,7 @@ mod tests {
             assert_eq!(error.kind, kind, "{error}");
             assert!(error.to_string().contains(advice), "{error}");
         }
+        let configured = AskError::refused(StatusCode::NOT_FOUND, no_storage.as_bytes());
+        assert!(!configured.to_string().contains("--url"), "{configured}");
     }
 }

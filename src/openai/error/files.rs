@@ -20,7 +20,8 @@ impl ApiError {
             given => format!("the 'content-type' '{}'", shortened(given)),
         };
         let message = format!(
-            "Send the file as a form, with the 'content-type' 'multipart/form-data' and its boundary, as SDKs and `curl -F              purpose=batch -F file=@batch.jsonl` do. This request has {given}."
+            "Send the file as a form, with the 'content-type' 'multipart/form-data' and its boundary, as SDKs and \
+             `curl -F purpose=batch -F file=@batch.jsonl` do. This request has {given}."
         );
         Self::bad("invalid_form", message)
     }
@@ -93,5 +94,18 @@ impl ApiError {
     pub fn storage_failed() -> Self {
         let message = "file storage failed; try again later";
         Self::unavailable("storage_unavailable", message).retry_after(Duration::from_secs(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upload_that_is_no_form_is_told_the_command_that_sends_one() {
+        let message = ApiError::no_form("application/json").message;
+        let command = "`curl -F purpose=batch -F file=@batch.jsonl`";
+        assert!(message.contains(command), "{message}");
+        assert!(!message.contains("  "), "{message}");
     }
 }

@@ -22,8 +22,9 @@ pub(super) enum Key {
     CacheSalt,
     Priority,
     ServiceTier,
-    MaxTokens,
-    Choices,
+    /// The most output tokens, under this name.
+    MaxTokens(&'static str),
+    Choices(&'static str),
     /// A field that becomes part of the prompt.
     Prompt(Section),
     Forbidden(&'static str),
@@ -53,10 +54,11 @@ impl Key {
             "priority" => Key::Priority,
             "service_tier" => Key::ServiceTier,
             // Those that engines read there: another one would say nothing of what is generated.
-            "max_tokens" if api != Api::Responses => Key::MaxTokens,
-            "max_completion_tokens" if api == Api::Chat => Key::MaxTokens,
-            "max_output_tokens" if api == Api::Responses => Key::MaxTokens,
-            "n" | "best_of" => Key::Choices,
+            "max_tokens" if api != Api::Responses => Key::MaxTokens("max_tokens"),
+            "max_completion_tokens" if api == Api::Chat => Key::MaxTokens("max_completion_tokens"),
+            "max_output_tokens" if api == Api::Responses => Key::MaxTokens("max_output_tokens"),
+            "n" => Key::Choices("n"),
+            "best_of" => Key::Choices("best_of"),
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" => Key::Prompt(Section::Tools),
             "functions" => Key::Prompt(Section::Functions),

@@ -2,12 +2,17 @@
 
 use serde_json::json;
 use warmroute::openai::tenant::TenantSpec;
+use warmroute::sim::worker::Settings;
 
 use super::*;
-use crate::cluster::{Cluster, fast, generating, unhurried};
+use crate::cluster::{Cluster, chat_only, fast, generating, unhurried};
 
 async fn cluster(tenants: Vec<TenantSpec>) -> Cluster {
-    Cluster::start(vec![fast()], |config| config.tenants = tenants).await
+    cluster_of(fast(), tenants).await
+}
+
+async fn cluster_of(engine: Settings, tenants: Vec<TenantSpec>) -> Cluster {
+    Cluster::start(vec![engine], |config| config.tenants = tenants).await
 }
 
 #[tokio::test]
@@ -300,6 +305,55 @@ async fn a_request_that_no_engine_answers_is_given_back() {
 }
 
 #[tokio::test]
+async fn a_refusal_of_a_length_names_the_member_that_the_client_sent() {
+    let body = |path: &str, members: &str| {
+        let prompt = match path {
+            "/v1/chat/completions" => r#""messages":[{"role":"user","content":"hi"}]"#,
+            "/v1/completions" => r#""prompt":"hi""#,
+            "/v1/responses" => r#""input":"hi""#,
+            _ => r#""token_ids":[1]"#,
+        };
+        format!(r#"{{"model":"sim",{prompt},{members}}}"#)
+    };
+    for engine in [fast(), chat_only()] {
+        let cluster = cluster_of(engine, vec![tenant("a", r#"{"max_tokens": 10}"#)]).await;
+        for (path, members, expected) in [
+            ("/v1/completions", r#""max_tokens":11"#, "max_tokens"),
+            ("/v1/chat/completions", r#""max_tokens":11"#, "max_tokens"),
+            (
+                "/v1/chat/completions",
+                r#""max_completion_tokens":11,"max_tokens":5"#,
+                "max_completion_tokens",
+            ),
+            (
+                "/v1/responses",
+                r#""max_output_tokens":16"#,
+                "max_output_tokens",
+            ),
+            (
+                "/inference/v1/generate",
+                r#""sampling_params":{"max_tokens":11}"#,
+                "sampling_params.max_tokens",
+            ),
+        ] {
+            let answer = post_as(&cluster.router, "a", path, &body(path, members)).await;
+            let found = (answer.status, &*answer.param());
+            assert_eq!(found, (400, expected), "{path} {}", answer.text());
+            let begin = format!("{expected} is too large: ");
+            assert!(answer.text().contains(&begin), "{}", answer.text());
+        }
+        let no_object = body("/inference/v1/generate", r#""sampling_params":5"#);
+        let answer = post_as(&cluster.router, "a", "/inference/v1/generate", &no_object).await;
+        assert_eq!(answer.param(), "sampling_params");
+        assert!(
+            answer.text().contains("must be an object"),
+            "{}",
+            answer.text()
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_names_no_max_tokens_gets_the_most_that_its_tenant_may_ask_for() {
     let limits = r#"{"max_tokens": 100, "models": ["*", {"name": "sim", "max_tokens": 7}]}"#;
     let cluster = cluster(vec![tenant("a", limits), tenant("free", "")]).await;
@@ -355,10 +409,10 @@ async fn numbers_that_only_engines_understand_get_around_no_limit() {
     for field in ["max_tokens", "max_completion_tokens", "n"] {
         for value in odd {
             let answer = post("a", field, value).await;
-            let found = (answer.status, &*answer.code());
+            let found = (answer.status, &*answer.code(), &*answer.param());
             assert_eq!(
                 found,
-                (400, "invalid_type"),
+                (400, "invalid_type", field),
                 "{field} {value}: {}",
                 answer.text()
             );
