@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn no_page_is_granted_nothing_but_a_mark_for_caches() {
+    fn a_client_that_is_no_page_gets_a_mark_for_caches_alone() {
         let mut response = HeaderMap::new();
         let grant = cors(&["https://a.example"]).grant(&HeaderMap::new());
         grant.apply(&mut response);

@@ -32,8 +32,8 @@ fn routing_fields_are_found_in_any_order() {
 fn a_name_that_is_given_to_a_medium_is_seen_and_no_other_uuid() {
     let names_media = |api: Api, body: &str| peek(api, body.as_bytes(), 64).unwrap().names_media;
     let part = |member: &str| {
-        let part = format!(r#"{{"type":"image_url","image_url":null{member}}}"#);
-        format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#)
+        let image = format!(r#"{{"type":"image_url","image_url":null{member}}}"#);
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{image}]}}]}}"#)
     };
     for member in [
         r#","uuid":"a""#,
