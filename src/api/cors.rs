@@ -1,10 +1,9 @@
 //! Cross-origin requests: what lets pages of other origins, in browsers, use the API. Pure.
 
 use hyper::header::{
-    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
-    ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, HeaderName, HeaderValue, ORIGIN,
-    VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HeaderName, HeaderValue, ORIGIN, VARY,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use schemars::JsonSchema;
@@ -154,7 +153,7 @@ impl Grant {
         self.origin.is_some()
     }
 
-    /// Adds what a browser needs to a response. What an engine said of origins is not the router's setting.
+    /// Adds what a browser needs to a response. The relay has left out what an engine said of origins.
     pub(super) fn apply(self, headers: &mut HeaderMap) {
         if !self.is_on {
             return;
@@ -164,16 +163,9 @@ impl Grant {
         if !said.any(|name| name.as_bytes().eq_ignore_ascii_case(b"origin")) {
             headers.append(VARY, ORIGIN.into());
         }
-        headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
-        match self.origin {
-            Some(origin) => {
-                headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
-            }
-            None => {
-                headers.remove(ACCESS_CONTROL_ALLOW_ORIGIN);
-                headers.remove(ACCESS_CONTROL_EXPOSE_HEADERS);
-            }
+        if let Some(origin) = self.origin {
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
         }
     }
 }
@@ -220,13 +212,8 @@ mod tests {
     }
 
     #[test]
-    fn an_engines_own_grant_is_replaced() {
+    fn a_client_that_is_no_page_gets_a_mark_for_caches_alone() {
         let mut response = HeaderMap::new();
-        response.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
-        response.insert(
-            ACCESS_CONTROL_ALLOW_CREDENTIALS,
-            HeaderValue::from_static("true"),
-        );
         let grant = cors(&["https://a.example"]).grant(&HeaderMap::new());
         grant.apply(&mut response);
         assert_eq!(response.len(), 1);

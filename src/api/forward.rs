@@ -70,6 +70,9 @@ impl ApiServer {
         if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }
+        if admitted.cache_salt.is_some() && peek.names_media {
+            return Err(ApiError::media_named());
+        }
         let job = job(api, head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, Box::new(peek)).await;
         let mut answer = answer.map_err(ApiError::of_run)?;

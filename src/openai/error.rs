@@ -307,6 +307,13 @@ impl ApiError {
         Self::bad("unsupported_parameter", message).param("cache_salt")
     }
 
+    /// A salt does not separate what engines keep under names that clients give.
+    pub fn media_named() -> Self {
+        let message = "a name of an image or another medium (`uuid` in a message, or `features`) cannot be part of a \
+                       request with this API key: engines keep media under such names for all tenants together";
+        Self::bad("unsupported_parameter", message).param("uuid")
+    }
+
     pub fn into_response(self) -> Response<http::Body> {
         self.into_text().map(http::full)
     }

@@ -32,6 +32,8 @@ pub(super) struct BlockHasher {
     /// Length of the next blocks.
     length: usize,
     token_ids: Vec<u32>,
+    /// The prompt has a name under which an engine keeps an image or a sound.
+    pub(super) names_media: bool,
 }
 
 impl BlockHasher {
@@ -47,6 +49,7 @@ impl BlockHasher {
             open_extra: 0,
             length: 0,
             token_ids: Vec::new(),
+            names_media: false,
         }
     }
 

@@ -59,6 +59,9 @@ pub struct PeekedBody<'a> {
     pub sampling_params: Option<&'a str>,
     /// The prompt, if it is a single list of token ids and nothing else.
     pub token_ids: Option<Vec<u32>>,
+    /// It names an image or another medium: `uuid` in a part of a message, or `features`. vLLM takes what it keeps under such
+    /// a name for the medium, whoever sent that and with whatever salt.
+    pub names_media: bool,
 }
 
 /// Reads a client's body. `block_bytes` is the length of the first blocks. Later blocks are longer, so that a
@@ -254,6 +257,7 @@ impl<'de> BodyReader<'de> {
             Key::Features if json == "null" => {}
             Key::Features => {
                 self.has_other_tokens = true;
+                self.hasher.names_media = true;
                 self.hasher.begin(Section::Template);
                 Canonical::new(&mut self.hasher, Section::Template)
                     .deserialize(&mut serde_json::Deserializer::from_str(json))?;
@@ -301,6 +305,7 @@ impl<'de> BodyReader<'de> {
         if may_be_ids {
             self.peek.token_ids = self.hasher.take_token_ids();
         }
+        self.peek.names_media = self.hasher.names_media;
         self.peek.prompt = self.hasher.finish();
         Ok(self.peek)
     }

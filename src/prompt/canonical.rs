@@ -45,6 +45,12 @@ enum StringRole {
     Payload,
     /// Anthropic's `source` of an image: an object with the URL or data. A text of this name is text.
     Source,
+    /// The `content` of a member of the conversation.
+    Content,
+    /// A part of such a content.
+    Part,
+    /// The name under which an engine keeps an image or a sound.
+    MediaName,
     /// Neither the key nor its value is part of the prompt.
     Ignored,
 }
@@ -59,6 +65,8 @@ impl StringRole {
             (_, "source") => StringRole::Source,
             (_, "file_data" | "file_url") => StringRole::Payload,
             (_, "image_url" | "input_audio" | "audio_url" | "video_url") => StringRole::Media,
+            (StringRole::Member, "content") => StringRole::Content,
+            (StringRole::Part, "uuid") => StringRole::MediaName,
             _ => StringRole::Text,
         }
     }
@@ -67,6 +75,7 @@ impl StringRole {
         match self {
             StringRole::Whole => StringRole::Member,
             StringRole::Member => StringRole::Text,
+            StringRole::Content => StringRole::Part,
             role => role,
         }
     }
@@ -100,11 +109,14 @@ impl Canonical<'_> {
             b'"' => {
                 let (string, has_escapes) = scan.string()?;
                 let text = string.get(1..string.len() - 1)?;
-                let is_media = matches!(role, StringRole::Media | StringRole::Payload);
+                let is_media = matches!(
+                    role,
+                    StringRole::Media | StringRole::Payload | StringRole::MediaName
+                );
                 if !has_escapes {
                     return self.visit_str::<serde_json::Error>(text).ok();
                 }
-                // Left to the parser: media, which are hashed as a whole, and `\u`, which may come in pairs.
+                // Left to the parser: media, which are hashed as a whole, their names, and `\u`, which may come in pairs.
                 if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
                     return self.parse(string);
                 }
@@ -208,7 +220,11 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             | StringRole::Member
             | StringRole::Text
             | StringRole::Source
+            | StringRole::Content
+            | StringRole::Part
+            | StringRole::MediaName
             | StringRole::TextOnly => {
+                self.hasher.names_media |= matches!(self.role, StringRole::MediaName);
                 self.hasher.feed(text.as_bytes());
                 self.hasher.feed(&[STRING_END]);
             }

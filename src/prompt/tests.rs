@@ -28,6 +28,38 @@ fn routing_fields_are_found_in_any_order() {
     assert_eq!(peek.cache_salt.as_deref(), Some("c"));
 }
 
+#[test]
+fn a_name_that_is_given_to_a_medium_is_seen_and_no_other_uuid() {
+    let names_media = |api: Api, body: &str| peek(api, body.as_bytes(), 64).unwrap().names_media;
+    let part = |member: &str| {
+        let image = format!(r#"{{"type":"image_url","image_url":null{member}}}"#);
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{image}]}}]}}"#)
+    };
+    for member in [
+        r#","uuid":"a""#,
+        r#","uu\u0069d":"a""#,
+        r#","uuid":"\n""#,
+        r#","uuid":"\u0061""#,
+    ] {
+        assert!(names_media(Api::Chat, &part(member)), "{member}");
+        assert!(names_media(Api::Embeddings, &part(member)), "{member}");
+    }
+    for member in [
+        "",
+        r#","uuid":null"#,
+        r#","text":"uuid""#,
+        r#","input":{"uuid":"a"}"#,
+    ] {
+        assert!(!names_media(Api::Chat, &part(member)), "{member}");
+    }
+    let call = r#"{"role":"assistant","uuid":"a","tool_calls":[{"uuid":"a"}]}"#;
+    let elsewhere = format!(r#"{{"uuid":"a","messages":[{call}],"tools":[{{"uuid":"a"}}]}}"#);
+    assert!(!names_media(Api::Chat, &elsewhere));
+    let features = |value: &str| format!(r#"{{"token_ids":[1],"features":{value}}}"#);
+    assert!(names_media(Api::Generate, &features("{}")));
+    assert!(!names_media(Api::Generate, &features("null")));
+}
+
 fn token_ids(prompt: &Value) -> Option<Vec<u32>> {
     let body = json!({"prompt": prompt, "suffix": null, "best_of": 3}).to_string();
     let api = Api::Completions;

@@ -97,7 +97,12 @@ pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     }
     // The client's own request id comes back to it instead. An answer has few headers: its names are looked at, rather than
     // each of these looked up.
-    let is_dropped = |name: &&HeaderName| HOP_BY_HOP.contains(name) || **name == REQUEST_ID;
+    let is_dropped = |name: &&HeaderName| {
+        HOP_BY_HOP.contains(name)
+            || **name == REQUEST_ID
+            // Which pages may read an answer is the router's setting; engines allow all of them by default.
+            || name.as_str().starts_with("access-control-")
+    };
     let dropped: SmallVec<[HeaderName; 4]> = engine.keys().filter(is_dropped).cloned().collect();
     for name in dropped {
         engine.remove(name);
@@ -212,6 +217,8 @@ mod tests {
             ("content-length", "3"),
             ("connection", "close"),
             ("x-request-id", "engine's"),
+            ("access-control-allow-origin", "*"),
+            ("access-control-allow-credentials", "true"),
             ("vary", "Origin"),
         ]));
         assert_eq!(client.len(), 3);

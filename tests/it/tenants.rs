@@ -205,6 +205,35 @@ async fn a_client_of_a_salted_tenant_cannot_send_a_cache_salt() {
 }
 
 #[tokio::test]
+async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
+    let cluster = cluster().await;
+    let message = |uuid: &str| {
+        let text = json!({"type": "text", "text": "hi", "uuid": uuid});
+        json!([{"role": "user", "content": [text]}])
+    };
+    let chat = json!({"model": "sim", "max_tokens": 1, "messages": message("logo")}).to_string();
+    let embedding = json!({"model": "sim", "messages": message("logo")}).to_string();
+    let features = r#"{"model":"sim","token_ids":[1],"features":{"mm_hashes":{"image":["a"]}}}"#;
+    for (path, body) in [
+        ("/v1/chat/completions", &*chat),
+        ("/v1/embeddings", &*embedding),
+        ("/inference/v1/generate", features),
+    ] {
+        let answer = post_as(&cluster, "sk-b", path, body).await;
+        assert_eq!(answer.status, 400, "{path}");
+        assert_eq!(
+            (&*answer.code(), &*answer.param()),
+            ("unsupported_parameter", "uuid"),
+            "{path}"
+        );
+    }
+    assert_eq!(cluster.requests().await, [0]);
+    // Clients of a tenant without a salt know that they share.
+    let answer = post_as(&cluster, "sk-a", "/v1/chat/completions", &chat).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[tokio::test]
 async fn prompts_of_one_salted_tenant_are_cold_for_another() {
     let cluster = cluster().await;
     let body = chat(
