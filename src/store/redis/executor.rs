@@ -151,9 +151,8 @@ impl Executor {
             }
         }
         // A caller that waits for less than an operation may take shows nothing of a Redis that has just replied to others.
-        let shows_nothing = timeout < usual
-            && tokio::time::Instant::now() >= deadline
-            && self.has_replied_lately();
+        let shows_nothing =
+            timeout < usual && tokio::time::Instant::now() >= deadline && self.has_replied_lately();
         if result.is_ok() || !shows_nothing {
             self.account(request, &result, waiting);
         }
