@@ -96,8 +96,10 @@ impl Default for Settings {
 impl State {
     /// Nothing if the worker has left in the meantime.
     fn entry(&mut self, id: WorkerId) -> Option<&mut Entry> {
-        let mut entries = self.entries.iter_mut();
-        entries.find(|entry| entry.status.worker.id == id)
+        // Who joins later has a higher id.
+        let id_of = |entry: &Entry| entry.status.worker.id;
+        let index = self.entries.binary_search_by_key(&id, id_of).ok()?;
+        self.entries.get_mut(index)
     }
 }
 
@@ -237,9 +239,11 @@ impl Registry {
             ..
         } = &mut *state;
         let mut left = Vec::new();
+        let mut has_changed = false;
         entries.retain_mut(|entry| {
             // A worker of another name, role or TLS is a new one, with new connections.
             let member = listed.remove(entry.member.address.as_str());
+            has_changed |= member != Some(&entry.member);
             let stays = member.is_some_and(|member| entry.update(member));
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
@@ -264,9 +268,13 @@ impl Registry {
                 info!(worker = %member.name, address = member.address, role = %member.role, "worker joined");
                 let entry = self.join(&mut state, member.clone());
                 state.entries.push(entry);
+                has_changed = true;
             }
         }
-        self.on_change();
+        // A name is resolved every few seconds and mostly has the same addresses. To look through a large fleet takes a while.
+        if has_changed {
+            self.on_change();
+        }
     }
 
     pub fn set_health(&self, id: WorkerId, health: Health) {
@@ -701,6 +709,24 @@ pub(crate) mod tests {
         assert_eq!(registry.snapshot().workers[0].worker.id, id);
         registry.set_lists([("file".to_owned(), None)]);
         assert!(registry.snapshot().workers.is_empty());
+    }
+
+    #[test]
+    fn a_list_that_says_the_same_again_makes_no_new_snapshot() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        let before = registry.snapshot().clone();
+        let changes = registry.changes();
+        registry.set_members("static", vec![member("a"), member("b")]);
+        assert!(!changes.has_changed().unwrap());
+        assert!(Arc::ptr_eq(&before, &registry.snapshot()));
+        let draining = Member {
+            draining: true,
+            ..member("a")
+        };
+        registry.set_members("static", vec![draining, member("b")]);
+        assert!(changes.has_changed().unwrap());
+        assert!(registry.snapshot().workers[0].draining);
     }
 
     #[test]
