@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::value::RawValue;
 
 use super::context_lengths::ContextLengths;
@@ -217,6 +217,14 @@ impl Members {
         let seen = loads.map(|load| (load.speed.prompt_token(), load.usual_waiting_prompts()));
         self.speed.set(seen);
     }
+}
+
+/// One group for each set of workers: who looks at the workers of a model and of its thousand adapters looks at each once.
+pub fn with_different_members<'g>(
+    groups: impl Iterator<Item = &'g Arc<Group>>,
+) -> impl Iterator<Item = &'g Arc<Group>> {
+    let mut seen = FxHashSet::default();
+    groups.filter(move |group| seen.insert(Arc::as_ptr(&group.members)))
 }
 
 fn indices(start: usize, end: usize) -> Range<WorkerIndex> {

@@ -505,8 +505,8 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fleet::Role;
     use crate::fleet::events::Events;
+    use crate::fleet::{Role, with_different_members};
 
     pub(crate) fn member(name: &str) -> Member {
         Member {
@@ -770,6 +770,9 @@ pub(crate) mod tests {
             let members = |model: &str| &snapshot.models[model].members;
             assert!(Arc::ptr_eq(members("base"), members("adapter-2")));
             assert!(!Arc::ptr_eq(members("base"), members("adapter-1")));
+            let groups = with_different_members(snapshot.models.values());
+            let models: Vec<&str> = groups.map(|group| &*group.model).collect();
+            assert_eq!(models, ["adapter-1", "adapter-2", "adapter-3"]);
         }
         registry.set_health(ids[1], Health::Down);
         assert_eq!(found("adapter-1"), Some(vec!["a".into()]));

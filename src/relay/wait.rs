@@ -33,7 +33,7 @@ use super::choose::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
-use crate::fleet::{Group, Snapshot, Worker};
+use crate::fleet::{Group, Snapshot, Worker, with_different_members};
 use crate::ids::Model;
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
@@ -371,7 +371,8 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let listed = models.iter().filter_map(|model| snapshot.models.get(model));
         let groups: Vec<&Arc<Group>> = listed.collect();
-        let workers = groups.iter().map(|group| self.workers_of(group, now));
+        let workers = with_different_members(groups.iter().copied());
+        let workers = workers.map(|group| self.workers_of(group, now));
         let stalled = self.stalled.lock();
         let rooms = Rooms::new(workers, settings, promised, &stalled, now);
         let has_others = self.connector.is_some_and(Connector::decodes_alone);

@@ -10,7 +10,7 @@ use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, WaitingByOwner};
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Snapshot, Worker, with_different_members};
 use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -118,7 +118,8 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut usable = FxHashSet::default();
         let models = queue.models();
-        for group in models.iter().filter_map(|model| snapshot.models.get(model)) {
+        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
+        for group in with_different_members(groups) {
             let prompts = self.workers_of(group, now).usable(now);
             let others = Self::decode_workers_of(group).usable(now);
             usable.extend(prompts.chain(others).map(|worker| worker.id));
