@@ -274,7 +274,8 @@ pub(super) fn group(
     {
         *sets_of_base.entry(base).or_default() += 1;
     }
-    let mut models: BTreeMap<&Model, Found<'_>> = BTreeMap::new();
+    // In no order yet: where each worker has adapters of its own, a model is looked up for each pair of these.
+    let mut models: FxHashMap<&Model, Found<'_>> = FxHashMap::default();
     for (position, servers) in all.iter().enumerate() {
         for (model, is_adapter) in &servers.set.models {
             let found = models.entry(model).or_insert_with(|| Found {
