@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -35,6 +35,9 @@ use crate::observe;
 /// Who looks through the whole fleet after a change waits so long before doing it again.
 pub const CHANGES_APART: Duration = Duration::from_millis(10);
 
+/// The idle connections to all workers are closed no sooner again: of a thousand workers, to look for some takes a while.
+const IDLE_CLOSED_APART: Duration = Duration::from_millis(100);
+
 /// Owns the fleet's state. Readers take a snapshot with one pointer load, unless they are the first after a change.
 #[derive(Debug)]
 pub struct Registry {
@@ -48,6 +51,8 @@ pub struct Registry {
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
     waiting: Waiting,
+    /// When the idle connections to all workers were last closed.
+    idle_closed: Mutex<Option<Instant>>,
     /// Has the workers asked for models that are not known.
     pub(super) model_lookup: ModelLookup,
 }
@@ -115,6 +120,7 @@ impl Registry {
             version: watch::Sender::new(0),
             freed: Arc::default(),
             waiting: Waiting::default(),
+            idle_closed: Mutex::default(),
             model_lookup: ModelLookup::default(),
         })
     }
@@ -153,6 +159,26 @@ impl Registry {
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         let mut state = self.state.lock();
         Some(state.entry(id)?.status.worker.clone())
+    }
+
+    /// Closes the idle connections to all workers, to make room for others: the process lacks file descriptors, ports or memory,
+    /// of which each request finds a lack at that time.
+    pub fn close_idle(&self, now: Instant) {
+        if self.may_close_idle(now) {
+            for status in &self.snapshot().workers {
+                status.worker.pool.close_idle();
+            }
+        }
+    }
+
+    fn may_close_idle(&self, now: Instant) -> bool {
+        let mut closed = self.idle_closed.lock();
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) >= IDLE_CLOSED_APART;
+        let may_close = closed.is_none_or(is_long_ago);
+        if may_close {
+            *closed = Some(now);
+        }
+        may_close
     }
 
     /// The addresses at which requests run although no list has them any more.
@@ -709,6 +735,16 @@ pub(crate) mod tests {
         assert_eq!(registry.snapshot().workers[0].worker.id, id);
         registry.set_lists([("file".to_owned(), None)]);
         assert!(registry.snapshot().workers.is_empty());
+    }
+
+    #[test]
+    fn requests_that_lack_descriptors_do_not_each_look_for_idle_connections() {
+        let (registry, now) = (registry(&["a"]), crate::observe::now());
+        let found = [0, 99, 100, 150].map(|ms| {
+            let later = now + Duration::from_millis(ms);
+            registry.may_close_idle(later)
+        });
+        assert_eq!(found, [true, false, true, false]);
     }
 
     #[test]
