@@ -60,12 +60,13 @@ impl Queues {
             }
             let now = observe::now();
             if freed.waiting() == 0 {
-                self.stalled.lock().clear();
+                self.stalled.write().clear();
                 continue;
             }
             if now.saturating_duration_since(looked) >= STALL_TICK {
                 looked = now;
-                self.stalled.lock().update(&self.fleet.snapshot(), now);
+                let snapshot = self.fleet.snapshot();
+                self.stalled.write().update(&snapshot, now);
             }
             self.release(now);
         }
@@ -970,7 +971,7 @@ mod tests {
         let stale_after = Settings::default().stale_after;
         for now in [rig.now, rig.now + stale_after] {
             let snapshot = rig.queues.fleet.snapshot();
-            rig.queues.stalled.lock().update(&snapshot, now);
+            rig.queues.stalled.write().update(&snapshot, now);
             rig.now = now;
         }
         assert_eq!(rig.advance(), [1]);
