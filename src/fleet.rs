@@ -36,7 +36,7 @@ mod status;
 pub mod waiting;
 mod worker;
 
-pub use self::group::{Group, Members};
+pub use self::group::{Group, Members, with_different_members};
 pub use self::places::Places;
 pub use self::rank_places::PinnedApi;
 pub use self::responses_api::{ChatWorkers, ResponsesApi};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::value::RawValue;
 
 use super::context_lengths::ContextLengths;
@@ -217,6 +217,14 @@ impl Members {
     }
 }
 
+/// One group for each set of workers: who looks at the workers of a model and of its thousand adapters looks at each once.
+pub fn with_different_members<'g>(
+    groups: impl Iterator<Item = &'g Arc<Group>>,
+) -> impl Iterator<Item = &'g Arc<Group>> {
+    let mut seen = FxHashSet::default();
+    groups.filter(move |group| seen.insert(Arc::as_ptr(&group.members)))
+}
+
 fn indices(start: usize, end: usize) -> Range<WorkerIndex> {
     WorkerIndex::new(start)..WorkerIndex::new(end)
 }
@@ -264,7 +272,8 @@ pub(super) fn group(
     {
         *sets_of_base.entry(base).or_default() += 1;
     }
-    let mut models: BTreeMap<&Model, Found<'_>> = BTreeMap::new();
+    // In no order yet: where each worker has adapters of its own, a model is looked up for each pair of these.
+    let mut models: FxHashMap<&Model, Found<'_>> = FxHashMap::default();
     for (position, servers) in all.iter().enumerate() {
         for (model, is_adapter) in &servers.set.models {
             let found = models.entry(model).or_insert_with(|| Found {

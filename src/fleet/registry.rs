@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -35,6 +35,9 @@ use crate::observe;
 /// Who looks through the whole fleet after a change waits so long before doing it again.
 pub const CHANGES_APART: Duration = Duration::from_millis(10);
 
+/// The idle connections to all workers are closed no sooner again: of a thousand workers, to look for some takes a while.
+const IDLE_CLOSED_APART: Duration = Duration::from_millis(100);
+
 /// Owns the fleet's state. Readers take a snapshot with one pointer load, unless they are the first after a change.
 #[derive(Debug)]
 pub struct Registry {
@@ -48,6 +51,8 @@ pub struct Registry {
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
     waiting: Waiting,
+    /// When the idle connections to all workers were last closed.
+    idle_closed: Mutex<Option<Instant>>,
     /// Has the workers asked for models that are not known.
     pub(super) model_lookup: ModelLookup,
 }
@@ -96,8 +101,10 @@ impl Default for Settings {
 impl State {
     /// Nothing if the worker has left in the meantime.
     fn entry(&mut self, id: WorkerId) -> Option<&mut Entry> {
-        let mut entries = self.entries.iter_mut();
-        entries.find(|entry| entry.status.worker.id == id)
+        // Who joins later has a higher id.
+        let id_of = |entry: &Entry| entry.status.worker.id;
+        let index = self.entries.binary_search_by_key(&id, id_of).ok()?;
+        self.entries.get_mut(index)
     }
 }
 
@@ -113,6 +120,7 @@ impl Registry {
             version: watch::Sender::new(0),
             freed: Arc::default(),
             waiting: Waiting::default(),
+            idle_closed: Mutex::default(),
             model_lookup: ModelLookup::default(),
         })
     }
@@ -149,6 +157,26 @@ impl Registry {
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         let mut state = self.state.lock();
         Some(state.entry(id)?.status.worker.clone())
+    }
+
+    /// Closes the idle connections to all workers, to make room for others: the process lacks file descriptors, ports or memory,
+    /// of which each request finds a lack at that time.
+    pub fn close_idle(&self, now: Instant) {
+        if self.may_close_idle(now) {
+            for status in &self.snapshot().workers {
+                status.worker.pool.close_idle();
+            }
+        }
+    }
+
+    fn may_close_idle(&self, now: Instant) -> bool {
+        let mut closed = self.idle_closed.lock();
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) >= IDLE_CLOSED_APART;
+        let may_close = closed.is_none_or(is_long_ago);
+        if may_close {
+            *closed = Some(now);
+        }
+        may_close
     }
 
     /// The addresses at which requests run although no list has them any more.
@@ -235,9 +263,11 @@ impl Registry {
             ..
         } = &mut *state;
         let mut left = Vec::new();
+        let mut has_changed = false;
         entries.retain_mut(|entry| {
             // A worker of another name, role or TLS is a new one, with new connections.
             let member = listed.remove(entry.member.address.as_str());
+            has_changed |= member != Some(&entry.member);
             let stays = member.is_some_and(|member| entry.update(member));
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
@@ -262,9 +292,13 @@ impl Registry {
                 info!(worker = %member.name, address = member.address, role = %member.role, "worker joined");
                 let entry = self.join(&mut state, member.clone());
                 state.entries.push(entry);
+                has_changed = true;
             }
         }
-        self.on_change();
+        // A name is resolved every few seconds and mostly has the same addresses. To look through a large fleet takes a while.
+        if has_changed {
+            self.on_change();
+        }
     }
 
     pub fn set_health(&self, id: WorkerId, health: Health) {
@@ -495,8 +529,8 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fleet::Role;
     use crate::fleet::events::Events;
+    use crate::fleet::{Role, with_different_members};
 
     pub(crate) fn member(name: &str) -> Member {
         Member {
@@ -702,6 +736,34 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn requests_that_lack_descriptors_do_not_each_look_for_idle_connections() {
+        let (registry, now) = (registry(&["a"]), crate::observe::now());
+        let found = [0, 99, 100, 150].map(|ms| {
+            let later = now + Duration::from_millis(ms);
+            registry.may_close_idle(later)
+        });
+        assert_eq!(found, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_list_that_says_the_same_again_makes_no_new_snapshot() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        let before = registry.snapshot().clone();
+        let changes = registry.changes();
+        registry.set_members("static", vec![member("a"), member("b")]);
+        assert!(!changes.has_changed().unwrap());
+        assert!(Arc::ptr_eq(&before, &registry.snapshot()));
+        let draining = Member {
+            draining: true,
+            ..member("a")
+        };
+        registry.set_members("static", vec![draining, member("b")]);
+        assert!(changes.has_changed().unwrap());
+        assert!(registry.snapshot().workers[0].draining);
+    }
+
+    #[test]
     fn other_settings_count_from_now_on_and_the_state_stays() {
         let registry = registry(&["a", "b"]);
         bring_up(&registry, "m");
@@ -742,6 +804,9 @@ pub(crate) mod tests {
             let members = |model: &str| &snapshot.models[model].members;
             assert!(Arc::ptr_eq(members("base"), members("adapter-2")));
             assert!(!Arc::ptr_eq(members("base"), members("adapter-1")));
+            let groups = with_different_members(snapshot.models.values());
+            let models: Vec<&str> = groups.map(|group| &*group.model).collect();
+            assert_eq!(models, ["adapter-1", "adapter-2", "adapter-3"]);
         }
         registry.set_health(ids[1], Health::Down);
         assert_eq!(found("adapter-1"), Some(vec!["a".into()]));

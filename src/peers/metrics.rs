@@ -27,8 +27,8 @@ metric_table! {
         pub(super) unknown_workers: gauge "warmroute_peer_unknown_workers"
             "Workers that other replicas report and this one does not have. Replicas should have one fleet.",
         pub(super) ignored: counter "warmroute_peer_ignored_total"
-            "What was ignored in messages of other replicas: workers without a name or beyond 8,192, and messages \
-             that only a later release knows.",
+            "What was ignored in messages of other replicas: workers without a name or beyond 65,536 with their \
+             ranks, and messages that only a later release knows.",
         pub(super) skipped: counter "warmroute_peer_reports_skipped_total"
             "Reports that a slow replica was not sent. It gets the whole state later.",
         pub(super) connect_failures: counter "warmroute_peer_connect_failures_total"

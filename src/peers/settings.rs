@@ -157,11 +157,12 @@ impl Default for Advanced {
             connect_timeout: Duration::from_millis(500),
             max_backoff: Duration::from_millis(400),
             max_peers: 64,
-            max_workers: 8_192,
+            // 4,096 workers with 15 ranks each.
+            max_workers: 65_536,
             // 800,000 blocks a second: 4,000 prompts of 40,000 tokens of which nothing is cached.
             max_queued_blocks: 16_384,
-            // The state of 8,192 workers takes about 0.5 MiB.
-            max_message: 1 << 20,
+            // The names of so many, or their load, are one message.
+            max_message: 8 << 20,
         }
     }
 }

@@ -30,6 +30,7 @@ const SPEEDS_OF_A_MESSAGE: usize = 500;
 pub(super) struct Workers {
     snapshot: Arc<Snapshot>,
     by_address: FxHashMap<Arc<str>, Listed>,
+    addresses: FxHashMap<WorkerId, Arc<str>>,
     /// What waits in the other replicas, and the first ones in their lines.
     waiting: WaitingByOwner,
     /// What no list of this replica has any more and may still run requests.
@@ -66,6 +67,9 @@ impl Workers {
             (Arc::from(worker.pool.address()), listed)
         });
         self.by_address = workers.collect();
+        let listed = self.by_address.iter();
+        let addresses = listed.map(|(address, listed)| (listed.worker.id, address.clone()));
+        self.addresses = addresses.collect();
         self.departed = fleet.departed();
         true
     }
@@ -211,8 +215,7 @@ impl Workers {
         let mut numbers: FxHashMap<WorkerId, Option<u32>> = FxHashMap::default();
         let message = routed.take_message(|id| {
             *numbers.entry(id).or_insert_with(|| {
-                let mut workers = self.by_address.iter();
-                let (address, _) = workers.find(|(_, listed)| listed.worker.id == id.worker())?;
+                let address = self.addresses.get(&id.worker())?;
                 known.known(&WorkerKey {
                     address: address.clone(),
                     rank: id.rank(),

@@ -31,6 +31,9 @@ pub(super) const TTFT_TARGET: HeaderName = HeaderName::from_static("x-warmroute-
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 
+/// Models that the text of an error names. With thousands of adapters it would be a hundred times as long as the request.
+const MAX_NAMED: usize = 20;
+
 /// The worker that answered: an extension of the response to a request of the Responses API, or of a gateway.
 #[derive(Clone, Debug)]
 pub struct ServedBy(pub Arc<str>);
@@ -178,10 +181,10 @@ impl<'a> Job<'a> {
 pub enum Error {
     /// No worker serves the model.
     #[error("the model `{model}` does not exist{}", there_is(.known))]
-    UnknownModel { model: String, known: Vec<String> },
+    UnknownModel { model: String, known: Vec<Model> },
     /// The request names no model, and there is more than one.
     #[error("`model` is missing{}", there_is(.known))]
-    NoModel { known: Vec<String> },
+    NoModel { known: Vec<Model> },
     /// No worker of the model is usable now.
     #[error("no worker can take requests{} now", for_model(.model))]
     NoWorker {
@@ -340,10 +343,13 @@ impl From<Error> for FailedRequest {
     }
 }
 
-fn there_is(known: &[String]) -> String {
-    match known {
-        [] => String::new(),
-        known => format!("; there is {}", known.join(", ")),
+fn there_is(known: &[Model]) -> String {
+    let (named, others) = known.split_at(known.len().min(MAX_NAMED));
+    let named = named.join(", ");
+    match others.len() {
+        _ if known.is_empty() => String::new(),
+        0 => format!("; there is {named}"),
+        others => format!("; there is {named} and {others} others (GET /v1/models)"),
     }
 }
 
@@ -359,4 +365,27 @@ fn at(worker: &Option<Arc<str>>) -> String {
     worker
         .as_ref()
         .map_or_else(String::new, |worker| format!("{worker}: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_an_unknown_model_names_some_of_many_others() {
+        let text = |count: usize| {
+            let names = (0..count).map(|number| Model::from(format!("m{number}")));
+            let unknown = Error::UnknownModel {
+                model: "x".to_owned(),
+                known: names.collect(),
+            };
+            unknown.to_string()
+        };
+        assert_eq!(text(0), "the model `x` does not exist");
+        assert_eq!(text(2), "the model `x` does not exist; there is m0, m1");
+        assert!(text(20).ends_with(", m18, m19"));
+        let of_many = text(5_000);
+        let end = ", m18, m19 and 4980 others (GET /v1/models)";
+        assert!(of_many.ends_with(end), "{of_many}");
+    }
 }

@@ -363,9 +363,7 @@ impl Relay {
             .report_failure(worker, client, is_trial, fault.owner, error);
         if fault.failure == Failure::Local {
             // Idle connections make room.
-            for status in &self.fleet().snapshot().workers {
-                status.worker.pool.close_idle();
-            }
+            self.fleet().close_idle(observe::now());
         }
         if let Some(prefill) = prefill
             && fault.owner == FailureOwner::KvTransfer

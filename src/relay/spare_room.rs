@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
+
 use super::choose::promised::Promise;
 use super::core::Relay;
 use super::request::batch_line::LinesByWorker;
 use crate::fleet::load::TriedRequests;
 use crate::fleet::waiting::WaitingByOwner;
-use crate::fleet::{Group, Snapshot, Worker};
+use crate::fleet::{Group, Snapshot, Worker, with_different_members};
 use crate::ids::WorkerId;
 use crate::observe;
 
@@ -260,12 +262,17 @@ impl Relay {
         let promised = self.queues().promised();
         let peers = self.fleet().waiting().peers();
         let replicas = self.replicas();
+        let mut with_lines: FxHashMap<WorkerId, (&Arc<Worker>, WorkerPart)> = FxHashMap::default();
+        for group in with_different_members(snapshot.models.values()) {
+            let part = self.decode_part(group);
+            let workers = group.workers.iter();
+            for worker in workers.filter(|worker| lines.contains_key(&worker.id)) {
+                // That of the first group counts.
+                with_lines.entry(worker.id).or_insert((worker, part));
+            }
+        }
         let wanted = lines.iter().filter_map(|(id, at_worker)| {
-            let mut groups = snapshot.models.values();
-            let (worker, part) = groups.find_map(|group| {
-                let index = group.index_of(*id)?;
-                Some((group.worker(index), self.decode_part(group)))
-            })?;
+            let (worker, part) = *with_lines.get(id)?;
             let own = promised.as_deref().map(|promised| promised.of(*id));
             let own = people_in_line(own.unwrap_or_default(), entering);
             let numbers = WorkerNumbers {

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use self::metrics::Metrics;
@@ -33,7 +33,7 @@ use super::choose::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
-use crate::fleet::{Group, Snapshot, Worker};
+use crate::fleet::{Group, Snapshot, Worker, with_different_members};
 use crate::ids::Model;
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
@@ -58,7 +58,8 @@ pub struct Queues {
     granted: Arc<Granted>,
     /// Held while queues are added and removed, and while `settings` change with theirs.
     changing: Mutex<()>,
-    stalled: Mutex<Stalled>,
+    /// Read for as long as all workers of a model are looked at, by each request that enters a queue.
+    stalled: RwLock<Stalled>,
     is_draining: AtomicBool,
     metrics: Metrics,
 }
@@ -78,7 +79,7 @@ impl Queues {
             sharing: ArcSwap::default(),
             granted: Arc::default(),
             changing: Mutex::default(),
-            stalled: Mutex::default(),
+            stalled: RwLock::default(),
             is_draining: AtomicBool::new(false),
             metrics: Metrics::new(registry),
         });
@@ -371,8 +372,9 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let listed = models.iter().filter_map(|model| snapshot.models.get(model));
         let groups: Vec<&Arc<Group>> = listed.collect();
-        let workers = groups.iter().map(|group| self.workers_of(group, now));
-        let stalled = self.stalled.lock();
+        let workers = with_different_members(groups.iter().copied());
+        let workers = workers.map(|group| self.workers_of(group, now));
+        let stalled = self.stalled.read();
         let rooms = Rooms::new(workers, settings, promised, &stalled, now);
         let has_others = self.connector.is_some_and(Connector::decodes_alone);
         if !has_others {

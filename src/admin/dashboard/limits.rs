@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -55,9 +55,10 @@ pub(super) fn read(table: &TenantTable, registry: &Registry) -> Value {
     let sent = |name: &String| counts.get(name).map_or(0, Counts::sent);
     names.sort_by_key(|name| std::cmp::Reverse(sent(name)));
     names.truncate(MAX_TENANTS);
+    let shown: FxHashSet<&str> = names.iter().map(String::as_str).collect();
     let reports: FxHashMap<&str, Report> = table
         .listed()
-        .filter(|tenant| names.iter().any(|name| **name == *tenant.name))
+        .filter(|tenant| shown.contains(&*tenant.name))
         .filter_map(|tenant| Some((&*tenant.name, tenant.limits.as_ref()?.report())))
         .collect();
     let none = Counts::default();

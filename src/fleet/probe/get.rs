@@ -7,8 +7,9 @@ use bytes::Bytes;
 use crate::fleet::Worker;
 use crate::http::client;
 
-/// `/metrics` of an engine with many models is the largest response to a probe.
-pub(super) const MAX_RESPONSE_BYTES: usize = 4 << 20;
+/// `/v1/models` of an engine with 10,000 LoRA adapters, each with some 500 bytes, is the largest response to a probe. A worker
+/// whose list is larger gets no requests.
+pub(super) const MAX_RESPONSE_BYTES: usize = 8 << 20;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]

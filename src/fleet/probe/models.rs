@@ -212,6 +212,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_engine_may_list_ten_thousand_adapters() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let worker = worker_at(&listener);
+        // As long as those of vLLM.
+        let permission = "x".repeat(450);
+        let entries = (0..10_000).map(|number| {
+            format!(
+                r#"{{"id":"a{number}","owned_by":"vllm","parent":"m","permission":"{permission}"}}"#
+            )
+        });
+        let entries: Vec<String> = entries.collect();
+        let page = format!("{{\"data\":[{}]}}", entries.join(","));
+        let bytes = page.len();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n{page}");
+        let limit = Duration::from_secs(60);
+        let (facts, ()) = tokio::join!(fetch(&worker, limit), give(&listener, &answer));
+        assert_eq!(facts.unwrap().adapters.len(), 10_000);
+    }
+
+    #[tokio::test]
     async fn a_model_whose_length_is_no_number_of_tokens_is_listed() {
         for (length, expected) in [
             ("-1", None),

@@ -1,13 +1,12 @@
 //! Learns the speeds of the fleet's workers. Pure: its caller takes the snapshots.
 
 use std::collections::BTreeMap;
-use std::ptr;
 use std::sync::Arc;
 
 use super::learner::Learner;
 use super::overhead::Overhead;
 use super::own::OwnSpeed;
-use crate::fleet::{Snapshot, Status};
+use crate::fleet::{Snapshot, Status, with_different_members};
 use crate::ids::{Model, WorkerId};
 
 /// Workers of one model with the same value of this label are taken to be alike.
@@ -89,13 +88,8 @@ impl Speeds {
 
 /// A model and its adapters share their members.
 fn set_group_speeds(snapshot: &Snapshot) {
-    let mut last = ptr::null();
-    for group in snapshot.models.values() {
-        let members = Arc::as_ptr(&group.members);
-        if members != last {
-            group.set_speed();
-        }
-        last = members;
+    for group in with_different_members(snapshot.models.values()) {
+        group.set_speed();
     }
 }
 

@@ -10,12 +10,16 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::fleet::in_flight::InFlight;
+use crate::fleet::load::LoadShare;
 use crate::fleet::registry::tests::{member, registry};
+use crate::fleet::waiting::DueTime;
 use crate::ids::{Block, BlockHash};
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::observe;
 use crate::observe::metrics;
+use crate::peers::gauges::WorkerLoad;
+use crate::peers::numbers::WorkerKey;
 use crate::peers::{framed, wire};
 use crate::secret::Secret;
 
@@ -356,4 +360,36 @@ fn a_worker_that_left_the_list_counts_for_the_others_while_requests_run_there() 
     assert_eq!(reported(), None);
     fleet.set_members("static", vec![member("a"), member("b")]);
     assert_eq!(reported(), Some(0));
+}
+
+#[test]
+fn the_ranks_of_the_largest_fleet_may_be_reported_and_fit_into_a_message() {
+    let (settings, now) = (Advanced::default(), observe::now());
+    let fleet = crate::fleet::registry::Settings::default();
+    let with_ranks = fleet.max_workers * 16;
+    assert!(settings.max_workers as usize >= with_ranks);
+    let share = LoadShare {
+        requests: 500,
+        queued_tokens: 4_000_000,
+        context_tokens: 40_000_000,
+    };
+    let first = DueTime {
+        priority: 10,
+        at: now + Duration::from_secs(60),
+    };
+    let load = WorkerLoad {
+        uncomputed_prompts: 500_000_000,
+        ..WorkerLoad::new(share, share, Some(first))
+    };
+    let loads = (0..settings.max_workers).map(|number| {
+        let worker = number / 16;
+        let address = format!("vllm-llama-70b-{worker:04}.inference.svc.cluster.local:8000");
+        (WorkerKey::rank(&address.into(), number % 16), load)
+    });
+    let mut gauges = Gauges::new(now, settings.heartbeat_interval);
+    let _ = gauges.report(now, Condition::default(), loads);
+    for message in gauges.whole() {
+        let bytes = message.len();
+        assert!(bytes < settings.max_message, "{bytes}");
+    }
 }

@@ -43,6 +43,10 @@ const WELL_AFTER_SUCCESS: Duration = Duration::from_secs(10);
 /// Clients and workers that are remembered; with more, the evidence starts anew. A minute of failures of this many
 /// clients speaks against the workers long before.
 const ENTRIES_MAX: usize = 4_096;
+/// With more entries than this, old ones are looked for only every `LOOK_INTERVAL`, and all requests take the lock: when a
+/// network fails with thousands of requests, each failure would look through what all before have left.
+const FEW: usize = 256;
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Failures of one worker since its last success.
 #[derive(Debug)]
@@ -110,6 +114,8 @@ pub(in crate::relay) struct Evidence {
     suspects: FxHashMap<ClientKey, Suspect>,
     /// The last successes of workers at which something has failed.
     successes: FxHashMap<WorkerId, Successes>,
+    /// When old entries were last looked for.
+    looked_at: Option<Instant>,
 }
 
 impl Evidence {
@@ -206,16 +212,28 @@ impl Evidence {
         self.rows.remove(&worker);
     }
 
+    fn entries(&self) -> [usize; 3] {
+        [self.rows.len(), self.suspects.len(), self.successes.len()]
+    }
+
+    fn has_many(&self) -> bool {
+        self.entries().into_iter().sum::<usize>() > FEW
+    }
+
     fn forget_old(&mut self, now: Instant) {
-        let is_recent = |since: Instant| now.saturating_duration_since(since) < WINDOW;
-        self.rows.retain(|_, row| is_recent(row.since));
-        self.suspects.retain(|_, suspect| is_recent(suspect.since));
-        self.successes.retain(|_, successes| {
-            successes.other = successes.other.filter(|other| is_recent(other.at));
-            is_recent(successes.last.at)
-        });
-        let entries = [self.rows.len(), self.suspects.len(), self.successes.len()];
-        if entries.into_iter().any(|count| count >= ENTRIES_MAX) {
+        let age = |since: Instant| now.saturating_duration_since(since);
+        let looked = self.looked_at.filter(|at| age(*at) < LOOK_INTERVAL);
+        if looked.is_none() || !self.has_many() {
+            self.looked_at = Some(now);
+            let is_recent = |since: Instant| age(since) < WINDOW;
+            self.rows.retain(|_, row| is_recent(row.since));
+            self.suspects.retain(|_, suspect| is_recent(suspect.since));
+            self.successes.retain(|_, successes| {
+                successes.other = successes.other.filter(|other| is_recent(other.at));
+                is_recent(successes.last.at)
+            });
+        }
+        if self.entries().into_iter().any(|count| count >= ENTRIES_MAX) {
             *self = Self::default();
         }
     }
@@ -310,6 +328,10 @@ impl SharedEvidence {
     ) -> u32 {
         let mut evidence = self.evidence.lock();
         let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy, is_trial);
+        if evidence.has_many() {
+            self.filter.store(u64::MAX, Relaxed);
+            return failures;
+        }
         let workers = evidence.rows.keys().map(|worker| bit(u64::from(worker.0)));
         let clients = evidence.suspects.keys().map(|client| bit(client.0));
         let suspects = evidence.suspects.values();
@@ -384,6 +406,26 @@ mod tests {
         {
             assert_eq!(evidence.fails(now, worker, GUILTY), 0);
         }
+    }
+
+    #[test]
+    fn not_each_of_many_failures_looks_through_all_before() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        let clients = || (0..300).map(ClientKey);
+        for client in clients() {
+            evidence.fails(now, A, client);
+        }
+        assert_eq!(evidence.suspects.len(), 300);
+        evidence.fails(now + LOOK_INTERVAL / 2, A, GUILTY);
+        assert_eq!(evidence.looked_at, Some(now));
+        let later = now + WINDOW;
+        assert_eq!(evidence.fails(later, B, GUILTY), 0);
+        assert_eq!((evidence.suspects.len(), evidence.rows.len()), (1, 1));
+        let shared = SharedEvidence::default();
+        for client in clients() {
+            shared.on_failure(now, A, client, State::Closed, false, false);
+        }
+        assert_eq!(shared.filter.load(Relaxed), u64::MAX);
     }
 
     #[test]

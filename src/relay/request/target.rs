@@ -142,13 +142,12 @@ impl Names {
     }
 
     /// All names that clients may ask for now: those of served models, and those that stand for one. Sorted.
-    pub fn known(&self, fleet: &Snapshot) -> Vec<String> {
-        let served = fleet.models.keys().map(|model| model.to_string());
-        let mut known: Vec<String> = served.collect();
+    pub fn known(&self, fleet: &Snapshot) -> Vec<Model> {
+        let mut known: Vec<Model> = fleet.models.keys().cloned().collect();
         let is_served = |name: &&Name| name.models().any(|model| fleet.models.contains_key(model));
         let names = self.iter().filter(is_served).map(|name| &name.requested);
         let names = names.filter(|name| !fleet.models.contains_key(*name));
-        known.extend(names.map(|name| name.to_string()));
+        known.extend(names.cloned());
         known.sort();
         known
     }

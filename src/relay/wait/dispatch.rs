@@ -10,7 +10,7 @@ use super::room::{Rooms, Workers};
 use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, WaitingByOwner};
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Snapshot, Worker, with_different_members};
 use crate::http::drain::Tasks;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -60,12 +60,13 @@ impl Queues {
             }
             let now = observe::now();
             if freed.waiting() == 0 {
-                self.stalled.lock().clear();
+                self.stalled.write().clear();
                 continue;
             }
             if now.saturating_duration_since(looked) >= STALL_TICK {
                 looked = now;
-                self.stalled.lock().update(&self.fleet.snapshot(), now);
+                let snapshot = self.fleet.snapshot();
+                self.stalled.write().update(&snapshot, now);
             }
             self.release(now);
         }
@@ -117,7 +118,8 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut usable = FxHashSet::default();
         let models = queue.models();
-        for group in models.iter().filter_map(|model| snapshot.models.get(model)) {
+        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
+        for group in with_different_members(groups) {
             let prompts = self.workers_of(group, now).usable(now);
             let others = Self::decode_workers_of(group).usable(now);
             usable.extend(prompts.chain(others).map(|worker| worker.id));
@@ -967,7 +969,7 @@ mod tests {
         let stale_after = Settings::default().stale_after;
         for now in [rig.now, rig.now + stale_after] {
             let snapshot = rig.queues.fleet.snapshot();
-            rig.queues.stalled.lock().update(&snapshot, now);
+            rig.queues.stalled.write().update(&snapshot, now);
             rig.now = now;
         }
         assert_eq!(rig.advance(), [1]);

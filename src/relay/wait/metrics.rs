@@ -56,6 +56,7 @@ impl Metrics {
     /// Removes the series of what is no longer exported.
     pub(super) fn retain(&self, exported: FxHashSet<(String, String)>) {
         let mut before = self.exported.lock();
+        let models: FxHashSet<&str> = exported.iter().map(|(model, _)| &**model).collect();
         for (model, class) in before.difference(&exported) {
             let labels = [model.as_str(), class.as_str()];
             for gauges in [&self.requests, &self.tokens, &self.bytes] {
@@ -67,11 +68,12 @@ impl Metrics {
                     .refusals
                     .remove_label_values(&[model.as_str(), class, code]);
             }
-            if exported.iter().all(|(other, _)| other != model) {
+            if !models.contains(model.as_str()) {
                 let _ = self.saturation.remove_label_values(&[model]);
                 let _ = self.overtakes.remove_label_values(&[model]);
             }
         }
+        drop(models);
         *before = exported;
     }
 }

@@ -194,26 +194,46 @@ impl Rooms {
         stalled: &Stalled,
         now: Instant,
     ) -> Self {
+        // Models with the same workers are looked at once.
+        let mut looked_at: FxHashMap<*const [Arc<Worker>], Option<Vec<WorkerId>>> =
+            FxHashMap::default();
         for (model, workers) in others {
-            for worker in workers.usable(now) {
-                let is_new = self.seen.insert(worker.id);
-                if is_new && has_any_room(worker, settings, promised) {
-                    self.open.insert(worker.id, worker.ranks());
-                    self.room.others_have_room = true;
-                }
-            }
-            let (stopped, working): (Vec<_>, Vec<_>) = workers
-                .usable(now)
-                .partition(|worker| stalled.is_full_and_stalled(worker, settings, now));
-            // Pairs go on with stalled ones if there are no others.
-            if !stopped.is_empty() && !working.is_empty() {
-                let stopped = stopped.into_iter().map(|worker| worker.id);
-                let stopped = stopped.filter(|worker| !self.open.contains_key(worker));
-                let stalled = self.stalled.iter().copied().chain(stopped).collect();
-                self.stalled_of.insert(model.clone(), stalled);
+            let look = || self.look_at_others(workers, settings, promised, stalled, now);
+            let found = looked_at.entry(workers.workers).or_insert_with(look);
+            if let Some(stalled) = found {
+                self.stalled_of.insert(model.clone(), stalled.clone());
             }
         }
         self
+    }
+
+    /// Adds the decode workers of some models that have room. Returns the workers that requests for these models do not
+    /// wait for, if some decode workers have stopped working and others have not.
+    fn look_at_others(
+        &mut self,
+        workers: Workers<'_>,
+        settings: &Settings,
+        promised: &Promised,
+        stalled: &Stalled,
+        now: Instant,
+    ) -> Option<Vec<WorkerId>> {
+        for worker in workers.usable(now) {
+            let is_new = self.seen.insert(worker.id);
+            if is_new && has_any_room(worker, settings, promised) {
+                self.open.insert(worker.id, worker.ranks());
+                self.room.others_have_room = true;
+            }
+        }
+        let (stopped, working): (Vec<_>, Vec<_>) = workers
+            .usable(now)
+            .partition(|worker| stalled.is_full_and_stalled(worker, settings, now));
+        // Pairs go on with stalled ones if there are no others.
+        if stopped.is_empty() || working.is_empty() {
+            return None;
+        }
+        let stopped = stopped.into_iter().map(|worker| worker.id);
+        let stopped = stopped.filter(|worker| !self.open.contains_key(worker));
+        Some(self.stalled.iter().copied().chain(stopped).collect())
     }
 
     /// Workers that stopped working, which requests for a model do not wait for.
@@ -320,8 +340,9 @@ impl Signs {
 impl Stalled {
     /// Looks at every worker, while requests wait.
     pub(super) fn update(&mut self, fleet: &Snapshot, now: Instant) {
-        self.by_worker
-            .retain(|id, _| fleet.workers.iter().any(|status| status.worker.id == *id));
+        let listed = fleet.workers.iter().map(|status| status.worker.id);
+        let listed: FxHashSet<WorkerId> = listed.collect();
+        self.by_worker.retain(|id, _| listed.contains(id));
         for status in &fleet.workers {
             let load = &status.worker.load;
             let (mut signs, queued) = (Signs::of(load), load.queued_tokens());

@@ -291,7 +291,7 @@ mod tests {
     fn a_run_waits_for_a_model_that_no_worker_serves_any_more() {
         let unknown = ApiError::from(relay::Error::UnknownModel {
             model: "m".to_owned(),
-            known: vec!["other".to_owned()],
+            known: vec!["other".into()],
         });
         assert_eq!(after_error(&unknown, || true), AfterError::Wait);
         let refused = after_error(&unknown, || false);
