@@ -55,6 +55,11 @@ impl Breakers {
         }
     }
 
+    /// Whether nodes have breakers of their own, as those of a cluster.
+    pub(super) fn is_of_cluster(&self) -> bool {
+        !self.probes.is_empty()
+    }
+
     pub(super) fn is_healthy(&self) -> bool {
         self.breakers.iter().all(RedisBreaker::is_healthy)
     }

@@ -150,9 +150,12 @@ impl Executor {
                 result = first;
             }
         }
-        // A caller that waits for less than an operation may take shows nothing of a Redis that has just replied to others.
-        let shows_nothing =
-            timeout < usual && tokio::time::Instant::now() >= deadline && self.has_replied_lately();
+        // A caller that waits for less than an operation may take shows nothing of a Redis that has just replied to others. In a
+        // cluster another node may have replied: one that hangs would be waited for by each charge.
+        let shows_nothing = timeout < usual
+            && tokio::time::Instant::now() >= deadline
+            && !self.breakers.is_of_cluster()
+            && self.has_replied_lately();
         if result.is_ok() || !shows_nothing {
             self.account(request, &result, waiting);
         }

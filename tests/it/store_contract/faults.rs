@@ -194,6 +194,25 @@ async fn a_redis_that_hangs_is_not_asked_for_a_while_and_then_again() {
     .await;
 }
 
+/// A charge to no limits.
+fn charge() -> [Charge; 1] {
+    [Charge {
+        id: ChargeId::Request(RequestId::new(1)),
+        limits: Default::default(),
+        max_concurrent: 0,
+    }]
+}
+
+fn charges(charges: &[Charge]) -> Charges<'_> {
+    Charges {
+        charges,
+        settlements: &[],
+        lease: LEASE,
+        charge_once: LEASE,
+        was_apart: false,
+    }
+}
+
 #[tokio::test]
 async fn a_redis_that_has_just_replied_is_asked_after_a_charge_that_did_not_wait_for_long() {
     let server = Server::start().await;
@@ -209,18 +228,8 @@ async fn a_redis_that_has_just_replied_is_asked_after_a_charge_that_did_not_wait
     };
     let store = Redis::open(&settings, &keep(), CARRIERS, &Registry::default()).unwrap();
     let keys = store.charge_keys(Tenant::default());
-    let charge = Charge {
-        id: ChargeId::Request(RequestId::new(1)),
-        limits: Default::default(),
-        max_concurrent: 0,
-    };
-    let charges = Charges {
-        charges: &[charge],
-        settlements: &[],
-        lease: LEASE,
-        charge_once: LEASE,
-        was_apart: false,
-    };
+    let one = charge();
+    let charges = charges(&one);
     let early = Duration::from_millis(1);
     // A reply that is older than a second shows nothing, and a busy machine may stand still for as long.
     eventually("a charge ends soon after a reply", async || {
@@ -711,6 +720,37 @@ async fn a_cluster_admits_what_will_be_stored_until_no_node_of_it_replies() {
     }
     eventually("it is admitted again", async || store.admit().await.is_ok()).await;
     assert!(store.health().is_up);
+}
+
+#[tokio::test]
+async fn a_node_of_a_cluster_that_hangs_is_not_waited_for_by_each_charge() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let settings = Settings {
+        advanced: Advanced {
+            circuit_breaker: CircuitBreaker {
+                failure_threshold: 1,
+                open_duration: Duration::from_secs(60),
+            },
+            ..at(&nodes[0]).advanced
+        },
+        ..of_cluster(&nodes, at(&nodes[0]))
+    };
+    let store = Redis::open(&settings, &keep(), CARRIERS, &Registry::default()).unwrap();
+    let keys = store.charge_keys(Tenant::default());
+    let one = charge();
+    let ask = async |timeout_ms| {
+        let timeout = Duration::from_millis(timeout_ms);
+        store.charge(&keys, charges(&one), timeout).await
+    };
+    // A node has just replied.
+    ask(5_000).await.unwrap();
+    for node in &nodes {
+        node.pause();
+    }
+    let unanswered = ask(1).await;
+    assert!(may_be_written(&unanswered), "{unanswered:?}");
+    let refused = ask(1).await;
+    assert!(is_unavailable(&refused), "{refused:?}");
 }
 
 #[tokio::test]
