@@ -56,8 +56,13 @@ impl Responses {
         let Some(memory) = reserved.try_keep() else {
             return self.metrics.on_prewarm_skipped();
         };
-        // An answer of one token has nothing for a decode worker, which would have to compute the prompt itself.
-        let tokens = if self.relay.is_disaggregated() { 2 } else { 1 };
+        // An answer of one token has nothing for a decode worker, which would have to compute the prompt itself. A tenant that
+        // may ask for one only would be refused two.
+        let wanted = if self.relay.is_disaggregated() { 2 } else { 1 };
+        let allowed = self
+            .relay
+            .max_output_tokens(request.admitted.tenant, &create.model);
+        let tokens = allowed.unwrap_or(wanted).min(wanted);
         let body = engine_body::summary_body(create, input, &id.to_string(), salt, tokens);
         let (headers, original) = (request.headers.clone(), request.body.clone());
         let context = RequestContext {

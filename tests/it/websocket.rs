@@ -8,13 +8,14 @@ mod socket;
 
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::responses::Mode;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::{Connector, Role};
 
 use self::socket::{PATH, Socket, id, kinds};
 use crate::client;
-use crate::cluster::{Cluster, eventually, fast, router_connector, unhurried, with_role};
+use crate::cluster::{Cluster, eventually, fast, router_connector, tenant, unhurried, with_role};
 
 /// Texts of an event in which ids and times differ from run to run, without them.
 fn without_ids(text: &str) -> String {
@@ -276,6 +277,30 @@ async fn a_prompt_that_is_sent_ahead_is_computed_by_a_prefill_worker_if_there_is
     .await;
     let transfers = cluster.engines[0].kv_transfers().await;
     assert_eq!(transfers.prefill_legs, 1);
+}
+
+#[tokio::test]
+async fn a_prompt_of_a_tenant_that_may_ask_for_one_token_is_sent_ahead_for_one() {
+    let engine = |role| with_role(fast(), Connector::Nixl, role);
+    let engines = [Role::Prefill, Role::Decode].map(engine).to_vec();
+    let cluster = Cluster::start(engines, |config| {
+        config.prefill_decode.connector = Some(router_connector(Connector::Nixl));
+        let limits = serde_json::from_str(r#"{"max_tokens": 1}"#).unwrap();
+        config.tenants = vec![TenantSpec {
+            limits: Some(limits),
+            ..tenant("a")
+        }];
+    })
+    .await;
+    let mut socket = Socket::with_key(cluster.router.api, "sk-a").await;
+    socket
+        .respond(json!({"input": "one", "generate": false, "store": false}))
+        .await;
+    let done = ["outcome=\"done\""];
+    eventually("the prompt was computed", async || {
+        cluster.metric("warmroute_prewarms_total", &done).await == 1.0
+    })
+    .await;
 }
 
 #[tokio::test]
