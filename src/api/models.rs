@@ -15,7 +15,7 @@ use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::relay::Relay;
-use crate::relay::request::target::Name;
+use crate::relay::request::target::{Name, Names};
 
 pub(super) fn list(relay: &Relay, tenant: Tenant) -> Response<http::Body> {
     let fleet = relay.fleet().snapshot();
@@ -28,7 +28,7 @@ pub(super) fn list(relay: &Relay, tenant: Tenant) -> Response<http::Body> {
         .collect();
     let may_use = |name: &&Name| relay.may_use(tenant, &name.requested);
     for name in relay.names().iter().filter(may_use) {
-        if let Some(card) = card(&fleet, name) {
+        if let Some(card) = card(&fleet, relay.names(), name) {
             cards.insert(&name.requested, card);
         }
     }
@@ -48,7 +48,7 @@ pub(super) fn one(
     // SDKs escape the slash of `org/name`.
     let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
     let card = match names.get(&name) {
-        Some(name) => card(&fleet, name),
+        Some(name) => card(&fleet, names, name),
         None => {
             let group = fleet.models.get(name.as_ref());
             group.map(|group| Cow::Borrowed(group.card.get()))
@@ -61,8 +61,9 @@ pub(super) fn one(
 }
 
 /// The entry of a configured name; `None` while none of its models is served.
-fn card<'f>(fleet: &'f Snapshot, name: &Name) -> Option<Cow<'f, str>> {
-    let mut groups = name.models().filter_map(|model| fleet.models.get(model));
+fn card<'f>(fleet: &'f Snapshot, names: &Names, name: &Name) -> Option<Cow<'f, str>> {
+    let models = names.models_of(name);
+    let mut groups = models.filter_map(|model| fleet.models.get(model));
     let card = groups.next()?.card.get();
     Some(splice::with_text(card, "id", &name.requested))
 }

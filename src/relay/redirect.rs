@@ -36,7 +36,7 @@ impl Relay {
         let mut candidates = self.names().candidates(name, session, random, may_use);
         // Another model could not go on with an answer that this one began, however a new request would be drawn.
         if let Some(resume) = job.resume
-            && let Some(began) = name.model_that(|model| resume.is_of(model))
+            && let Some(began) = self.names().model_that(name, |model| resume.is_of(model))
         {
             candidates = smallvec![began];
         }

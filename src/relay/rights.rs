@@ -15,8 +15,9 @@ impl Relay {
     }
 
     fn is_allowed(&self, limits: &TenantLimits, name: &str) -> bool {
-        let models = || self.names().get(name).into_iter().flat_map(Name::models);
-        limits.allows(name) || models().any(|model| limits.allows(model))
+        let names = self.names();
+        let leads_to_allowed = |name| names.models_of(name).any(|model| limits.allows(model));
+        limits.allows(name) || names.get(name).is_some_and(leads_to_allowed)
     }
 
     /// Whether a tenant may use a model that a name leads to, when it asks for that name.
@@ -43,7 +44,11 @@ impl Relay {
     /// The most output tokens that a tenant may ask for under a name, whichever model the name leads to. `None`: any number.
     pub fn max_output_tokens(&self, tenant: Tenant, name: &str) -> Option<u64> {
         let limits = self.tenants().of(tenant).limits.as_ref()?;
-        let models = self.names().get(name).into_iter().flat_map(Name::models);
+        let names = self.names();
+        let models = names
+            .get(name)
+            .into_iter()
+            .flat_map(|name| names.models_of(name));
         let of_models = models.map(|model| limits.max_tokens(name, Some(&**model)));
         let own = limits.max_tokens(name, None);
         of_models.chain([own]).flatten().min()

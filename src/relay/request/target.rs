@@ -144,7 +144,10 @@ impl Names {
     /// All names that clients may ask for now: those of served models, and those that stand for one. Sorted.
     pub fn known(&self, fleet: &Snapshot) -> Vec<Model> {
         let mut known: Vec<Model> = fleet.models.keys().cloned().collect();
-        let is_served = |name: &&Name| name.models().any(|model| fleet.models.contains_key(model));
+        let is_served = |name: &&Name| {
+            let mut models = self.models_of(name);
+            models.any(|model| fleet.models.contains_key(model))
+        };
         let names = self.iter().filter(is_served).map(|name| &name.requested);
         let names = names.filter(|name| !fleet.models.contains_key(*name));
         known.extend(names.cloned());
@@ -182,9 +185,7 @@ impl Names {
             reason,
         }));
         for model in fallback {
-            // A fallback may be another name itself. One of this name's own targets is a model.
-            let is_target = entry.targets.iter().any(|(target, _)| target == model);
-            let model = match self.get(model).filter(|_| !is_target) {
+            let model = match self.fallback_name(entry, model) {
                 Some(other) => other.entry.choose(key, &may_use),
                 None => Some(model).filter(|model| may_use(model)),
             };
@@ -206,6 +207,43 @@ impl Names {
         }
         candidates
     }
+
+    /// The name that a fallback is, if it is one itself. One of the entry's own targets is a model.
+    fn fallback_name(&self, entry: &Entry, fallback: &str) -> Option<&Name> {
+        let is_target = entry.models().any(|target| &**target == fallback);
+        self.get(fallback).filter(|_| !is_target)
+    }
+
+    /// Every model that may get a request for the name, the targets first: all that [`Self::candidates`] chooses from.
+    pub fn models_of<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = &'a Model> {
+        let entry = &*name.entry;
+        let targets = entry.models().filter_map(move |model| self.get(model));
+        let of_targets = targets.filter(move |_| entry.fallback.is_empty());
+        let fallback = entry.fallback.iter();
+        let fallback = fallback.chain(of_targets.flat_map(Name::fallback));
+        let behind = fallback.flat_map(move |model| {
+            let other = self.fallback_name(entry, model);
+            let itself = other.is_none().then_some(model);
+            let models = other.into_iter().flat_map(|other| other.entry.models());
+            models.chain(itself)
+        });
+        entry.models().chain(behind)
+    }
+
+    /// The model of the name for which `began` is true, for the rest of an answer that it began; `None` if the name leads to
+    /// no such model any more.
+    pub fn model_that(&self, name: &Name, began: impl Fn(&str) -> bool) -> Option<Candidate> {
+        let model = self.models_of(name).find(|model| began(model))?;
+        let is_target = name.entry.models().any(|target| target == model);
+        Some(Candidate {
+            model: model.clone(),
+            reason: if is_target {
+                name.reason(false)
+            } else {
+                TargetReason::Fallback
+            },
+        })
+    }
 }
 
 impl Name {
@@ -215,30 +253,8 @@ impl Name {
         targets.map(|(model, weight)| (model, *weight))
     }
 
-    /// Every model that may get a request for the name, the targets first.
-    pub fn models(&self) -> impl Iterator<Item = &Model> {
-        self.targets()
-            .map(|(model, _)| model)
-            .chain(&self.entry.fallback)
-    }
-
     pub fn fallback(&self) -> &[Model] {
         &self.entry.fallback
-    }
-
-    /// The model of the name for which `began` is true, for the rest of an answer that it began; `None` if the name leads to
-    /// no such model any more.
-    pub fn model_that(&self, began: impl Fn(&str) -> bool) -> Option<Candidate> {
-        let model = self.models().find(|model| began(model))?;
-        let is_target = self.targets().any(|(target, _)| target == model);
-        Some(Candidate {
-            model: model.clone(),
-            reason: if is_target {
-                self.reason(false)
-            } else {
-                TargetReason::Fallback
-            },
-        })
     }
 
     /// Why a request for the name goes to one of its targets.
@@ -282,6 +298,11 @@ impl Entry {
             fallback: settings.fallback.iter().map(model).collect(),
             key_sources: keys.filter_map(|key| key.parse().ok()).collect(),
         }
+    }
+
+    /// The models of its targets, in their order.
+    fn models(&self) -> impl Iterator<Item = &Model> {
+        self.targets.iter().map(|(model, _)| model)
     }
 
     /// Weighted rendezvous hashing: each target draws an exponentially distributed time with its weight as the rate,

@@ -177,12 +177,18 @@ fn the_rest_of_an_answer_is_for_the_model_that_began_it() {
         NameSettings {
             name: "llama-3".to_owned(),
             aliases: texts(&["llama"]),
+            fallback: texts(&["chat", "small"]),
+            ..NameSettings::default()
+        },
+        NameSettings {
+            name: "canary".to_owned(),
+            targets: targets(&[("llama-3", 1.0), ("next", 1.0)]),
             ..NameSettings::default()
         },
     ]);
     let check = |requested: &str, model: &str, expected: Option<TargetReason>| {
         let name = names.get(requested).unwrap();
-        let found = name.model_that(|known| known == model);
+        let found = names.model_that(name, |known| known == model);
         let expected = expected.map(|reason| Candidate {
             model: Model::from(model),
             reason,
@@ -194,6 +200,15 @@ fn the_rest_of_an_answer_is_for_the_model_that_began_it() {
     check("chat", "c", Some(TargetReason::Fallback));
     check("chat", "d", None);
     check("llama", "llama-3", Some(TargetReason::Alias));
+    // A fallback that is a name is no model. Fallbacks of fallbacks are not followed.
+    check("llama", "a", Some(TargetReason::Fallback));
+    check("llama", "small", Some(TargetReason::Fallback));
+    check("llama", "chat", None);
+    check("llama", "c", None);
+    // A name without a fallback has that of its target.
+    check("canary", "next", Some(TargetReason::Weight));
+    check("canary", "small", Some(TargetReason::Fallback));
+    check("canary", "b", Some(TargetReason::Fallback));
 }
 
 #[test]
