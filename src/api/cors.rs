@@ -62,7 +62,10 @@ const MAX_HEADERS_BYTES: usize = 4 << 10;
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 /// Besides those that every page may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, retry-after, x-should-retry, x-warmroute-decision, x-warmroute-store, x-warmroute-state",
+    "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, \
+     x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, \
+     x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
+     x-warmroute-decision, x-warmroute-store, x-warmroute-state, x-warmroute-tools-left-out",
 );
 const ANY: HeaderValue = HeaderValue::from_static("*");
 

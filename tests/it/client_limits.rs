@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use warmroute::openai::tenant::TenantSpec;
 
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast, tenant};
@@ -143,7 +144,11 @@ const PAGE: (&str, &str) = ("origin", "https://chat.example");
 async fn pages_of_allowed_origins_may_use_the_api() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.api.requests.cors.allowed_origins = vec![PAGE.1.to_owned()];
-        config.tenants = vec![tenant("a")];
+        let limits = r#"{"requests_per_minute": 1000, "tokens_per_minute": 100000}"#;
+        config.tenants = vec![TenantSpec {
+            limits: serde_json::from_str(limits).unwrap(),
+            ..tenant("a")
+        }];
     })
     .await;
     let api = cluster.router.api;
@@ -168,22 +173,33 @@ async fn pages_of_allowed_origins_may_use_the_api() {
     assert_ne!(preflight.header("x-request-id"), "");
 
     let key = ("authorization", "Bearer sk-a");
+    let explained = ("x-warmroute-decision", "1");
     for stream in [false, true] {
         let body = chat("x", 2, stream);
-        let answer = client::send(api, "POST", CHAT, &[PAGE, key], body).await;
+        let headers = [PAGE, key, explained];
+        let answer = client::send(api, "POST", CHAT, &headers, body).await;
         assert_eq!(answer.status, 200);
         assert_eq!(answer.header("access-control-allow-origin"), PAGE.1);
         assert_eq!(answer.headers.get_all("vary").iter().count(), 1);
         assert!(answer.header("vary").eq_ignore_ascii_case("origin"));
         let exposed = answer.header("access-control-expose-headers");
-        for name in [
-            "x-request-id",
+        let is_exposed = |name: &str| exposed.split(", ").any(|listed| listed == name);
+        let added = answer.headers.keys().map(|name| name.as_str());
+        let added: Vec<&str> = added.filter(|name| name.starts_with("x-")).collect();
+        // Six of limits, the request's id, the decision.
+        assert!(added.len() >= 8, "{added:?}");
+        // This answer has no reason for the others.
+        let others = [
+            "request-id",
+            "retry-after",
+            "retry-after-ms",
             "x-should-retry",
-            "x-warmroute-decision",
             "x-warmroute-store",
             "x-warmroute-state",
-        ] {
-            assert!(exposed.contains(name), "{name}: {exposed}");
+            "x-warmroute-tools-left-out",
+        ];
+        for name in added.into_iter().chain(others) {
+            assert!(is_exposed(name), "{name}: {exposed}");
         }
     }
     // A page reads why it is refused.
