@@ -31,7 +31,7 @@ pub(super) fn why_down(down: &[&WorkerRow]) -> String {
     )
 }
 
-/// Workers that are up and serve a model. What others lack follows from that they serve none.
+/// Workers that are up and serve a model. One that serves none has a finding of its own, and what else it lacks says nothing.
 pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &WorkerRow> {
     healthy(observed).filter(|worker| !worker.models.is_empty())
 }
