@@ -29,8 +29,9 @@ heading = @printf '\n== %s ==\n' '$(1)'
 help: ## Print this.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
-# Their cases take over half of the unit tests' time. `make test` has them; so does `cargo test --lib kv::index`.
-QUICK_SKIPS ?= kv::index sim::replay sim::worker relay::continuation prompt::tokenizer peers::state store::memory
+# Their cases take over two thirds of the unit tests' time. `make test` has them; so does `cargo test --lib kv::index`.
+QUICK_SKIPS ?= kv::index kv::subscriber::tests::engines sim::replay sim::worker relay::continuation prompt::tokenizer peers::state \
+    store::memory batches::runner
 
 .PHONY: quick
 quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no network.
