@@ -5,6 +5,7 @@
 //! its best worker, as things are then, and releases those whose worker has room.
 
 mod dispatch;
+mod grant;
 mod metrics;
 mod room;
 mod shared_queue;
@@ -21,11 +22,13 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub(super) use self::grant::Grant;
+use self::grant::Granted;
 use self::metrics::Metrics;
 pub(super) use self::room::has_room;
 use self::room::{Rooms, Stalled};
-use self::shared_queue::{Gone, Granted, Ticket, Woken};
-pub(super) use self::shared_queue::{Grant, Placed, Placing, Planned, SharedQueue, WaitsFor};
+use self::shared_queue::{Gone, Ticket, Woken};
+pub(super) use self::shared_queue::{Placed, Placing, Planned, SharedQueue, WaitsFor};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 
 use super::Queues;
+use super::grant::{Promises, Release};
 use super::room::{Rooms, Workers};
-use super::shared_queue::{Behind, Gone, Looked, Promises, Release, SharedQueue, Waiter, WaitsFor};
+use super::shared_queue::{Behind, Gone, Looked, SharedQueue, Waiter, WaitsFor};
 use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::fleet::{Snapshot, Worker, with_different_members};

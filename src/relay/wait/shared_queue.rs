@@ -7,15 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::grant::{Grant, Granted, Promises, Release};
 use crate::fleet::Group;
 use crate::fleet::freed::Freed;
-use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::{DueTime, WaitingByOwner};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
@@ -25,22 +23,11 @@ use crate::queue::{
 use crate::relay::choose::chosen::Chosen;
 use crate::relay::choose::promised::Promised;
 
-/// What a request promises workers, by cache owner; first the one that computes the prompt.
-pub(in crate::relay) type Promises = SmallVec<[(WorkerId, LoadShare); 2]>;
-
 /// Where a waiting request would be sent now.
 pub(in crate::relay) struct Placed {
     pub(in crate::relay) group: Arc<Group>,
     pub(in crate::relay) chosen: Chosen,
     pub(in crate::relay) promises: Promises,
-}
-
-/// What a released request takes with it.
-#[derive(Default)]
-pub(super) struct Release {
-    pub(super) promises: Promises,
-    /// The choice by which it was released. `None` for one that is planned only now.
-    pub(super) chosen: Option<(Arc<Group>, Chosen)>,
 }
 
 /// The walk over those who wait behind the first ones, which takes several looks at the queue.
@@ -143,91 +130,6 @@ struct State {
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
-}
-
-/// What workers were promised.
-#[derive(Debug, Default)]
-pub(super) struct Granted {
-    /// By requests that were released and do not count at their worker yet.
-    pub(super) released: Mutex<Promised>,
-    /// When workers were last looked at: with those that wait.
-    pub(super) last: ArcSwap<Promised>,
-}
-
-/// The right to be sent to a worker. Until it is dropped, the request counts at its worker.
-#[derive(Debug)]
-pub(in crate::relay) struct Grant {
-    granted: Arc<Granted>,
-    freed: Arc<Freed>,
-    promises: Promises,
-    /// The choice by which it was released.
-    chosen: Option<(Arc<Group>, Chosen)>,
-    /// See [`Request::has_lost_target`]: the request may wait again.
-    pub(in crate::relay) has_lost_target: bool,
-}
-
-impl Grant {
-    /// For a request that is sent although there is no room.
-    pub(super) fn at_once(granted: &Arc<Granted>, freed: &Arc<Freed>) -> Self {
-        freed.add_waiting(1);
-        Self {
-            granted: granted.clone(),
-            freed: freed.clone(),
-            promises: Promises::new(),
-            chosen: None,
-            has_lost_target: false,
-        }
-    }
-
-    /// The choice by which it was released, if it is one among these workers.
-    pub(in crate::relay) fn take_chosen(&mut self, group: &Arc<Group>) -> Option<Chosen> {
-        let (of, chosen) = self.chosen.take()?;
-        Arc::ptr_eq(&of, group).then_some(chosen)
-    }
-
-    /// What workers are promised, without what this promises.
-    pub(in crate::relay) fn others(&self, mut promised: Promised) -> Promised {
-        promised.remove(&self.promises);
-        promised
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        self.granted.released.lock().remove(&self.promises);
-        self.freed.remove_waiting(1);
-        if self.freed.waiting() > 0 {
-            self.freed.notify();
-        }
-    }
-}
-
-#[cfg(test)]
-impl Grant {
-    /// One for a request of so many tokens, and what counts it.
-    pub(in crate::relay) fn of_tokens(tokens: u64) -> (Self, impl Fn() -> u64) {
-        let worker = WorkerId(0);
-        let granted = Arc::new(Granted::default());
-        let freed = Arc::new(Freed::default());
-        freed.add_waiting(1);
-        let promise = LoadShare {
-            requests: 1,
-            queued_tokens: tokens,
-            ..LoadShare::default()
-        };
-        let promises = smallvec::smallvec![(worker, promise)];
-        granted.released.lock().add(&promises);
-        let grant = Self {
-            granted: granted.clone(),
-            freed,
-            promises,
-            chosen: None,
-            has_lost_target: false,
-        };
-        (grant, move || {
-            granted.released.lock().of(worker).all.queued_tokens
-        })
-    }
 }
 
 /// A request in the queue. Dropped, it leaves.
@@ -568,15 +470,8 @@ impl Gone {
         } = self.left.waker;
         let woken = match self.left.outcome {
             Outcome::Released => {
-                let Release { promises, chosen } = self.release.unwrap_or_default();
-                granted.released.lock().add(&promises);
-                Woken::Granted(Grant {
-                    granted: granted.clone(),
-                    freed: freed.clone(),
-                    promises,
-                    chosen,
-                    has_lost_target,
-                })
+                let release = self.release.unwrap_or_default();
+                Woken::Granted(Grant::new(granted, freed, release, has_lost_target))
             }
             Outcome::Refused(refusal) => {
                 freed.remove_waiting(1);
@@ -605,6 +500,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::fleet::load::LoadShare;
     use crate::observe;
 
     #[test]
