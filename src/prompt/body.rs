@@ -257,7 +257,7 @@ impl<'de> BodyReader<'de> {
             Key::Features if json == "null" => {}
             Key::Features => {
                 self.has_other_tokens = true;
-                self.hasher.names_media = true;
+                self.hasher.media_names += 1;
                 self.hasher.begin(Section::Template);
                 Canonical::new(&mut self.hasher, Section::Template)
                     .deserialize(&mut serde_json::Deserializer::from_str(json))?;
@@ -305,7 +305,7 @@ impl<'de> BodyReader<'de> {
         if may_be_ids {
             self.peek.token_ids = self.hasher.take_token_ids();
         }
-        self.peek.names_media = self.hasher.names_media;
+        self.peek.names_media = self.hasher.media_names > 0;
         self.peek.prompt = self.hasher.finish();
         Ok(self.peek)
     }

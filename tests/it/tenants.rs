@@ -214,9 +214,16 @@ async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
     let chat = json!({"model": "sim", "max_tokens": 1, "messages": message("logo")}).to_string();
     let embedding = json!({"model": "sim", "messages": message("logo")}).to_string();
     let features = r#"{"model":"sim","token_ids":[1],"features":{"mm_hashes":{"image":["a"]}}}"#;
+    let image = json!({"type": "input_image", "image_url": "data:,", "uuid": 7});
+    let input = json!([{"role": "user", "content": [image]}]);
+    let response = json!({"model": "sim", "input": input}).to_string();
+    let document = json!({"content": [{"type": "image_url", "image_url": null, "uuid": "logo"}]});
+    let rerank = json!({"model": "sim", "query": "q", "documents": [document]}).to_string();
     for (path, body) in [
         ("/v1/chat/completions", &*chat),
+        ("/v1/responses", &*response),
         ("/v1/embeddings", &*embedding),
+        ("/v1/rerank", &*rerank),
         ("/inference/v1/generate", features),
     ] {
         let answer = post_as(&cluster, "sk-b", path, body).await;
