@@ -241,6 +241,32 @@ async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
 }
 
 #[tokio::test]
+async fn a_body_asks_an_engine_for_no_earlier_place_than_its_tenant_may_have() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        let important = TenantSpec {
+            max_priority: Some(5),
+            ..tenant("b", &["sk-b"], "")
+        };
+        config.tenants = vec![tenant("a", &["sk-a"], ""), important];
+    })
+    .await;
+    for (path, body) in generating(1, false) {
+        for (key, asked, expected) in [
+            ("sk-a", -9, 0),
+            ("sk-a", 9, 9),
+            ("sk-b", -9, -5),
+            ("sk-b", -3, -3),
+        ] {
+            let body = body.replacen('{', &format!(r#"{{"priority":{asked},"#), 1);
+            let answer = post_as(&cluster, key, path, &body).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            let sent = cluster.engines[0].last_body().await;
+            assert_eq!(sent["priority"], expected, "{path} {key} {asked}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn prompts_of_one_salted_tenant_are_cold_for_another() {
     let cluster = cluster().await;
     let body = chat(
