@@ -53,8 +53,8 @@ fn a_name_that_is_given_to_a_medium_is_seen_and_no_other_uuid() {
         let mut odd = part(member).into_bytes();
         odd.pop();
         odd.extend_from_slice(b",\"x\":\"\xed\xa0\x80\"}");
-        let odd = peek(Api::Chat, &odd, 64).unwrap();
-        assert!(odd.names_media, "{member}");
+        let found = peek(Api::Chat, &odd, 64).unwrap();
+        assert!(found.names_media, "{member}");
     }
     for member in [
         "",
