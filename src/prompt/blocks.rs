@@ -32,8 +32,8 @@ pub(super) struct BlockHasher {
     /// Length of the next blocks.
     length: usize,
     token_ids: Vec<u32>,
-    /// The prompt has a name under which an engine keeps an image or a sound.
-    pub(super) names_media: bool,
+    /// Names under which an engine keeps images or sounds.
+    pub(super) media_names: u32,
 }
 
 impl BlockHasher {
@@ -49,7 +49,7 @@ impl BlockHasher {
             open_extra: 0,
             length: 0,
             token_ids: Vec::new(),
-            names_media: false,
+            media_names: 0,
         }
     }
 

@@ -31,6 +31,8 @@ pub struct PeekedBody<'a> {
     pub session_id: Option<Cow<'a, str>>,
     /// vLLM's: lower is earlier.
     pub priority: Option<i64>,
+    /// The raw JSON of `priority`. If the key is repeated, the last value.
+    pub priority_json: Option<&'a str>,
     /// OpenAI's: `auto`, `default`, `flex` or `priority`.
     pub service_tier: Option<Cow<'a, str>>,
     /// Engines share cached blocks only between requests with the same salt.
@@ -207,7 +209,10 @@ impl<'de> BodyReader<'de> {
             Key::PromptCacheKey => self.peek.prompt_cache_key = field::string(json)?,
             Key::SessionId => self.peek.session_id = field::string(json)?,
             // The engine decides, too, whether to refuse what is no whole number.
-            Key::Priority => self.peek.priority = json.parse().ok(),
+            Key::Priority => {
+                self.peek.priority = json.parse().ok();
+                self.peek.priority_json = Some(json);
+            }
             Key::ServiceTier => self.peek.service_tier = field::string(json)?,
             Key::CacheSalt => {
                 self.peek.cache_salt_count += 1;
@@ -257,7 +262,7 @@ impl<'de> BodyReader<'de> {
             Key::Features if json == "null" => {}
             Key::Features => {
                 self.has_other_tokens = true;
-                self.hasher.names_media = true;
+                self.hasher.media_names += 1;
                 self.hasher.begin(Section::Template);
                 Canonical::new(&mut self.hasher, Section::Template)
                     .deserialize(&mut serde_json::Deserializer::from_str(json))?;
@@ -305,7 +310,7 @@ impl<'de> BodyReader<'de> {
         if may_be_ids {
             self.peek.token_ids = self.hasher.take_token_ids();
         }
-        self.peek.names_media = self.hasher.names_media;
+        self.peek.names_media = self.hasher.media_names > 0;
         self.peek.prompt = self.hasher.finish();
         Ok(self.peek)
     }

@@ -33,6 +33,8 @@ pub(super) struct Canonical<'c> {
 enum StringRole {
     /// Text, here and in everything below. Tools use it, since their parameters may have any name, also `image_url`.
     TextOnly,
+    /// Documents: text, but for parts in the `content` of one that is to be ranked.
+    Documents,
     /// Text. Objects below may contain media.
     Text,
     /// The whole conversation or prompt. Only a list at this level can be a prompt of token ids.
@@ -45,11 +47,11 @@ enum StringRole {
     Payload,
     /// Anthropic's `source` of an image: an object with the URL or data. A text of this name is text.
     Source,
-    /// The `content` of a member of the conversation.
+    /// The `content` of a member of the conversation, or of what is to be ranked; a tool's `output`.
     Content,
     /// A part of such a content.
     Part,
-    /// The name under which an engine keeps an image or a sound.
+    /// The name under which an engine keeps an image or a sound. vLLM makes a text of any value but `null`.
     MediaName,
     /// Neither the key nor its value is part of the prompt.
     Ignored,
@@ -60,12 +62,14 @@ impl StringRole {
         match (self, key) {
             // Clients move these marks from turn to turn.
             (_, "cache_control") => StringRole::Ignored,
-            (StringRole::TextOnly, _) => StringRole::TextOnly,
+            (StringRole::Documents, "content") => StringRole::Content,
+            (StringRole::TextOnly | StringRole::Documents, _) => StringRole::TextOnly,
             (StringRole::Media | StringRole::Source, "url" | "data") => StringRole::Payload,
             (_, "source") => StringRole::Source,
             (_, "file_data" | "file_url") => StringRole::Payload,
             (_, "image_url" | "input_audio" | "audio_url" | "video_url") => StringRole::Media,
-            (StringRole::Member, "content") => StringRole::Content,
+            (StringRole::Whole, "content") => StringRole::Content,
+            (StringRole::Member, "content" | "output") => StringRole::Content,
             (StringRole::Part, "uuid") => StringRole::MediaName,
             _ => StringRole::Text,
         }
@@ -74,7 +78,7 @@ impl StringRole {
     fn of_element(self) -> Self {
         match self {
             StringRole::Whole => StringRole::Member,
-            StringRole::Member => StringRole::Text,
+            StringRole::Member | StringRole::MediaName => StringRole::Text,
             StringRole::Content => StringRole::Part,
             role => role,
         }
@@ -89,8 +93,8 @@ impl<'c> Canonical<'c> {
             | Section::TemplateKwargs
             | Section::Instructions
             | Section::Tools
-            | Section::Functions
-            | Section::Documents => StringRole::TextOnly,
+            | Section::Functions => StringRole::TextOnly,
+            Section::Documents => StringRole::Documents,
         };
         Self { hasher, role }
     }
@@ -109,14 +113,11 @@ impl Canonical<'_> {
             b'"' => {
                 let (string, has_escapes) = scan.string()?;
                 let text = string.get(1..string.len() - 1)?;
-                let is_media = matches!(
-                    role,
-                    StringRole::Media | StringRole::Payload | StringRole::MediaName
-                );
+                let is_media = matches!(role, StringRole::Media | StringRole::Payload);
                 if !has_escapes {
                     return self.visit_str::<serde_json::Error>(text).ok();
                 }
-                // Left to the parser: media, which are hashed as a whole, their names, and `\u`, which may come in pairs.
+                // Left to the parser: media, which are hashed as a whole, and `\u`, which may come in pairs.
                 if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
                     return self.parse(string);
                 }
@@ -133,7 +134,7 @@ impl Canonical<'_> {
                     }
                     self.hasher.feed(name.as_bytes());
                     self.hasher.feed(b":");
-                    self.below(role).scan_nested(scan, depth)
+                    self.member(role).scan_nested(scan, depth)
                 })?;
                 self.hasher.feed(b"}");
             }
@@ -166,6 +167,13 @@ impl Canonical<'_> {
             hasher: self.hasher,
             role,
         }
+    }
+
+    /// For the value of a member of this one.
+    fn member(&mut self, role: StringRole) -> Canonical<'_> {
+        // Taken back if it is `null`.
+        self.hasher.media_names += u32::from(matches!(role, StringRole::MediaName));
+        self.below(role)
     }
 
     fn parse(self, json: &str) -> Option<()> {
@@ -223,8 +231,8 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             | StringRole::Content
             | StringRole::Part
             | StringRole::MediaName
+            | StringRole::Documents
             | StringRole::TextOnly => {
-                self.hasher.names_media |= matches!(self.role, StringRole::MediaName);
                 self.hasher.feed(text.as_bytes());
                 self.hasher.feed(&[STRING_END]);
             }
@@ -262,6 +270,9 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_unit<E>(self) -> Result<(), E> {
+        if let StringRole::MediaName = self.role {
+            self.hasher.media_names -= 1;
+        }
         Ok(())
     }
 
@@ -287,7 +298,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             }
             self.hasher.feed(name.as_bytes());
             self.hasher.feed(b":");
-            map.next_value_seed(self.below(role))?;
+            map.next_value_seed(self.member(role))?;
         }
         self.hasher.feed(b"}");
         Ok(())

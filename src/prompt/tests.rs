@@ -40,9 +40,21 @@ fn a_name_that_is_given_to_a_medium_is_seen_and_no_other_uuid() {
         r#","uu\u0069d":"a""#,
         r#","uuid":"\n""#,
         r#","uuid":"\u0061""#,
+        r#","uuid":7"#,
+        r#","uuid":-1.5"#,
+        r#","uuid":true"#,
+        r#","uuid":[]"#,
+        r#","uuid":[null]"#,
+        r#","uuid":{}"#,
     ] {
         assert!(names_media(Api::Chat, &part(member)), "{member}");
         assert!(names_media(Api::Embeddings, &part(member)), "{member}");
+        // Python reads bytes that are no text here.
+        let mut odd = part(member).into_bytes();
+        odd.pop();
+        odd.extend_from_slice(b",\"x\":\"\xed\xa0\x80\"}");
+        let found = peek(Api::Chat, &odd, 64).unwrap();
+        assert!(found.names_media, "{member}");
     }
     for member in [
         "",
@@ -58,6 +70,26 @@ fn a_name_that_is_given_to_a_medium_is_seen_and_no_other_uuid() {
     let features = |value: &str| format!(r#"{{"token_ids":[1],"features":{value}}}"#);
     assert!(names_media(Api::Generate, &features("{}")));
     assert!(!names_media(Api::Generate, &features("null")));
+}
+
+#[test]
+fn a_name_is_seen_in_what_is_ranked_and_in_what_a_tool_has_put_out() {
+    let names_media = |api: Api, body: &str| peek(api, body.as_bytes(), 64).unwrap().names_media;
+    let parts = r#"[{"type":"image_url","image_url":{"url":"u"},"uuid":"a"}]"#;
+    for body in [
+        format!(r#"{{"query":{{"content":{parts}}},"documents":["d"]}}"#),
+        format!(r#"{{"query":"q","documents":{{"content":{parts}}}}}"#),
+        format!(r#"{{"query":"q","documents":["d",{{"content":{parts}}}]}}"#),
+    ] {
+        assert!(names_media(Api::Rerank, &body), "{body}");
+    }
+    let document = r#"{"uuid":"a","content":"c","meta":{"uuid":"b"}}"#;
+    let chat = format!(r#"{{"messages":[],"documents":[{document}]}}"#);
+    assert!(!names_media(Api::Chat, &chat));
+    let output = r#"[{"type":"input_image","image_url":"u","uuid":"a"}]"#;
+    let item = format!(r#"{{"type":"function_call_output","call_id":"c","output":{output}}}"#);
+    let body = format!(r#"{{"input":[{item}]}}"#);
+    assert!(names_media(Api::Responses, &body));
 }
 
 fn token_ids(prompt: &Value) -> Option<Vec<u32>> {

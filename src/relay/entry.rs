@@ -10,8 +10,9 @@ use super::core::Relay;
 use super::failure::types::Outcome;
 use super::job::{Error, FailedRequest, Job};
 use super::request::body_edit::{self, Edit};
-use super::request::output_cap;
+use super::request::context::RequestKind;
 use super::request::usage_option::{self, UnaskedUsage};
+use super::request::{output_cap, priority_cap};
 use crate::http::Body;
 use crate::prompt::PeekedBody;
 
@@ -84,7 +85,9 @@ impl Relay {
     ) -> Option<Box<Job<'a>>> {
         let (asking, unasked_usage) = asking.unzip();
         let (max_tokens, cap) = self.capped(job, peek, None).unzip();
-        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().chain(cap).collect();
+        let priority = self.capped_priority(job, peek);
+        let asked = asking.into_iter().chain(cap);
+        let mut edits: SmallVec<[Edit; 2]> = asked.chain(priority).collect();
         if edits.is_empty() {
             return None;
         }
@@ -109,6 +112,21 @@ impl Relay {
         let asked = peek.model.as_deref();
         let max = limits.max_tokens(asked.or(target)?, target)?;
         output_cap::cap(job.api, &job.body, peek, max)
+    }
+
+    /// The edit of a body that asks its engine for an earlier place than its tenant may have, once tenants have priorities.
+    pub(super) fn capped_priority(&self, job: &Job<'_>, peek: &PeekedBody<'_>) -> Option<Edit> {
+        if !self.tenants().has_priorities {
+            return None;
+        }
+        let max = match job.context.kind {
+            // It comes after all others, whatever it says.
+            RequestKind::Batch(_) => 0,
+            RequestKind::Interactive | RequestKind::Background => {
+                self.tenants().of(job.context.tenant).max_priority
+            }
+        };
+        priority_cap::cap(&job.body, peek, max)
     }
 
     /// Whether the usage of streams is counted for a tenant or written down.

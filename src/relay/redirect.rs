@@ -45,6 +45,7 @@ impl Relay {
             .iter()
             .map(|candidate| self.capped(job, &peek, Some(&candidate.model)))
             .collect();
+        let priority = self.capped_priority(job, &peek);
         let mut peek = Some(peek);
         let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
         let last = candidates.len() - 1;
@@ -61,7 +62,8 @@ impl Relay {
             let cap = caps[index].clone();
             let max_tokens = cap.as_ref().map(|(max_tokens, _)| *max_tokens);
             let asked = asking.iter().map(|(edit, _)| edit.clone());
-            let more = asked.chain(cap.map(|(_, edit)| edit));
+            let capped = cap.map(|(_, edit)| edit).into_iter();
+            let more = asked.chain(capped.chain(priority.clone()));
             let named = Job {
                 body: edited(&job.body, model_json, name, model, more),
                 target: job.target.clone(),

@@ -6,6 +6,7 @@ pub(super) mod context;
 pub(super) mod gateway;
 pub(super) mod kv_report_request;
 pub(super) mod output_cap;
+pub(super) mod priority_cap;
 pub(super) mod session_key;
 pub(super) mod summary;
 pub mod target;

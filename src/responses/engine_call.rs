@@ -110,6 +110,9 @@ impl Responses {
     ) -> Answer {
         let headers = engine_headers(call.headers);
         let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
+        if peek.cache_salt.is_some() && peek.names_media {
+            return Err(ApiError::media_named());
+        }
         let (context, target) = (call.context.clone(), Uri::from_static(path));
         let job = relay::Job {
             reserved_bytes: call.reserved_bytes,

@@ -214,9 +214,16 @@ async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
     let chat = json!({"model": "sim", "max_tokens": 1, "messages": message("logo")}).to_string();
     let embedding = json!({"model": "sim", "messages": message("logo")}).to_string();
     let features = r#"{"model":"sim","token_ids":[1],"features":{"mm_hashes":{"image":["a"]}}}"#;
+    let image = json!({"type": "input_image", "image_url": "data:,", "uuid": 7});
+    let input = json!([{"role": "user", "content": [image]}]);
+    let response = json!({"model": "sim", "input": input}).to_string();
+    let document = json!({"content": [{"type": "image_url", "image_url": null, "uuid": "logo"}]});
+    let rerank = json!({"model": "sim", "query": "q", "documents": [document]}).to_string();
     for (path, body) in [
         ("/v1/chat/completions", &*chat),
+        ("/v1/responses", &*response),
         ("/v1/embeddings", &*embedding),
+        ("/v1/rerank", &*rerank),
         ("/inference/v1/generate", features),
     ] {
         let answer = post_as(&cluster, "sk-b", path, body).await;
@@ -231,6 +238,32 @@ async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
     // Clients of a tenant without a salt know that they share.
     let answer = post_as(&cluster, "sk-a", "/v1/chat/completions", &chat).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_body_asks_an_engine_for_no_earlier_place_than_its_tenant_may_have() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        let important = TenantSpec {
+            max_priority: Some(5),
+            ..tenant("b", &["sk-b"], "")
+        };
+        config.tenants = vec![tenant("a", &["sk-a"], ""), important];
+    })
+    .await;
+    for (path, body) in generating(1, false) {
+        for (key, asked, expected) in [
+            ("sk-a", -9, 0),
+            ("sk-a", 9, 9),
+            ("sk-b", -9, -5),
+            ("sk-b", -3, -3),
+        ] {
+            let body = body.replacen('{', &format!(r#"{{"priority":{asked},"#), 1);
+            let answer = post_as(&cluster, key, path, &body).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            let sent = cluster.engines[0].last_body().await;
+            assert_eq!(sent["priority"], expected, "{path} {key} {asked}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -28,6 +28,8 @@ pub struct TenantTable {
     /// For a tenant that the configuration does not list: the only tenant if none are configured, one that a token
     /// names, and the owner of a background response whose tenant was removed since.
     unlisted: Arc<TenantProfile>,
+    /// Whether any of the listed tenants has a priority, or a highest one.
+    pub(in crate::relay) has_priorities: bool,
 }
 
 impl TenantTable {
@@ -36,8 +38,12 @@ impl TenantTable {
             profile.id = Tenant::of(&profile.name);
             (profile.id, Arc::new(profile))
         };
+        let by_id: FxHashMap<_, Arc<TenantProfile>> = listed.into_iter().map(entry).collect();
+        let has_one =
+            |tenant: &Arc<TenantProfile>| tenant.priority != 0 || tenant.max_priority != 0;
         Self {
-            by_id: listed.into_iter().map(entry).collect(),
+            has_priorities: by_id.values().any(has_one),
+            by_id,
             unlisted: Arc::new(unlisted(None)),
         }
     }
