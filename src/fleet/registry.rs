@@ -35,8 +35,9 @@ use crate::observe;
 /// Who looks through the whole fleet after a change waits so long before doing it again.
 pub const CHANGES_APART: Duration = Duration::from_millis(10);
 
-/// The idle connections to all workers are closed no sooner again: of a thousand workers, to look for some takes a while.
-const IDLE_CLOSED_APART: Duration = Duration::from_millis(100);
+/// The idle connections to all workers are closed no sooner again: of a thousand workers, to look for some takes a while. Less
+/// than the pause between two attempts of a request, so that the next one finds what became idle meanwhile closed.
+pub const IDLE_CLOSED_APART: Duration = Duration::from_millis(10);
 
 /// Owns the fleet's state. Readers take a snapshot with one pointer load, unless they are the first after a change.
 #[derive(Debug)]
@@ -738,7 +739,7 @@ pub(crate) mod tests {
     #[test]
     fn requests_that_lack_descriptors_do_not_each_look_for_idle_connections() {
         let (registry, now) = (registry(&["a"]), crate::observe::now());
-        let found = [0, 99, 100, 150].map(|ms| {
+        let found = [0, 9, 10, 15].map(|ms| {
             let later = now + Duration::from_millis(ms);
             registry.may_close_idle(later)
         });

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
@@ -20,6 +21,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_millis(250);
 /// Settlements of one call, and leases that one call renews: less than a millisecond of Redis' time.
 const BATCH: usize = 256;
+/// Tenants whose calls are under way at the same time. One after the other, thousands of them would outlast a lease where a round
+/// trip takes milliseconds.
+const TENANTS_AT_ONCE: usize = 32;
 /// How old the number of requests may be that run on other replicas. Operators look at it, and nothing else.
 const RECOUNT: Duration = Duration::from_secs(2);
 /// Settlements of the last requests are tried for this long when the router drains.
@@ -40,7 +44,7 @@ impl Limiter {
         }
     }
 
-    async fn settle_until_drained(&self, redis: &Redis, tasks: &Tasks) {
+    async fn settle_until_drained(self: &Arc<Self>, redis: &Arc<Redis>, tasks: &Tasks) {
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
         loop {
@@ -81,16 +85,22 @@ impl Limiter {
     }
 
     /// Sends what waits and does not go along with charges; the last time, everything. False if Redis did not take it.
-    async fn settle(&self, redis: &Redis, is_last: bool) -> bool {
+    async fn settle(self: &Arc<Self>, redis: &Arc<Redis>, is_last: bool) -> bool {
         let ended = std::mem::take(&mut *self.ended.lock());
         let mut is_done = true;
-        for (tenant, usage) in ended {
-            let goes_along = usage.lock().goes_along(is_last);
-            if goes_along {
-                self.note_ended(tenant, &usage);
-            } else {
-                is_done &= self.settle_tenant(redis, tenant, &usage).await;
+        for some in ended.chunks(TENANTS_AT_ONCE) {
+            let mut settling = JoinSet::new();
+            for (tenant, usage) in some {
+                let goes_along = usage.lock().goes_along(is_last);
+                if goes_along {
+                    self.note_ended(*tenant, usage);
+                    continue;
+                }
+                let (limiter, redis) = (self.clone(), redis.clone());
+                let (tenant, usage) = (*tenant, usage.clone());
+                settling.spawn(async move { limiter.settle_tenant(&redis, tenant, &usage).await });
             }
+            is_done &= !settling.join_all().await.contains(&false);
         }
         is_done
     }
@@ -111,15 +121,27 @@ impl Limiter {
     }
 
     /// Does not return.
-    async fn renew(&self, redis: &Redis) {
+    async fn renew(&self, redis: &Arc<Redis>) {
         let lease = self.advanced.lease;
         let interval = lease / 3;
         let mut log = LogOnce::default();
         loop {
             let next = Instant::now() + interval;
-            for (tenant, running) in self.running() {
-                for batch in running.chunks(BATCH) {
-                    let Err(error) = redis.renew_charges(tenant, lease, batch).await else {
+            for some in self.running().chunks(TENANTS_AT_ONCE) {
+                let mut renewing = JoinSet::new();
+                for (tenant, running) in some.iter().cloned() {
+                    let redis = redis.clone();
+                    renewing.spawn(async move {
+                        for batch in running.chunks(BATCH) {
+                            if let Err(error) = redis.renew_charges(tenant, lease, batch).await {
+                                return Err((tenant, error));
+                            }
+                        }
+                        Ok(())
+                    });
+                }
+                for renewed in renewing.join_all().await {
+                    let Err((tenant, error)) = renewed else {
                         log.reset();
                         continue;
                     };
@@ -127,7 +149,6 @@ impl Limiter {
                     if log.should_log(observe::now(), &error.to_string()) {
                         warn!(%tenant, %error, "leases of running requests not renewed");
                     }
-                    break;
                 }
             }
             tokio::time::sleep_until(next).await;

@@ -161,7 +161,7 @@ impl Default for Advanced {
             max_workers: 65_536,
             // 800,000 blocks a second: 4,000 prompts of 40,000 tokens of which nothing is cached.
             max_queued_blocks: 16_384,
-            // The names of so many, or their load, are one message.
+            // The names of so many, with addresses of 100 bytes, or their load, are one message.
             max_message: 8 << 20,
         }
     }

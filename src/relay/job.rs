@@ -349,7 +349,7 @@ fn there_is(known: &[Model]) -> String {
     match others.len() {
         _ if known.is_empty() => String::new(),
         0 => format!("; there is {named}"),
-        others => format!("; there is {named} and {others} others (GET /v1/models)"),
+        more => format!("; there is {named} and {more} more (GET /v1/models)"),
     }
 }
 
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(text(2), "the model `x` does not exist; there is m0, m1");
         assert!(text(20).ends_with(", m18, m19"));
         let of_many = text(5_000);
-        let end = ", m18, m19 and 4980 others (GET /v1/models)";
+        let end = ", m18, m19 and 4980 more (GET /v1/models)";
         assert!(of_many.ends_with(end), "{of_many}");
     }
 }

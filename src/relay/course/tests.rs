@@ -2,6 +2,7 @@ use super::super::failure::cuts::tests::cut;
 use super::super::failure::failure_owner::FailureOwner;
 use super::*;
 use crate::fleet::Member;
+use crate::fleet::registry::IDLE_CLOSED_APART;
 use crate::fleet::registry::tests::{member, registry};
 use crate::relay::settings::Retries;
 
@@ -503,4 +504,10 @@ fn a_worker_that_fails_a_request_again_counts_once() {
     for _ in 0..2 {
         assert!(is_counted(fault(Stage::Worker, Failure::Local), None));
     }
+}
+
+#[test]
+fn idle_connections_are_closed_between_two_attempts_that_lack_descriptors() {
+    // A pause is at least half of its backoff.
+    assert!(IDLE_CLOSED_APART < Retries::default().backoff / 2);
 }

@@ -43,8 +43,9 @@ const WELL_AFTER_SUCCESS: Duration = Duration::from_secs(10);
 /// Clients and workers that are remembered; with more, the evidence starts anew. A minute of failures of this many
 /// clients speaks against the workers long before.
 const ENTRIES_MAX: usize = 4_096;
-/// With more entries than this, old ones are looked for only every `LOOK_INTERVAL`, and all requests take the lock: when a
-/// network fails with thousands of requests, each failure would look through what all before have left.
+/// With more entries than this, old ones are looked for only every `LOOK_INTERVAL`, and with more workers and clients that
+/// failed all requests take the lock: when a network fails with thousands of requests, each failure would look through what
+/// all before have left.
 const FEW: usize = 256;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -216,14 +217,15 @@ impl Evidence {
         [self.rows.len(), self.suspects.len(), self.successes.len()]
     }
 
-    fn has_many(&self) -> bool {
-        self.entries().into_iter().sum::<usize>() > FEW
+    /// Without the successes: while all requests take the lock, each worker of the fleet has some, and it would never end.
+    fn has_many_failures(&self) -> bool {
+        self.rows.len() + self.suspects.len() > FEW
     }
 
     fn forget_old(&mut self, now: Instant) {
         let age = |since: Instant| now.saturating_duration_since(since);
         let looked = self.looked_at.filter(|at| age(*at) < LOOK_INTERVAL);
-        if looked.is_none() || !self.has_many() {
+        if looked.is_none() || self.entries().into_iter().sum::<usize>() <= FEW {
             self.looked_at = Some(now);
             let is_recent = |since: Instant| age(since) < WINDOW;
             self.rows.retain(|_, row| is_recent(row.since));
@@ -328,7 +330,7 @@ impl SharedEvidence {
     ) -> u32 {
         let mut evidence = self.evidence.lock();
         let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy, is_trial);
-        if evidence.has_many() {
+        if evidence.has_many_failures() {
             self.filter.store(u64::MAX, Relaxed);
             return failures;
         }
@@ -426,6 +428,20 @@ mod tests {
             shared.on_failure(now, A, client, State::Closed, false, false);
         }
         assert_eq!(shared.filter.load(Relaxed), u64::MAX);
+    }
+
+    #[test]
+    fn one_client_that_fails_among_many_workers_makes_others_take_no_lock() {
+        let (shared, now) = (SharedEvidence::default(), observe::now());
+        let fails = || shared.on_failure(now, A, GUILTY, State::Closed, false, false);
+        fails();
+        let filter = shared.filter.load(Relaxed);
+        for worker in (0..300).map(WorkerId) {
+            shared.on_success(now, worker, GUILTY, now);
+        }
+        assert_eq!(shared.evidence.lock().successes.len(), 300);
+        fails();
+        assert_eq!(shared.filter.load(Relaxed), filter);
     }
 
     #[test]

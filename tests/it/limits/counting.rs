@@ -19,6 +19,7 @@ pub(super) struct Replica {
     limiter: Arc<Limiter>,
     limits: Arc<TenantLimits>,
     tasks: Tasks,
+    registry: Registry,
 }
 
 impl Replica {
@@ -43,6 +44,7 @@ impl Replica {
             limits: TenantLimits::new(&limiter, "a", &spec(limits), &settings),
             limiter,
             tasks,
+            registry,
         }
     }
 
@@ -174,6 +176,34 @@ async fn requests_that_have_ended_run_nowhere_on_any_replica() {
     assert!(seen.iter().any(|running| *running > 60), "{seen:?}");
     drop(charges);
     eventually("nothing runs", async || running() == [0, 0, 0]).await;
+}
+
+/// One after the other, thousands of tenants would outlast their leases where a round trip takes milliseconds.
+#[tokio::test]
+async fn many_tenants_are_settled_at_the_same_time() {
+    let server = Server::start().await;
+    let mut settings = at(&server);
+    settings.advanced.write_timeout = Duration::from_secs(600);
+    let limits = r#"{"concurrent_requests": 9}"#;
+    let replica = Replica::new(&settings, limits);
+    let mut charges = Vec::new();
+    for number in 0..64 {
+        let (name, of_all) = (format!("t{number}"), Settings::default());
+        let of_tenant = TenantLimits::new(&replica.limiter, &name, &spec(limits), &of_all);
+        charges.push(charge(&of_tenant, new_id(), 0).await.unwrap());
+    }
+    let in_flight = || {
+        let text = replica.registry.text();
+        let name = "warmroute_store_operations_in_flight ";
+        let count = text.lines().find_map(|line| line.strip_prefix(name));
+        count.map_or(0, |count| count.parse::<u64>().unwrap())
+    };
+    server.pause();
+    drop(charges);
+    eventually("half of them are under way", async || in_flight() >= 32).await;
+    server.wake();
+    let runs = || server.cli(&["KEYS", "wr:lr:*"]);
+    eventually("nothing runs", async || runs().trim().is_empty()).await;
 }
 
 /// Charges that are asked for at the same time go to Redis together, and each is still decided by itself.
