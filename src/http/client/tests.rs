@@ -316,6 +316,27 @@ async fn http2_carries_many_requests_over_one_connection() {
     assert_eq!(accepted.load(SeqCst), 2);
 }
 
+#[tokio::test]
+async fn answers_that_nobody_reads_stop_no_other_of_their_connection() {
+    let (address, accepted) = http2_server().await;
+    let pool = Pool::new(address, Settings::default());
+    let large = Bytes::from(vec![b'x'; 1 << 20]);
+    let mut unread = Vec::new();
+    for _ in 0..8 {
+        let request = Request::post("/a").body(Full::new(large.clone())).unwrap();
+        unread.push(pool.send(request).await.unwrap());
+    }
+    for _ in 0..50 {
+        let answer = tokio::time::timeout(PATIENCE, pool.get("/a", None, 1 << 10));
+        answer.await.unwrap().unwrap();
+    }
+    for answer in unread {
+        let answer = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(answer.ends_with(&large));
+    }
+    assert_eq!(accepted.load(SeqCst), 1);
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a server of a test dies with its runtime"
