@@ -13,7 +13,7 @@ use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 
-use super::error::Error;
+use super::error::{Error, is_unprocessed};
 use crate::http::io_threads::{self, SHARDS};
 use crate::http::tls::Socket;
 
@@ -88,10 +88,9 @@ pub(super) async fn exchange(
     }
     let answer = sender.send_request(request).await;
     answer.map_err(|error| {
-        if !error.is_canceled() {
+        if !is_unprocessed(&error) {
             return Error::Broken(error);
         }
-        // The server ended the connection before it took the request.
         Error::Stale {
             error,
             idle: Duration::ZERO,
