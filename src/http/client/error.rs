@@ -38,8 +38,8 @@ impl Error {
     }
 }
 
-/// True if the request was never written, or if a server of HTTP/2 says that it has processed nothing of it: it refused the stream,
-/// as one that has too many, or it goes away and has taken none so late (RFC 9113, sections 6.8 and 8.7).
+/// True if the request was never written, or if a server of HTTP/2 says that it has processed nothing of it: it refused the
+/// stream, as one that has too many, or it goes away and has taken none so late (RFC 9113, sections 6.8 and 8.7).
 pub(super) fn is_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error);
     let cause = cause.and_then(|cause| cause.downcast_ref::<h2::Error>());
