@@ -9,7 +9,7 @@ pub enum Error {
     #[error("cannot connect: {0}")]
     Connect(io::Error),
     /// A pooled connection broke before the response and soon after the request was sent, most likely because the
-    /// server had closed it. The server may have read the request all the same.
+    /// server had closed it. The server may have read the request all the same. Or HTTP/2's server refused the request unread.
     #[error("connection closed before the response: {error}{}", cause(.error))]
     Stale {
         error: hyper::Error,
@@ -28,13 +28,26 @@ impl Error {
         matches!(self, Error::Connect(error) if is_local(error))
     }
 
-    /// True if the server may have read the request. A request that was never written is safe to send again.
+    /// True if the server may have read the request. One that was never written, or that a server of HTTP/2 refused unread, is
+    /// safe to send again.
     pub fn may_have_been_read(&self) -> bool {
         match self {
             Error::Connect(_) => false,
-            Error::Stale { error, .. } | Error::Broken(error) => !error.is_canceled(),
+            Error::Stale { error, .. } | Error::Broken(error) => !is_unprocessed(error),
         }
     }
+}
+
+/// True if the request was never written, or if a server of HTTP/2 says that it has processed nothing of it: it refused the
+/// stream, as one that has too many, or it goes away and has taken none so late (RFC 9113, sections 6.8 and 8.7).
+pub(super) fn is_unprocessed(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error);
+    let cause = cause.and_then(|cause| cause.downcast_ref::<h2::Error>());
+    let is_refused = cause.is_some_and(|cause| {
+        let is_reason = cause.reason() == Some(h2::Reason::REFUSED_STREAM);
+        cause.is_remote() && (cause.is_go_away() || is_reason)
+    });
+    is_refused || error.is_canceled()
 }
 
 /// True if an operation on a socket failed for lack of the host's or the process's own resources.

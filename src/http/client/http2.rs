@@ -13,11 +13,18 @@ use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 
-use super::error::Error;
+use super::error::{Error, is_unprocessed};
 use crate::http::io_threads::{self, SHARDS};
 use crate::http::tls::Socket;
 
 pub(super) type Sender = http2::SendRequest<Full<Bytes>>;
+
+/// What an answer may have sent that its client has not taken.
+const ANSWER_WINDOW_BYTES: u32 = 256 << 10;
+/// More than the answers of a connection can hold together: from a smaller window, a few clients that read slowly would take all,
+/// and the answers of all others would stand still. The library also ends a connection whose small frames that nobody has read
+/// yet are too many for half of the window.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// The connections, by I/O thread.
 #[derive(Debug, Default)]
@@ -53,7 +60,10 @@ impl Connections {
     reason = "the connection ends with its last request, and those are waited for"
 )]
 pub(super) async fn over(socket: Socket) -> io::Result<Sender> {
-    let builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .initial_stream_window_size(ANSWER_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let handshake = builder.handshake(TokioIo::new(socket)).await;
     let (sender, driver) = handshake.map_err(io::Error::other)?;
     drop(tokio::spawn(driver));
@@ -78,10 +88,9 @@ pub(super) async fn exchange(
     }
     let answer = sender.send_request(request).await;
     answer.map_err(|error| {
-        if !error.is_canceled() {
+        if !is_unprocessed(&error) {
             return Error::Broken(error);
         }
-        // The server ended the connection before it took the request.
         Error::Stale {
             error,
             idle: Duration::ZERO,

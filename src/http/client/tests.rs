@@ -316,6 +316,72 @@ async fn http2_carries_many_requests_over_one_connection() {
     assert_eq!(accepted.load(SeqCst), 2);
 }
 
+#[tokio::test]
+async fn answers_that_nobody_reads_stop_no_other_of_their_connection() {
+    let (address, accepted) = http2_server().await;
+    let pool = Pool::new(address, Settings::default());
+    let large = Bytes::from(vec![b'x'; 1 << 20]);
+    let mut unread = Vec::new();
+    for _ in 0..8 {
+        let request = Request::post("/a").body(Full::new(large.clone())).unwrap();
+        unread.push(pool.send(request).await.unwrap());
+    }
+    for _ in 0..50 {
+        let answer = tokio::time::timeout(PATIENCE, pool.get("/a", None, 1 << 10));
+        answer.await.unwrap().unwrap();
+    }
+    for answer in unread {
+        let answer = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(answer.ends_with(&large));
+    }
+    assert_eq!(accepted.load(SeqCst), 1);
+}
+
+/// A server of HTTP/2 that answers the first request with this frame. Returns its address.
+fn server_with_frame(frame: Vec<u8>) -> String {
+    const PREFACE_BYTES: usize = 24;
+    const HEADERS: u8 = 1;
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&SETTINGS).unwrap();
+        stream.read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            stream.read_exact(&mut vec![0; length as usize]).unwrap();
+            if head[3] == HEADERS {
+                break;
+            }
+        }
+        stream.write_all(&frame).unwrap();
+        // Until the client has closed it.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    format!("{HTTP2}{address}")
+}
+
+#[tokio::test]
+async fn what_a_server_of_http2_refused_unread_is_safe_to_send_again() {
+    let reset = |reason: u8| vec![0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, reason];
+    let go_away = vec![0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let (internal_error, refused_stream) = (2, 7);
+    for (frame, may_have_been_read) in [
+        (reset(refused_stream), false),
+        (go_away, false),
+        (reset(internal_error), true),
+    ] {
+        let pool = Pool::new(server_with_frame(frame), Settings::default());
+        let request = Request::post("/").body(Full::from("x")).unwrap();
+        let error = pool.send(request).await.unwrap_err();
+        assert_eq!(error.may_have_been_read(), may_have_been_read, "{error}");
+        assert_eq!(matches!(error, Error::Stale { .. }), !may_have_been_read);
+    }
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a server of a test dies with its runtime"

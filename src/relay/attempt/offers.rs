@@ -92,9 +92,14 @@ fn may_refuse_member(status: StatusCode) -> bool {
 
 /// Whether an engine may have refused a request because of the dp rank that it was pinned to.
 pub(in crate::relay) fn may_refuse_rank(status: StatusCode, first: Option<&Bytes>) -> bool {
+    // Engines write it as a member, as a header or as words.
+    let letters = |byte: &u8| match byte {
+        b'-' | b' ' => b'_',
+        byte => byte.to_ascii_lowercase(),
+    };
     let names_rank = |first: &Bytes| {
-        let first = first.to_ascii_lowercase();
-        ["data_parallel_rank", "dp_rank", "data-parallel-rank"]
+        let first: Vec<u8> = first.iter().map(letters).collect();
+        ["data_parallel_rank", "dp_rank"]
             .iter()
             .any(|name| memchr::memmem::find(&first, name.as_bytes()).is_some())
     };
@@ -136,6 +141,21 @@ mod tests {
         assert_eq!(sent(offers.keeping_rank(true), 400, RANK), all[..2]);
         assert_eq!(sent(Offers::new(&plain, Some(3)), 400, RANK), all[1..]);
         assert_eq!(sent(Offers::new(&plain, None), 400, RANK), all[2..]);
+    }
+
+    #[test]
+    fn a_refusal_names_the_rank_in_any_spelling() {
+        for (message, expected) in [
+            ("data_parallel_rank 3 is out of range [0, 2).", true),
+            ("data parallel rank 3 is not connected to this frontend", true),
+            ("X-Data-Parallel-Rank must be below 2", true),
+            ("dp_rank out of range", true),
+            ("rank", false),
+        ] {
+            let first = Bytes::from_static(message.as_bytes());
+            let refuses = may_refuse_rank(StatusCode::BAD_REQUEST, Some(&first));
+            assert_eq!(refuses, expected, "{message}");
+        }
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub(in crate::relay) struct Reader {
     earlier: Earlier,
     /// The next text is the first of another worker.
     is_at_seam: bool,
+    /// That worker has shown that it goes on from the tokens that it was given. An engine that does not read them begins the
+    /// answer again.
+    goes_on: bool,
     /// Learns what was passed, if another process may go on with it.
     progress: Option<Arc<Progress>>,
 }
@@ -97,6 +100,7 @@ impl Reader {
             times: 0,
             earlier: Earlier::default(),
             is_at_seam: false,
+            goes_on: false,
             progress: None,
         }
     }
@@ -240,6 +244,13 @@ impl Reader {
             if self.prompt.is_empty() && push_ids(ids.get(), &mut self.prompt).is_none() {
                 self.refuse(Refusal::NoTokenIds);
             }
+            if self.is_at_seam {
+                if !self.is_given(ids) {
+                    self.refuse(Refusal::Seam);
+                    return Fate::Torn;
+                }
+                self.goes_on = true;
+            }
             self.earlier.prompt = self.prompt.len() as u64;
         }
         self.on_common(chunk, splice);
@@ -303,20 +314,30 @@ impl Reader {
             return if is_left_out { Fate::Drop } else { Fate::Pass };
         };
         self.has_text = true;
-        let Some(Some(count)) = ids else {
-            self.refuse(Refusal::NoTokenIds);
-            return Fate::Pass;
-        };
-        if std::mem::take(&mut self.is_at_seam) && self.is_torn(text, count) {
+        let count = ids.flatten();
+        if std::mem::take(&mut self.is_at_seam)
+            && !(self.goes_on && count.is_some_and(|count| !self.is_torn(text, count)))
+        {
             self.refuse(Refusal::Seam);
             return Fate::Torn;
         }
+        let Some(count) = count else {
+            self.refuse(Refusal::NoTokenIds);
+            return Fate::Pass;
+        };
         if reasoning.is_some() {
             self.reasoning += self.answer.len() - self.settled;
         }
         self.settled = self.answer.len();
         self.last_ids = count;
         Fate::Pass
+    }
+
+    /// Whether these are the ids of the prompt and of the answer so far.
+    fn is_given(&self, ids: &RawValue) -> bool {
+        let mut given = Vec::new();
+        let so_far = self.prompt.iter().chain(&self.answer);
+        push_ids(ids.get(), &mut given).is_some() && given.iter().eq(so_far)
     }
 
     /// Whether the first text of another worker does not join. With several ids in the last chunk, the last of them may
@@ -350,6 +371,7 @@ impl Reader {
         };
         self.times += 1;
         self.is_at_seam = self.has_text;
+        self.goes_on = false;
         self.earlier = Earlier {
             prompt: self.prompt.len() as u64,
             answer: self.settled as u64,

@@ -44,7 +44,7 @@ words! {
         Finished = "finished",
         /// The stream was continued `max_per_request` times.
         Limit = "limit",
-        /// The next worker's text does not join.
+        /// The next worker's text does not join, or it does not go on from the tokens that it was given.
         Seam = "seam",
         /// Of a background response, what is stored does not have the token ids of all its text.
         NotStored = "not_stored",

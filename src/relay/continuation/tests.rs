@@ -321,8 +321,13 @@ fn the_next_body_has_the_tokens_and_what_is_left_of_the_limits() {
 }
 
 fn chunk(delta: Value, ids: Value) -> Bytes {
+    chunk_after(&json!([1]), delta, ids)
+}
+
+/// A chunk of an engine whose prompt has these ids.
+fn chunk_after(prompt: &Value, delta: Value, ids: Value) -> Bytes {
     let choice = json!({"index": 0, "delta": delta, "finish_reason": null, "token_ids": ids});
-    let chunk = json!({"id": "a", "created": 1, "model": "m", "choices": [choice], "prompt_token_ids": [1]});
+    let chunk = json!({"id": "a", "created": 1, "model": "m", "choices": [choice], "prompt_token_ids": prompt});
     Bytes::from(format!("data: {chunk}\n\n"))
 }
 
@@ -397,9 +402,11 @@ fn an_engine_error_is_held_back_and_a_client_error_is_not() {
 fn a_text_that_does_not_join_ends_the_stream() {
     let torn = |ids: Value, next: &str| {
         let mut reader = reader();
+        let given = [vec![json!(1)], ids.as_array().unwrap().clone()].concat();
         let _ = reader.on_events(chunk(json!({"content": "a"}), ids));
         reader.next_body().unwrap();
-        let (_, end) = reader.on_events(chunk(json!({"content": next}), json!([4])));
+        let next = chunk_after(&json!(given), json!({"content": next}), json!([4]));
+        let (_, end) = reader.on_events(next);
         matches!(end, Some(End::Torn))
     };
     let whole_prompt = "the whole prompt ".repeat(100);
@@ -408,6 +415,28 @@ fn a_text_that_does_not_join_ends_the_stream() {
     assert!(!torn(json!([2, 3]), "b"));
     // The id of a text of its own is complete.
     assert!(!torn(json!([2]), "\u{fffd}b"));
+}
+
+#[test]
+fn a_worker_that_does_not_go_on_from_the_tokens_it_was_given_ends_the_stream() {
+    let call = json!({"tool_calls": [{"index": 0, "function": {"name": "f"}}]});
+    for (given, next, is_torn) in [
+        (json!([1, 2]), json!({"content": "b"}), false),
+        // It has read the messages, and begins again.
+        (json!([1]), json!({"content": "a"}), true),
+        (json!([1]), call, true),
+        (json!([1, 3]), json!({"content": "b"}), true),
+        (json!([1, 2, 2]), json!({"content": "b"}), true),
+        // It does not say from what it goes on.
+        (Value::Null, json!({"content": "a"}), true),
+    ] {
+        let mut reader = reader();
+        let _ = reader.on_events(chunk(json!({"content": "a"}), json!([2])));
+        reader.next_body().unwrap();
+        let (passed, end) = reader.on_events(chunk_after(&given, next, json!([4])));
+        assert_eq!(matches!(end, Some(End::Torn)), is_torn, "{given}");
+        assert_eq!(passed.is_empty(), is_torn, "{given}");
+    }
 }
 
 #[test]

@@ -171,7 +171,7 @@ impl ChatAnswer {
             self.on_call(position, call, out)?;
         }
         if let Some(function) = &delta.function_call {
-            let slot = self.slot(Some(0), None);
+            let slot = self.slot(Some(0), None, None);
             self.on_function(slot, function, out)?;
         }
         Ok(())
@@ -207,7 +207,9 @@ impl ChatAnswer {
         if self.calls.len() >= CALLS_MAX {
             return Err("the engine sent too many calls".to_owned());
         }
-        let slot = self.slot(index, id);
+        let function = delta.function.as_ref();
+        let name = function.and_then(|function| function.name.as_deref());
+        let slot = self.slot(index, id, name.filter(|name| !name.is_empty()));
         if let Some(id) = id
             && self.calls[slot].id.is_empty()
         {
@@ -219,10 +221,18 @@ impl ChatAnswer {
         }
     }
 
-    /// The position of the call that a fragment belongs to. Without an index it is the last call, unless its id is new.
-    fn slot(&mut self, index: Option<u64>, id: Option<&str>) -> usize {
+    /// The position of the call that a fragment belongs to. Without an index it is the last call, unless its id is new. Some
+    /// engines give all calls one index: there, too, it is the last call, unless the fragment begins another one.
+    fn slot(&mut self, index: Option<u64>, id: Option<&str>, name: Option<&str>) -> usize {
+        let begins_another = |call: &Call| {
+            let both = id.zip(name);
+            both.is_some_and(|(id, name)| call.is_followed_by(id, name))
+        };
         let found = match (index, id) {
-            (Some(key), _) => self.calls.iter().position(|call| call.key == key),
+            (Some(key), _) => self
+                .calls
+                .iter()
+                .rposition(|call| call.key == key && !begins_another(call)),
             (None, Some(id)) => self
                 .calls
                 .iter()

@@ -74,6 +74,18 @@ impl Call {
         !self.arguments.is_empty()
     }
 
+    /// Whether a fragment of its index begins another call. An id alone does not say so: some engines give each fragment of
+    /// a call a new one.
+    pub(super) fn is_followed_by(&self, id: &str, name: &str) -> bool {
+        let is_new = !self.id.is_empty() && self.id != id;
+        is_new && (self.name != name || self.has_whole_arguments())
+    }
+
+    fn has_whole_arguments(&self) -> bool {
+        let arguments = format!("\"{}\"", self.arguments);
+        members::text(&arguments).is_some_and(|text| Members::parse(&text).is_ok())
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.opened.is_some()
     }

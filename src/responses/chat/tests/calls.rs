@@ -144,6 +144,45 @@ fn two_calls_without_an_index_are_told_apart_by_their_ids() {
 }
 
 #[test]
+fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
+    let check = |chunks: &[Value], expected: &[(&str, &str, &str)]| {
+        let found = calls(json!({}), &[chunks, &[finish("stop")]].concat());
+        let expected = expected.iter().copied();
+        let expected: Vec<(String, String, String)> = expected
+            .map(|(id, name, arguments)| (id.into(), name.into(), arguments.into()))
+            .collect();
+        assert_eq!(found, expected, "{chunks:?}");
+    };
+    let whole = |id, name| fragment(0, id, name, "{\"a\":1}");
+    check(
+        &[whole("1", "f"), whole("2", "g"), whole("3", "g")],
+        &[
+            ("1", "f", "{\"a\":1}"),
+            ("2", "g", "{\"a\":1}"),
+            ("3", "g", "{\"a\":1}"),
+        ],
+    );
+    // In fragments, and a call without arguments.
+    check(
+        &[
+            fragment(0, "1", "f", ""),
+            fragment(0, "2", "g", ""),
+            fragment(0, "", "", "{\"a\""),
+            fragment(0, "", "", ":1}"),
+        ],
+        &[("1", "f", "{}"), ("2", "g", "{\"a\":1}")],
+    );
+    // Each fragment of one call has an id of its own.
+    check(
+        &[
+            fragment(0, "1", "f", "{\"a\""),
+            fragment(0, "2", "f", ":1}"),
+        ],
+        &[("1", "f", "{\"a\":1}")],
+    );
+}
+
+#[test]
 fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
     let request = json!({"tools": [
         {"type": "custom", "name": "c"},
