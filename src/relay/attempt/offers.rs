@@ -147,7 +147,10 @@ mod tests {
     fn a_refusal_names_the_rank_in_any_spelling() {
         for (message, expected) in [
             ("data_parallel_rank 3 is out of range [0, 2).", true),
-            ("data parallel rank 3 is not connected to this frontend", true),
+            (
+                "data parallel rank 3 is not connected to this frontend",
+                true,
+            ),
             ("X-Data-Parallel-Rank must be below 2", true),
             ("dp_rank out of range", true),
             ("rank", false),
