@@ -325,20 +325,14 @@ impl AdminServer {
     }
 
     fn set_drained(&self, worker: &str, drained: bool, client: IpAddr) -> Response<http::Body> {
-        if self
-            .sources
-            .relay
-            .load()
-            .fleet()
-            .set_drained(worker, drained)
-        {
-            info!(%client, worker, draining = drained, "an operator changed whether a worker drains");
-            answer(
-                StatusCode::OK,
-                &json!({"worker": worker, "draining": drained}),
-            )
-        } else {
-            refuse_unknown_worker(worker)
-        }
+        let relay = self.sources.relay.load();
+        let Some(draining) = relay.fleet().set_drained(worker, drained) else {
+            return refuse_unknown_worker(worker);
+        };
+        info!(%client, worker, draining, "an operator changed whether a worker drains");
+        answer(
+            StatusCode::OK,
+            &json!({"worker": worker, "draining": draining}),
+        )
     }
 }

@@ -25,7 +25,6 @@ const BUSIEST: usize = 100;
 #[serde(default)]
 pub struct FleetPage {
     pub is_ready: bool,
-    #[serde(skip_deserializing)]
     models: Vec<ModelRow>,
     pub workers: Vec<WorkerRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,9 +40,21 @@ pub struct FleetPage {
     pub replicas: Option<peers::status::Status>,
 }
 
-#[derive(Debug, Serialize)]
+impl FleetPage {
+    /// The models whose tokens this one has: of a LoRA adapter, its base model.
+    pub fn bases_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a str> {
+        let rows = self.models.iter().filter(move |row| row.name == model);
+        rows.flat_map(|row| row.bases.iter().map(String::as_str))
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 struct ModelRow {
     name: String,
+    /// The base model of a LoRA adapter.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bases: Vec<String>,
     /// Workers that can answer its requests now.
     workers: Vec<String>,
     /// Workers that can compute prompts for them.
@@ -200,6 +211,7 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> FleetPage {
     };
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
+        bases: group.bases.iter().map(|base| base.to_string()).collect(),
         workers: names(group.decode_workers()),
         prefill: if relay.is_disaggregated() {
             names(group.prefill_workers())

@@ -24,8 +24,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a router's admin listener is by default.
 pub(super) const LOCAL: &str = "http://127.0.0.1:9090";
 
-/// Another program listens there, or the router's API.
-const ASK_WHERE: &str = "is this the router's admin listener? (--url)";
+/// Another program listens there, or the router's API; or one side has TLS and the other has not, or another CA.
+const ASK_WHERE: &str =
+    "is this the router's admin listener? (--url; with `admin.tls` https:// and --ca)";
 
 /// How a listener of a router is reached over TLS.
 #[derive(Args, Default)]
@@ -140,7 +141,7 @@ impl AdminClient {
         match status {
             status if status.is_success() => Ok(body),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(failed(&format!(
-                "answered {status}; it needs a token of role `read` (--token, or --config FILE)"
+                "answered {status}; it needs a token of `read` (--token, WARMROUTE_ADMIN_TOKEN)"
             ))),
             StatusCode::NOT_FOUND => Err(failed(&format!("answered {status}; {ASK_WHERE}"))),
             status => Err(failed(&format!("answered {status}"))),

@@ -217,9 +217,10 @@ fn named(list: &[Value]) -> Option<Items<'_>> {
     Some(items)
 }
 
-/// What distinguishes an item from others: its URL, name or path; of a kind of discovery, the kind with it.
+/// What distinguishes an item from others: its URL, name or path, the model of a target, the issuer of tokens; of a kind of
+/// discovery, the kind with it.
 fn name_of(item: &Map<String, Value>) -> String {
-    for key in ["url", "name", "path"] {
+    for key in ["url", "name", "path", "model", "issuer"] {
         if let Some(Value::String(text)) = item.get(key)
             && !text.is_empty()
         {

@@ -433,25 +433,26 @@ impl Registry {
 
     /// Drains a worker (it finishes its requests and gets no new ones), or ends its drain. `worker`: its address or its
     /// name. Which one of several has a name that is listed twice may differ between replicas; an address has one
-    /// worker. False if there is no such worker.
-    pub fn set_drained(&self, worker: &str, drained: bool) -> bool {
+    /// worker. Returns whether it drains now: one that its list drains goes on. `None` if there is no such worker.
+    pub fn set_drained(&self, worker: &str, drained: bool) -> Option<bool> {
         let mut state = self.state.lock();
         let entries = &mut state.entries;
         let at_address = |entry: &Entry| entry.member.address == worker;
         let named = |entry: &Entry| entry.member.name == worker;
         let found = entries.iter().position(at_address);
         let Some(index) = found.or_else(|| entries.iter().position(named)) else {
-            return false;
+            return None;
         };
         let entry = &mut entries[index];
         entry.is_drained = drained;
-        entry.status.draining = drained || entry.member.draining;
+        let draining = drained || entry.member.draining;
+        entry.status.draining = draining;
         info!(
             worker = %entry.member.name,
             drained, "worker drain changed by an operator"
         );
         self.on_change();
-        true
+        Some(draining)
     }
 
     fn change(&self, id: WorkerId, change: impl FnOnce(&mut Entry)) {
@@ -886,11 +887,12 @@ pub(crate) mod tests {
         }
         // An address names one worker, whatever that is called.
         let is_draining = |index: usize| registry.snapshot().workers[index].draining;
-        assert!(registry.set_drained("x:1", true));
+        assert_eq!(registry.set_drained("x:1", true), Some(true));
         assert!(is_draining(0) && !is_draining(1));
-        assert!(registry.set_drained("x:1", false) && !is_draining(0));
+        assert_eq!(registry.set_drained("x:1", false), Some(false));
+        assert!(!is_draining(0));
         // It stays what it is when the other one leaves and when that comes back, in whatever order they are listed.
-        assert!(registry.set_drained("x:2", true));
+        assert_eq!(registry.set_drained("x:2", true), Some(true));
         for listed in [vec!["x:2"], vec!["x:2", "x:1"], vec!["x:1", "x:2"]] {
             registry.set_members("static", listed.into_iter().map(at).collect());
             let snapshot = registry.snapshot();
@@ -939,11 +941,24 @@ pub(crate) mod tests {
     fn a_drained_worker_gets_no_requests_until_its_drain_ends() {
         let registry = registry(&["a", "b"]);
         bring_up(&registry, "m");
-        assert!(registry.set_drained("a", true));
+        assert_eq!(registry.set_drained("a", true), Some(true));
         assert_eq!(group_of(&registry, "m"), Some(vec!["b".to_owned()]));
-        assert!(registry.set_drained("a", false));
+        assert_eq!(registry.set_drained("a", false), Some(false));
         assert_eq!(group_of(&registry, "m").unwrap().len(), 2);
-        assert!(!registry.set_drained("unknown", true));
+        assert_eq!(registry.set_drained("unknown", true), None);
+    }
+
+    #[test]
+    fn a_worker_that_its_list_drains_goes_on_to_drain_after_an_operators_drain() {
+        let registry = registry(&[]);
+        let listed = Member {
+            draining: true,
+            ..member("a")
+        };
+        registry.set_members("static", vec![listed]);
+        assert_eq!(registry.set_drained("a", true), Some(true));
+        assert_eq!(registry.set_drained("a", false), Some(true));
+        assert!(registry.snapshot().workers[0].draining);
     }
 
     #[test]

@@ -250,8 +250,10 @@ impl State {
                 now.saturating_duration_since(lost.received_at) >= self.settings.dead_after;
             let kind = if is_silent { "silent" } else { "closed" };
             self.metrics.lost.with_label_values(&[kind]).inc();
-            let said = inner.replicas_said.observe(now, &peer, Level::Lost);
-            if said.is_some() {
+            // At the end of its own drain this replica closes each stream: the others are not lost.
+            let is_own_end = self.is_draining.load(Relaxed);
+            let said = &mut inner.replicas_said;
+            if !is_own_end && said.observe(now, &peer, Level::Lost).is_some() {
                 warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
             }
         }
@@ -501,13 +503,16 @@ impl State {
         let fresh = u32::try_from(fresh).unwrap_or(u32::MAX);
         self.connected.store(fresh, Relaxed);
         self.is_alone.store(is_alone, Relaxed);
-        // A start is no loss.
-        if !inner.was_connected {
+        // A start is no loss, nor is the end of this replica's own drain.
+        if !inner.was_connected || self.is_draining.load(Relaxed) {
             return;
         }
         let level = if is_alone { Level::Poor } else { Level::Well };
         match inner.alone_said.observe(now, &(), level) {
-            Some(Level::Well) => info!("another replica is connected, or none is expected"),
+            Some(Level::Well) if fresh > 0 => info!("another replica is connected"),
+            Some(Level::Well) => {
+                info!("no other replica is expected: none is listed, or none listens");
+            }
             Some(_) => warn!("no other replica is connected; routing without them"),
             None => {}
         }

@@ -16,6 +16,9 @@ use super::request::{output_cap, priority_cap};
 use crate::http::Body;
 use crate::prompt::PeekedBody;
 
+/// How much is logged of the model's name in a refused request, which a client can make as long as a body.
+const MAX_LOGGED_NAME_BYTES: usize = 256;
+
 impl Relay {
     /// Sends a request to an engine and returns the engine's answer, whatever its status. `peek` is boxed, so that no future on the
     /// way has a place for it.
@@ -24,12 +27,21 @@ impl Relay {
         job: &Job<'_>,
         peek: Box<PeekedBody<'_>>,
     ) -> Result<Response<Body>, Error> {
+        let asked = peek.model.clone();
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
             Ok(()) => self.run_permitted(job, peek).await,
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
             let FailedRequest { error, model } = failed;
+            if let (Some(summary), Some(asked)) = (&job.context.summary, asked) {
+                let name = &asked[..asked.floor_char_boundary(MAX_LOGGED_NAME_BYTES)];
+                summary.update(|summary| {
+                    if summary.model.is_none() {
+                        summary.requested_model.get_or_insert_with(|| name.into());
+                    }
+                });
+            }
             let api = job.asked_api().as_str();
             self.models
                 .count_unanswered(model.as_ref(), api, error.outcome());

@@ -174,6 +174,7 @@ async fn a_refused_request_has_a_line_with_the_error() {
         .iter()
         .map(|line| (&line["status"], &line["error_code"], &line["tenant"]))
         .collect();
+    assert_eq!(lines[1]["requested_model"], "other", "{}", lines[1]);
     let team = json!("team");
     assert_eq!(
         seen,

@@ -64,7 +64,7 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
     check(&["--url", "127.0.0.1:1"], "write http://HOST:PORT").await;
     check(
         &["--url", "http://127.0.0.1:1"],
-        "is this the router's admin listener? (--url)",
+        "is this the router's admin listener? (--url; with `admin.tls` https:// and --ca)",
     )
     .await;
     let engine = Engine::here("w0", fast()).await;
@@ -75,7 +75,7 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
     let url = format!("http://{}", router.admin);
     check(&["--url", &url], "401").await;
     let api = format!("http://{}", router.api);
-    let other_listener = "404 Not Found; is this the router's admin listener? (--url)";
+    let other_listener = "404 Not Found; is this the router's admin listener? (--url";
     check(&["--url", &api], other_listener).await;
     let once = [
         "--url",

@@ -199,8 +199,10 @@ fn configuration_refused(observed: &Observed) -> Option<Finding> {
         cost: 0.6,
         problem: "the configuration file was refused: the router runs with the one before it"
             .to_owned(),
-        effect: "changes do not count, and the router would not start again",
-        change: "`warmroute check FILE` on its host lists what is wrong, with the lines".to_owned(),
+        effect: "changes do not count; with a mistake in the file the router would not start again",
+        change: "`POST /reload` lists what is wrong, with the lines: mistakes, which `warmroute check FILE` \
+                 finds, too, or keys that need a restart"
+            .to_owned(),
     })
 }
 

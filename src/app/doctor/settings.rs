@@ -41,9 +41,14 @@ fn served(observed: &Observed) -> Vec<&str> {
 
 /// Models whose workers have KV events and whose prompts the router does not know as tokens.
 fn tokenizers(observed: &Observed) -> Vec<Finding> {
-    let has_tokenizer = |model: &str| {
+    let is_listed_with_one = |model: &str| {
         let mut entries = observed.models().iter();
         entries.any(|entry| entry["name"] == model && !entry["tokenizer"].is_null())
+    };
+    // An adapter has the tokens of its base model.
+    let has_tokenizer = |model: &str| {
+        let mut bases = observed.fleet.bases_of(model);
+        is_listed_with_one(model) || bases.any(is_listed_with_one)
     };
     let has_events = |model: &str| {
         let mut workers = observed.fleet.workers.iter();

@@ -396,6 +396,19 @@ fn each_lack_is_found_with_the_line_to_change() {
     );
 }
 
+#[test]
+fn an_adapter_needs_no_tokenizer_beside_that_of_its_base_model() {
+    let rules_with = |base: &str| {
+        let change = |fleet: &mut Value, _: &mut Value, _: &mut Value| {
+            fleet["workers"][0]["models"] = json!(["m", "adapter"]);
+            fleet["models"] = json!([{"name": "m"}, {"name": "adapter", "bases": [base]}]);
+        };
+        rules(&observed(change, ""))
+    };
+    assert_eq!(rules_with("m"), [] as [&str; 0]);
+    assert_eq!(rules_with("other"), ["tokenizer_missing"]);
+}
+
 /// SGLang has other flags, and counts its releases otherwise.
 #[test]
 fn each_engine_is_told_its_own_flags() {

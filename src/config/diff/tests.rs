@@ -61,6 +61,20 @@ fn entries_of_discovery_are_compared_by_what_they_name() {
 }
 
 #[test]
+fn targets_are_compared_by_their_models() {
+    let with = |targets: &str| format!("{ONE}models: [{{name: chat, targets: [{targets}]}}]\n");
+    check(
+        &with("{model: a, weight: 90}, {model: b, weight: 10}"),
+        &with("{model: b, weight: 50}, {model: c, weight: 10}"),
+        &[
+            "- models[chat].targets[a]",
+            "~ models[chat].targets[b].weight: 10.0 -> 50.0",
+            "+ models[chat].targets[c]",
+        ],
+    );
+}
+
+#[test]
 fn the_order_of_a_list_is_a_change() {
     check(
         "workers: ['http://a:1', 'http://b:1']\n",

@@ -340,6 +340,27 @@ fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
 }
 
 #[test]
+fn a_replica_that_ends_its_own_drain_says_of_no_other_that_it_is_lost() {
+    let now = observe::now();
+    let lost = |is_draining: bool| {
+        let mut world = World::new(now);
+        world.connect(now);
+        world
+            .state
+            .set_address(now, &"c:1".into(), AddressState::Connecting);
+        if is_draining {
+            world.state.set_draining();
+        }
+        let Other { id, stream, .. } = world.others[0];
+        world.state.close(now, id, stream, "this side ended it");
+        let inner = world.state.inner.lock();
+        (inner.replicas_said.is_bad(&id), inner.alone_said.is_bad(&()))
+    };
+    assert_eq!(lost(false), (true, true));
+    assert_eq!(lost(true), (false, false));
+}
+
+#[test]
 fn a_worker_that_left_the_list_counts_for_the_others_while_requests_run_there() {
     let now = observe::now();
     let world = World::new(now);

@@ -16,7 +16,8 @@ use crate::traces::RequestTrace;
 #[derive(Clone, Debug, Default)]
 pub struct RequestSummary {
     pub model: Option<Model>,
-    /// The name that the client asked for, if the configuration leads it to a model.
+    /// The name that the client asked for, if the configuration leads it to a model, or if the request was refused before it had
+    /// one.
     pub requested_model: Option<Model>,
     /// The worker whose answer was passed on, or the last one that was tried.
     pub worker: Option<Arc<str>>,
