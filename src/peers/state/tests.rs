@@ -354,7 +354,10 @@ fn a_replica_that_ends_its_own_drain_says_of_no_other_that_it_is_lost() {
         let Other { id, stream, .. } = world.others[0];
         world.state.close(now, id, stream, "this side ended it");
         let inner = world.state.inner.lock();
-        (inner.replicas_said.is_bad(&id), inner.alone_said.is_bad(&()))
+        (
+            inner.replicas_said.is_bad(&id),
+            inner.alone_said.is_bad(&()),
+        )
     };
     assert_eq!(lost(false), (true, true));
     assert_eq!(lost(true), (false, false));
