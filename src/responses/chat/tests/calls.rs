@@ -146,7 +146,9 @@ fn two_calls_without_an_index_are_told_apart_by_their_ids() {
 #[test]
 fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
     let check = |chunks: &[Value], expected: &[(&str, &str, &str)]| {
-        let found = calls(json!({}), &[chunks, &[finish("stop")]].concat());
+        let tools = ["f", "g"].map(|name| json!({"type": "function", "name": name}));
+        let request = json!({"tools": tools});
+        let found = calls(request, &[chunks, &[finish("stop")]].concat());
         let expected = expected.iter().copied();
         let expected: Vec<(String, String, String)> = expected
             .map(|(id, name, arguments)| (id.into(), name.into(), arguments.into()))
