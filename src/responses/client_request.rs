@@ -36,6 +36,8 @@ pub(super) struct EngineCall<'a> {
     /// Memory of the client's request, with the history that it continues.
     pub(super) reserved_bytes: u64,
     pub(super) standing: Option<&'a StandingCell>,
+    /// Whether its tenant has a salt. A body may also have one of the client's own.
+    pub(super) is_salted: bool,
     /// Learns how far the answer has come, for a background response.
     pub(super) progress: Option<&'a Arc<Progress>>,
     /// The beginning of the answer, for a background response of which another replica wrote it.
@@ -57,6 +59,7 @@ impl<'a> EngineCall<'a> {
             original,
             reserved_bytes: original.len() as u64,
             standing: None,
+            is_salted: false,
             progress: None,
             resumed: None,
         }
@@ -67,6 +70,7 @@ impl ClientRequest<'_> {
     pub(super) fn engine_call(&self) -> EngineCall<'_> {
         EngineCall {
             standing: self.standing,
+            is_salted: self.admitted.cache_salt.is_some(),
             ..EngineCall::new(self.context.clone(), self.headers, &self.body)
         }
     }

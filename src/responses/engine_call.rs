@@ -110,7 +110,7 @@ impl Responses {
     ) -> Answer {
         let headers = engine_headers(call.headers);
         let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
-        if peek.cache_salt.is_some() && peek.names_media {
+        if call.is_salted && peek.names_media {
             return Err(ApiError::media_named());
         }
         let (context, target) = (call.context.clone(), Uri::from_static(path));

@@ -72,9 +72,12 @@ impl Responses {
             summary: None,
             ..request.context.clone()
         };
-        let responses = self.clone();
+        let (responses, is_salted) = (self.clone(), salt.is_some());
         self.tasks.spawn(async move {
-            let call = EngineCall::new(context, &headers, &original);
+            let call = EngineCall {
+                is_salted,
+                ..EngineCall::new(context, &headers, &original)
+            };
             let answer = responses.send_ahead(&call, body).await;
             if let Err(error) = &answer {
                 debug!(id = %call.context.id, message = error.message, "prompt not sent ahead");

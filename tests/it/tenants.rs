@@ -235,9 +235,18 @@ async fn a_client_of_a_salted_tenant_cannot_name_what_engines_keep_of_media() {
         );
     }
     assert_eq!(cluster.requests().await, [0]);
-    // Clients of a tenant without a salt know that they share.
-    let answer = post_as(&cluster, "sk-a", "/v1/chat/completions", &chat).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    // Clients of a tenant without a salt know that they share, also with a salt of their own.
+    let text = json!({"type": "input_text", "text": "hi", "uuid": "logo"});
+    let mut response = json!({"model": "sim", "max_output_tokens": 1, "cache_salt": "x"});
+    response["input"] = json!([{"role": "user", "content": [text]}]);
+    let response = response.to_string();
+    for (path, body) in [
+        ("/v1/chat/completions", &chat),
+        ("/v1/responses", &response),
+    ] {
+        let answer = post_as(&cluster, "sk-a", path, body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    }
 }
 
 #[tokio::test]

@@ -244,7 +244,7 @@ impl Reader {
             if self.prompt.is_empty() && push_ids(ids.get(), &mut self.prompt).is_none() {
                 self.refuse(Refusal::NoTokenIds);
             }
-            if self.is_at_seam {
+            if self.is_at_seam && !self.goes_on {
                 if !self.is_given(ids) {
                     self.refuse(Refusal::Seam);
                     return Fate::Torn;
@@ -303,11 +303,17 @@ impl Reader {
             }
         });
         self.has_finish |= choice.finish_reason.is_some();
-        if choice.has_call() {
+        let reasoning = choice.reasoning();
+        let text = choice.content().or(reasoning);
+        let has_call = choice.has_call();
+        if self.is_at_seam && !self.goes_on && (text.is_some() || has_call) {
+            self.refuse(Refusal::Seam);
+            return Fate::Torn;
+        }
+        if has_call {
             self.refuse(Refusal::ToolCall);
         }
-        let reasoning = choice.reasoning();
-        let Some(text) = choice.content().or(reasoning) else {
+        let Some(text) = text else {
             let is_role = choice.is_role();
             let is_second = is_role && std::mem::replace(&mut self.has_role, true);
             let is_left_out = choice.is_empty() && ids.is_some() || is_second;
@@ -315,9 +321,8 @@ impl Reader {
         };
         self.has_text = true;
         let count = ids.flatten();
-        if std::mem::take(&mut self.is_at_seam)
-            && !(self.goes_on && count.is_some_and(|count| !self.is_torn(text, count)))
-        {
+        // The ids of a stream that cannot go on once more are not read; its text joins all the same.
+        if std::mem::take(&mut self.is_at_seam) && self.is_torn(text, count.unwrap_or_default()) {
             self.refuse(Refusal::Seam);
             return Fate::Torn;
         }

@@ -424,11 +424,12 @@ fn a_worker_that_does_not_go_on_from_the_tokens_it_was_given_ends_the_stream() {
         (json!([1, 2]), json!({"content": "b"}), false),
         // It has read the messages, and begins again.
         (json!([1]), json!({"content": "a"}), true),
-        (json!([1]), call, true),
+        (json!([1]), call.clone(), true),
         (json!([1, 3]), json!({"content": "b"}), true),
         (json!([1, 2, 2]), json!({"content": "b"}), true),
         // It does not say from what it goes on.
         (Value::Null, json!({"content": "a"}), true),
+        (Value::Null, call, true),
     ] {
         let mut reader = reader();
         let _ = reader.on_events(chunk(json!({"content": "a"}), json!([2])));
@@ -436,6 +437,28 @@ fn a_worker_that_does_not_go_on_from_the_tokens_it_was_given_ends_the_stream() {
         let (passed, end) = reader.on_events(chunk_after(&given, next, json!([4])));
         assert_eq!(matches!(end, Some(End::Torn)), is_torn, "{given}");
         assert_eq!(passed.is_empty(), is_torn, "{given}");
+    }
+}
+
+#[test]
+fn the_first_text_of_a_worker_that_goes_on_joins_whatever_came_before_it() {
+    let call = json!({"tool_calls": [{"index": 0, "function": {"name": "f"}}]});
+    let too_long: Vec<u32> = (0..20_000).collect();
+    for (delta, ids) in [
+        (json!({}), json!([3])),
+        (json!({}), json!(too_long)),
+        (call, json!([3])),
+    ] {
+        let mut reader = reader();
+        let _ = reader.on_events(chunk(json!({"content": "a"}), json!([2])));
+        reader.next_body().unwrap();
+        // An engine may say its prompt in each chunk.
+        let given = json!([1, 2]);
+        let (_, end) = reader.on_events(chunk_after(&given, delta, ids));
+        assert!(end.is_none(), "{end:?}");
+        let text = chunk_after(&given, json!({"content": "b"}), json!([4]));
+        let (passed, end) = reader.on_events(text);
+        assert!(end.is_none() && !passed.is_empty(), "{end:?}");
     }
 }
 

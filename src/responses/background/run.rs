@@ -181,6 +181,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
                     ..RequestContext::new(job.id, job.client, key.tenant, observe::now())
                 };
                 let call = EngineCall {
+                    is_salted: current.salt.is_some(),
                     progress: progress.as_ref(),
                     ..EngineCall::new(context, &job.headers, current.input())
                 };
