@@ -82,6 +82,10 @@ impl Call {
     }
 
     fn has_whole_arguments(&self) -> bool {
+        // Most fragments end elsewhere, and are not worth a look at all before them.
+        if !self.arguments.ends_with('}') {
+            return false;
+        }
         let arguments = format!("\"{}\"", self.arguments);
         members::text(&arguments).is_some_and(|text| Members::parse(&text).is_ok())
     }
