@@ -182,7 +182,8 @@ async fn subscribe(
             }
         }
         Endpoint::Grpc { address, transport } => {
-            let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
+            let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc)
+                .with_only_rank(wanted.is_only_rank);
             let source = match (transport, tls) {
                 (Transport::Tls, None) => {
                     warn!(worker = %subject.name, "KV events of this worker cannot be used: its endpoint is https:// and its URL is not; routing predicts its cache instead");

@@ -189,11 +189,9 @@ impl CachedBlocks {
         };
         let kinds = &self.kinds;
         let is_exact = |of: &(KindId, u32)| is_same_location(&kinds.get(of.0).location, location);
-        let is_same_medium = |of: &(KindId, u32)| {
-            medium(&kinds.get(of.0).location.medium) == medium(&location.medium)
-        };
+        let may_be = |of: &(KindId, u32)| may_be_of(&kinds.get(of.0).location, location);
         let found = block.copies.iter().position(is_exact);
-        let found = found.or_else(|| block.copies.iter().position(is_same_medium));
+        let found = found.or_else(|| block.copies.iter().position(may_be));
         // An unknown copy: nothing to remove.
         let Some(found) = found else { return };
         block.copies[found].1 -= 1;
@@ -279,6 +277,14 @@ impl CachedBlocks {
 fn is_same_location(a: &Location, b: &Location) -> bool {
     medium(&a.medium) == medium(&b.medium)
         && (a.group, &a.locality, &a.ownership) == (b.group, &b.locality, &b.ownership)
+}
+
+/// Whether a removal may be of a copy whose location it gives in other words. Cache groups have blocks of the same names, and
+/// stores of one of them may have been left out: what that group loses says nothing of another group's copies.
+fn may_be_of(copy: &Location, removed: &Location) -> bool {
+    let groups = copy.group.zip(removed.group);
+    medium(&copy.medium) == medium(&removed.medium)
+        && groups.is_none_or(|(of_copy, of_removed)| of_copy == of_removed)
 }
 
 fn is_known_locality(location: &Location) -> bool {

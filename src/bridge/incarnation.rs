@@ -168,15 +168,16 @@ impl Incarnation {
             return;
         };
         for pending in self.backlog.drain(..) {
-            for event in &pending.left_out {
-                blocks.leave_out(event);
-            }
             for event in &pending.batch.events {
                 blocks.apply(event);
                 // Whatever was missed before is not cached any more.
                 if matches!(event, Event::Cleared { ownership: None }) {
                     self.unknown_before = 0;
                 }
+            }
+            // After a clear of the same batch, which comes before what is stored then.
+            for event in &pending.left_out {
+                blocks.leave_out(event);
             }
         }
         let missing = usize::try_from(blocks.missing()).unwrap_or(usize::MAX);

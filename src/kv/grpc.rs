@@ -51,6 +51,9 @@ pub struct Grpc {
     service: Option<Service>,
     /// False once the server could not even replay the batch it had just sent.
     keeps_history: bool,
+    is_only_rank: bool,
+    /// What the batches of this connection call the worker's only rank.
+    named_rank: Option<u32>,
     on_load: Option<OnLoad>,
 }
 
@@ -82,6 +85,8 @@ impl Grpc {
             reconnects: Reconnects::default(),
             service: None,
             keeps_history: true,
+            is_only_rank: false,
+            named_rank: None,
             on_load: None,
         }
     }
@@ -92,6 +97,16 @@ impl Grpc {
         self.target.tls = tls;
         self.state = connecting(&self.target, None, None);
         self
+    }
+
+    /// Says whether the worker has no other rank. A process with one rank may call itself any rank of a larger group, but
+    /// always the same.
+    #[must_use]
+    pub fn with_only_rank(self, is_only_rank: bool) -> Self {
+        Self {
+            is_only_rank,
+            ..self
+        }
     }
 
     /// Calls `hook` with each load report of this rank.
@@ -157,6 +172,8 @@ impl Grpc {
         self.metrics.connections.inc();
         self.reconnects.on_connected(tokio::time::Instant::now());
         self.service = Some(call.service);
+        // It may be another process.
+        self.named_rank = None;
         let session = Box::new(Session::new(connection, call));
         let incarnation = session.incarnation.clone();
         self.keeps_history |= incarnation.is_some();
@@ -194,6 +211,14 @@ impl Grpc {
         }
     }
 
+    /// Whether a batch that names this rank is one of those that are followed.
+    fn is_followed(&mut self, named: Option<u32>) -> bool {
+        if !self.is_only_rank {
+            return named.unwrap_or(0) == self.target.rank;
+        }
+        named.is_none_or(|named| *self.named_rank.get_or_insert(named) == named)
+    }
+
     fn on_message(&mut self, bytes: &Bytes) {
         self.metrics.received_bytes.inc_by(bytes.len() as u64);
         let message = match protobuf::decode_batch(bytes) {
@@ -201,7 +226,7 @@ impl Grpc {
             // Without its sequence number, no later batch can be placed.
             Err(error) => return self.on_disconnected(&Status::invalid_argument(error.0)),
         };
-        if message.batch.rank.unwrap_or(0) != self.target.rank {
+        if !self.is_followed(message.batch.rank) {
             return;
         }
         let Message {

@@ -228,7 +228,8 @@ impl PredictedIndex {
     /// Blocks and tokens that a worker is predicted to have cached, its dp ranks together.
     pub fn size(&self, worker: WorkerId) -> (usize, u64) {
         let all = std::iter::once(worker).chain(self.ranks_of(worker));
-        all.filter_map(|owner| self.lrus.get(&owner))
+        // Out of the map before it is locked: a worker that leaves is removed from the map with its LRU locked.
+        all.filter_map(|owner| self.lrus.get(&owner).map(|lru| lru.clone()))
             .fold((0, 0), |(blocks, tokens), lru| {
                 let lru = lru.lock();
                 (blocks + lru.len, tokens + lru.tokens)

@@ -281,11 +281,16 @@ impl ArrivingTree {
 }
 
 fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Unusable> {
-    let tokens = chunk.page_names.len().checked_mul(pages.page_size as usize);
+    let count = chunk.page_names.len();
+    let tokens = count.checked_mul(pages.page_size as usize);
+    let named = chunk.page_named_positions.len();
+    // In each chunk, because only the number of tokens is limited.
     if tokens != Some(chunk.page_tokens.len())
-        || chunk.page_named_positions.len() != chunk.page_named_parents.len()
+        || [chunk.page_parents.len(), chunk.page_marks.len()] != [count; 2]
+        || chunk.page_named_parents.len() != named
+        || named > count
     {
-        return Err(Unusable::Malformed("pages and their tokens do not match"));
+        return Err(Unusable::Malformed("pages and their parts do not match"));
     }
     let start = pages.names.len() as u32;
     let names = chunk.page_names.iter();
@@ -574,6 +579,28 @@ pub(super) mod tests {
         );
         assert_eq!(take_all(knows(4), chunks(&partial)), Ok(partial));
         assert_eq!(take_all(knows(5), chunks(&whole)), Ok(whole));
+    }
+
+    #[test]
+    fn parts_of_pages_without_pages_are_refused_by_their_chunk() {
+        type Change = fn(&mut wire::TreeChunk);
+        let changes: [Change; 3] = [
+            |chunk| chunk.page_marks.push(1),
+            |chunk| chunk.page_parents.push(0),
+            |chunk| {
+                chunk.page_named_positions.push(0);
+                chunk.page_named_parents.push(7);
+            },
+        ];
+        for change in changes {
+            let mut chunk = chunks(&copy(&[(3, true, 0)])).remove(0);
+            assert!(chunk.page_names.is_empty());
+            change(&mut chunk);
+            assert_eq!(
+                ArrivingTree::new(expected()).take(chunk),
+                Err(Unusable::Malformed("pages and their parts do not match"))
+            );
+        }
     }
 
     #[test]

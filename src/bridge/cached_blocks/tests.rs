@@ -280,3 +280,30 @@ fn older_engines_say_no_medium_and_mean_the_same() {
     }));
     assert_eq!(blocks.blocks(), 0);
 }
+
+/// Groups of sliding windows report sparse blocks, which are left out, and then that these are gone.
+#[test]
+fn what_a_cache_group_loses_that_has_no_copy_leaves_the_copies_of_other_groups() {
+    let of_group = |group| Location {
+        group,
+        ..location(false)
+    };
+    let lost = |group| {
+        Event::Removed(Removed {
+            hashes: vec![EngineHash(0)],
+            location: of_group(group),
+        })
+    };
+    for last in [Some(0), None] {
+        let mut blocks = CachedBlocks::new(1 << 20);
+        let Event::Stored(mut stored) = store(&[0], false) else {
+            unreachable!()
+        };
+        stored.location = of_group(Some(0));
+        blocks.apply(&Event::Stored(stored));
+        blocks.apply(&lost(Some(1)));
+        assert_eq!(blocks.blocks(), 1);
+        blocks.apply(&lost(last));
+        assert_eq!(blocks.blocks(), 0);
+    }
+}

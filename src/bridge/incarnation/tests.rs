@@ -327,7 +327,7 @@ fn a_store_that_is_left_out_makes_snapshots_a_part_until_the_engine_clears_its_c
         ..Stored::default()
     });
     let with_sparse = Batch {
-        events: vec![sparse],
+        events: vec![sparse.clone()],
         ..store(&[1], None)
     };
     assert_eq!(incarnation.push(with_sparse).unwrap().len(), 1);
@@ -341,4 +341,13 @@ fn a_store_that_is_left_out_makes_snapshots_a_part_until_the_engine_clears_its_c
     incarnation.push(store(&[3], None)).unwrap();
     assert_eq!(incarnation.unknown_before(), 0);
     assert_eq!(incarnation.block_sizes()[2], 0);
+    // Stored after the clear of its own batch, as vLLM sends a clear with the next stores.
+    let after_clear = Batch {
+        events: vec![Event::Cleared { ownership: None }, sparse],
+        ..Batch::default()
+    };
+    incarnation.push(after_clear).unwrap();
+    incarnation.push(store(&[4], None)).unwrap();
+    assert_eq!(incarnation.unknown_before(), 0);
+    assert_eq!(incarnation.block_sizes()[2], 1);
 }

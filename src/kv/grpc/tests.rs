@@ -577,6 +577,22 @@ async fn another_process_on_the_same_connection_is_noticed() {
 }
 
 #[tokio::test]
+async fn an_only_rank_may_have_any_number_but_always_the_same_on_a_connection() {
+    let servicer = Servicer::start(|_| {
+        let batches = vec![
+            of_rank(1, None),
+            of_rank(2, Some(3)),
+            of_rank(9, Some(0)),
+            of_rank(3, Some(3)),
+        ];
+        open(None, batches)
+    })
+    .await;
+    let mut source = servicer.source().with_only_rank(true);
+    check(&mut source, &["connected", "live 1", "live 2", "live 3"]).await;
+}
+
+#[tokio::test]
 async fn other_ranks_batches_are_dropped() {
     let servicer = Servicer::start(|_| {
         let items = vec![

@@ -64,6 +64,28 @@ fn the_ranks_of_a_worker_are_caches_of_their_own_and_are_forgotten_with_it() {
     );
 }
 
+/// A worker that leaves is removed with its LRU locked, so whoever waits for that lock must not hold the map's.
+#[test]
+fn whoever_asks_for_the_size_of_a_worker_that_leaves_does_not_keep_it_from_leaving() {
+    let index = index(Settings::default());
+    let worker = WorkerId(1);
+    index.record(index.created, worker, 0, &prompt(&[1, 2]));
+    let lru = index.lru(worker);
+    std::thread::scope(|scope| {
+        let locked = lru.lock();
+        let known = Arc::strong_count(&lru);
+        let asking = scope.spawn(|| index.size(worker));
+        let waits = |_: &u32| {
+            std::thread::yield_now();
+            Arc::strong_count(&lru) == known
+        };
+        assert!((0..10_000_000).take_while(waits).count() < 10_000_000);
+        assert!(index.lrus.remove(&worker).is_some());
+        drop(locked);
+        assert_eq!(asking.join().unwrap(), (2, u64::from(2 * TOKENS)));
+    });
+}
+
 #[test]
 fn among_owners_of_the_same_prefix_the_seed_picks() {
     let index = index(Settings::default());
