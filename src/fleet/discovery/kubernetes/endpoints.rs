@@ -186,7 +186,7 @@ fn of_slice_endpoint(
     let address: IpAddr = address.parse().map_err(|_| LeftOut::NoAddress)?;
     let port = port.clone()?;
     let target = endpoint.target_ref.clone().unwrap_or_default();
-    // Without a pod. Each port of the address is an engine then, in a slice of its own.
+    // Several engines may be at one address without a pod: each has a port, in a slice of its own.
     let or_address = |text: String| {
         if text.is_empty() {
             SocketAddr::new(address, port).to_string()
