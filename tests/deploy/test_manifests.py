@@ -318,6 +318,10 @@ class Chart(Objects, unittest.TestCase):
             with self.assertRaises(helm.HelmValuesError):
                 chart(values)
 
+    def test_a_section_whose_keys_are_all_commented_out_is_named(self):
+        with self.assertRaisesRegex(helm.HelmValuesError, "/config/api.*null"):
+            chart({"config": {"api": None}})
+
     def test_every_value_is_in_the_schema(self):
         text = (CHART / "values.yaml").read_text()
         schema = yaml.safe_load((CHART / "values.schema.json").read_text())

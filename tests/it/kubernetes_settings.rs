@@ -67,8 +67,8 @@ fn one_source_is_needed_and_problems_have_their_place() {
         "is listed twice",
     );
     // The same pods of another namespace, and of another cluster.
-    for other in ["namespace: other", "kubeconfig: /other"] {
-        let other = format!("- kubernetes: {{pods: {{selector: a=b}}, {other}}}");
+    for key in ["namespace: other", "kubeconfig: /other"] {
+        let other = format!("- kubernetes: {{pods: {{selector: a=b}}, {key}}}");
         check(&format!("{{pods: {{selector: a=b}}}}\n  {other}"), "");
     }
 }
