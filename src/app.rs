@@ -287,6 +287,7 @@ impl App {
         let (reload, reload_requests) = reload::channel(config);
         let readiness = Arc::new(Readiness {
             fleet: fleet.clone(),
+            queues: queues.clone(),
             store: store.clone(),
             needs_store,
             tasks: tasks.clone(),

@@ -59,7 +59,8 @@ pages! {
         "?number=N: a decision that the dashboard shows, with its candidates at that time (JSON)";
     Metrics: GET, "/metrics", None, None, "Prometheus metrics";
     Alive: GET, "/healthz", None, None, "200 while the process lives";
-    Ready: GET, "/readyz", None, None, "200 while a worker can take requests (and the response store is up, if it is required)";
+    Ready: GET, "/readyz", None, None,
+        "200 while a worker can take requests, or they wait for the first one (and the response store is up, if it is required)";
     Fleet: GET, "/fleet", READ, None, "workers, models, load and other replicas (JSON)";
     Queue: GET, "/queue", READ, None, "requests that wait for a worker with room, by model and priority class (JSON)";
     Kv: GET, "/kv", READ, None, "state of the workers' KV events and of the prefix-cache index (JSON)";

@@ -8,13 +8,18 @@ use super::config::ConfigStatus;
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
 use crate::peers::warm_start::{WarmStartStatus, Warmth};
+use crate::relay::Queues;
 use crate::store::{self, ResponseStore};
 
 const STORE_UNAVAILABLE: &str = "response store unavailable";
+const WAITS_FOR_WORKERS: &str =
+    "no healthy worker; requests wait for one (queue.no_worker_timeout)";
 
 #[derive(Debug)]
 pub struct Readiness {
     pub(crate) fleet: Arc<Registry>,
+    /// Where requests may wait for the first worker: without requests nobody would start it.
+    pub(crate) queues: Arc<Queues>,
     /// The store of responses. What is wrong with its settings is part of the answers.
     pub(crate) store: Arc<dyn ResponseStore>,
     /// A router without the store is not ready.
@@ -30,13 +35,16 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// What operators should know of a router that is ready: that it started cold, what may lose responses, or that its
-    /// configuration's file is refused.
+    /// What operators should know of a router that is ready: that it started cold, that its requests wait for a worker, what
+    /// may lose responses, or that its configuration's file is refused.
     pub fn detail(&self) -> Option<String> {
         let warmth = Some(self.start.get()).filter(|warmth| warmth.is_cold());
+        let has_workers = self.fleet.snapshot().is_ready();
+        let waits_for_workers = (!has_workers).then(|| WAITS_FOR_WORKERS.to_owned());
         let details: Vec<String> = warmth
             .map(|warmth| warmth.to_string())
             .into_iter()
+            .chain(waits_for_workers)
             .chain(self.store_warning())
             .chain(self.config.problem())
             .collect();
@@ -75,7 +83,7 @@ impl Readiness {
         if self.is_draining() {
             return Err("draining");
         }
-        if !self.fleet.snapshot().is_ready() {
+        if !self.fleet.snapshot().is_ready() && !self.queues.wait_for_workers() {
             return Err("no healthy worker");
         }
         if self.start.get() == Warmth::Warming {

@@ -171,6 +171,13 @@ impl Queues {
         self.configured.load().contains(model)
     }
 
+    /// Whether requests for a model that the configuration names wait for its first worker.
+    pub fn wait_for_workers(&self) -> bool {
+        let settings = self.settings.load();
+        let may_wait = |settings: &Settings| !settings.no_worker_timeout.is_zero();
+        settings.as_deref().is_some_and(may_wait) && !self.configured.load().is_empty()
+    }
+
     /// Waits until the request's best worker has room. An error ends the request. `planned` says which one that is; `None` if
     /// the model has no workers yet.
     pub(super) async fn wait(

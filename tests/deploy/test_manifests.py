@@ -273,8 +273,12 @@ class ChartAsEndpointPicker(Objects, Picks, unittest.TestCase):
         self.assertEqual(yaml.safe_load(text)["endpoint_picker"], {"listen": ":9102", "tls": tls})
 
     def test_a_picker_without_the_engines_of_its_pool_is_refused(self):
-        with self.assertRaisesRegex(helm.HelmRenderError, "set config.discovery to .*inference_pool: {name: vllm}"):
-            chart({**self.values, "config": {}})
+        # Nor may the pool be one of another namespace: its picker must be in its own.
+        elsewhere = {"kubernetes": {"inference_pool": {"name": "vllm"}, "namespace": "other"}}
+        rights = {"enabled": True, "namespaces": ["llm", "other"]}
+        for config in ({}, {"discovery": [elsewhere]}):
+            with self.assertRaisesRegex(helm.HelmRenderError, "set config.discovery to .*inference_pool: {name: vllm}"):
+                chart({**self.values, "config": config, "kubernetesDiscovery": rights})
 
 
 @unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
@@ -304,7 +308,8 @@ class Chart(Objects, unittest.TestCase):
             self.assertIn(f"--from-literal={name}=", self.notes)
 
     def test_what_the_chart_writes_itself_is_refused(self):
-        for key, value in {"api": "drain_delay", "admin": "listen", "peers": "listen", "endpoint_picker": "listen"}.items():
+        written = [("api", "drain_delay"), ("admin", "listen"), ("peers", "listen"), ("peers", "discovery"), ("endpoint_picker", "listen")]
+        for key, value in written:
             with self.assertRaisesRegex(helm.HelmRenderError, f"config.{key}.{value} is written by the chart"):
                 chart({"config": {key: {value: "1s"}}})
 
@@ -312,6 +317,10 @@ class Chart(Objects, unittest.TestCase):
         for values in ({"replcas": 2}, {"drain": {"delay": 1}}, {"replicas": "three"}, {"drain": {"marginSeconds": 0}}):
             with self.assertRaises(helm.HelmValuesError):
                 chart(values)
+
+    def test_a_section_whose_keys_are_all_commented_out_is_named(self):
+        with self.assertRaisesRegex(helm.HelmValuesError, "/config/api.*null"):
+            chart({"config": {"api": None}})
 
     def test_every_value_is_in_the_schema(self):
         text = (CHART / "values.yaml").read_text()
@@ -480,6 +489,11 @@ class Elsewhere(unittest.TestCase):
         api = effective(ROOT / "config.yaml")["api"]
         drain = seconds(api["drain_delay"]) + seconds(api["drain_timeout"])
         self.assertIn(f"\nTimeoutStopSec={drain + 5}\n", unit)
+
+    def test_the_unit_is_restarted_however_often_it_fails(self):
+        unit = (DEPLOY / "systemd/warmroute.service").read_text()
+        self.assertIn("\nRestart=always\n", unit)
+        self.assertIn("\nStartLimitIntervalSec=0\n", unit.split("[Service]")[0])
 
     def test_the_unit_may_write_the_folders_of_the_documentation(self):
         unit = (DEPLOY / "systemd/warmroute.service").read_text()

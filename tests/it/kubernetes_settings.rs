@@ -66,10 +66,11 @@ fn one_source_is_needed_and_problems_have_their_place() {
         "{pods: {selector: a=b}}\n  - kubernetes: {pods: {selector: a=b}}",
         "is listed twice",
     );
-    check(
-        "{pods: {selector: a=b}}\n  - kubernetes: {pods: {selector: a=b}, namespace: other}",
-        "",
-    );
+    // The same pods of another namespace, and of another cluster.
+    for key in ["namespace: other", "kubeconfig: /other"] {
+        let other = format!("- kubernetes: {{pods: {{selector: a=b}}, {key}}}");
+        check(&format!("{{pods: {{selector: a=b}}}}\n  {other}"), "");
+    }
 }
 
 #[cfg(not(feature = "kubernetes"))]

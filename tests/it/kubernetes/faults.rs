@@ -110,6 +110,27 @@ async fn a_slow_relist_does_not_hold_up_the_watch() {
 }
 
 #[tokio::test]
+async fn relists_that_fail_do_not_hold_up_the_watch() {
+    let mut entry = relisting();
+    // Each failure doubles the pause: if the watch waited for it, too, the changes would take longer than the test may.
+    entry.advanced.max_retry_pause = Duration::from_secs(600);
+    let (api, router) = serving(entry, &["a"]).await;
+    api.set(|faults| faults.forbidden = vec![("list", "pods")]);
+    eventually("a relist has failed", async || {
+        router
+            .metric("warmroute_kubernetes_failures_total", "forbidden")
+            .await
+            >= 1.0
+    })
+    .await;
+    for is_ready in [false, true].repeat(10) {
+        api.put("pods", with_ready(named_pod("a"), is_ready));
+        let expected: &[&str] = if is_ready { &["a"] } else { &[] };
+        router.serves(expected).await;
+    }
+}
+
+#[tokio::test]
 async fn a_watch_that_is_too_old_lists_again_and_removes_what_is_gone() {
     for gone_as_status in [false, true] {
         let (mut api, router) = serving(vllm(), &["a", "b"]).await;

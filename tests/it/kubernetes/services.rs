@@ -69,6 +69,21 @@ async fn endpoints_of_all_slices_are_workers_and_drain_when_they_terminate() {
 }
 
 #[tokio::test]
+async fn each_endpoint_without_the_port_is_counted_as_left_out() {
+    let api = FakeApi::start().await;
+    let ready = json!({"ready": true});
+    let endpoints = ["a", "b"].map(|name| endpoint(name, "127.1.0.1", &ready));
+    api.put("endpointslices", slice("s1", "IPv4", &endpoints));
+    let mut entry = of_service();
+    entry.service.as_mut().unwrap().port = Some(Port::Name("grpc".to_owned()));
+    let router = Routed::start(&api, entry).await;
+    eventually("both are left out", async || {
+        router.metric("warmroute_kubernetes_pods", "left_out").await == 2.0
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_service_of_two_families_has_each_pod_once() {
     let api = FakeApi::start().await;
     let ready = json!({"ready": true});

@@ -96,6 +96,25 @@ async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
     assert_eq!(waiting(&cluster).await, 0);
 }
 
+/// Load balancers send requests to routers that are ready, and autoscalers start the first worker for those that wait.
+#[tokio::test]
+async fn a_router_whose_requests_wait_for_the_first_worker_is_ready_without_one() {
+    let (cluster, list, _folder) = without_workers(|_| {}).await;
+    let ready = cluster.admin("/readyz").await;
+    let text = ready.text();
+    assert_eq!(ready.status, 200, "{text}");
+    assert!(text.contains("no healthy worker"), "{text}");
+    let engine = Engine::here("w0", fast()).await;
+    list_only(&list, &engine);
+    eventually("it has a worker", async || {
+        cluster.admin("/readyz").await.text() == "ready\n"
+    })
+    .await;
+    let (refusing, _list, _folder) =
+        without_workers(|settings| settings.no_worker_timeout = seconds(0)).await;
+    assert_eq!(refusing.admin("/readyz").await.status, 503);
+}
+
 #[tokio::test]
 async fn a_model_whose_worker_does_not_come_back_is_waited_for_only_so_long() {
     let mut config = config();

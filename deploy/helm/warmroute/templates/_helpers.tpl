@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the chart writes into the configuration, over what the values have. */}}
 {{- define "warmroute.config" -}}
-{{- range $key, $value := dict "api.listen" "ports.http" "api.drain_delay" "drain.delaySeconds" "api.drain_timeout" "drain.timeoutSeconds" "admin.listen" "ports.admin" "peers.listen" "ports.peers" "endpoint_picker.listen" "ports.picker" -}}
+{{- range $key, $value := dict "api.listen" "ports.http" "api.drain_delay" "drain.delaySeconds" "api.drain_timeout" "drain.timeoutSeconds" "admin.listen" "ports.admin" "peers.listen" "ports.peers" "peers.discovery" "clusterDomain" "endpoint_picker.listen" "ports.picker" -}}
 {{- $path := splitList "." $key -}}
 {{- if hasKey (dig (first $path) (dict) $.Values.config) (last $path) -}}
 {{- fail (printf "config.%s is written by the chart: set the value %s instead" $key $value) -}}
@@ -79,7 +79,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $pool := .Values.endpointPicker.inferencePool.name -}}
 {{- $isDiscovered := false -}}
 {{- range .Values.config.discovery -}}
-{{- if eq (dig "kubernetes" "inference_pool" "name" "" .) $pool -}}{{- $isDiscovered = true -}}{{- end -}}
+{{- $isHere := eq (default $.Release.Namespace (dig "kubernetes" "namespace" "" .)) $.Release.Namespace -}}
+{{- if and $isHere (eq (dig "kubernetes" "inference_pool" "name" "" .) $pool) -}}{{- $isDiscovered = true -}}{{- end -}}
 {{- end -}}
 {{- if not $isDiscovered -}}
 {{- fail (printf "endpointPicker answers for the engines of its pool: set config.discovery to [{kubernetes: {inference_pool: {name: %s}}}]" $pool) -}}

@@ -1,7 +1,7 @@
 //! What the objects of the API say: which pods are there, where they are, and which take requests. Pure.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::objects::{EndpointSlice, Pod, SliceConditions, SliceEndpoint};
@@ -186,9 +186,10 @@ fn of_slice_endpoint(
     let address: IpAddr = address.parse().map_err(|_| LeftOut::NoAddress)?;
     let port = port.clone()?;
     let target = endpoint.target_ref.clone().unwrap_or_default();
+    // Several engines may be at one address without a pod: each has a port, in a slice of its own.
     let or_address = |text: String| {
         if text.is_empty() {
-            address.to_string()
+            SocketAddr::new(address, port).to_string()
         } else {
             text
         }

@@ -128,23 +128,24 @@ impl Kubernetes {
         let Some(found) = followed.and_then(|followed| followed.pods(&self.rules)) else {
             return Ok(None);
         };
+        // The log has one line for all endpoints of a Service with the same reason: they have no names here.
+        let left_out = found.iter().filter(|(_, pod)| pod.is_err()).count();
         let mut pods: Vec<PodEndpoint> = Vec::new();
-        let mut left_out = BTreeSet::new();
+        let mut reasons = BTreeSet::new();
         for (name, pod) in found {
             match pod {
                 Ok(pod) => pods.push(pod),
-                Err(reason) => drop(left_out.insert((name, reason))),
+                Err(reason) => drop(reasons.insert((name, reason))),
             }
         }
-        for (pod, reason) in left_out.difference(&self.logged) {
+        for (pod, reason) in reasons.difference(&self.logged) {
             if let Some(reason) = reason.warning() {
                 warn!(discovery = %self.name, pod, reason, "pod is no worker");
             }
         }
-        self.logged = left_out;
+        self.logged = reasons;
         let listed = self.served_pods.members(pods, &self.settings.defaults)?;
         let (ready, draining, starting) = (listed.ready, listed.draining, listed.starting);
-        let left_out = self.logged.len();
         self.metrics.pods([ready, draining, starting, left_out]);
         let count = listed.members.len();
         let before = self.members.replace(count);

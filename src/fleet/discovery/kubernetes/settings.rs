@@ -210,7 +210,7 @@ impl Settings {
             Ok(Source::InferencePool(pool)) => format!("inference_pool:{}", pool.name),
             Err(_) => String::new(),
         };
-        let parts = [&self.context, &self.namespace].into_iter();
+        let parts = [&self.kubeconfig, &self.context, &self.namespace].into_iter();
         let given = parts.filter(|part| !part.is_empty());
         let within: String = given.map(|part| format!("{part}/")).collect();
         format!("kubernetes:{within}{followed}")

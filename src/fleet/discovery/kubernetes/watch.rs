@@ -52,6 +52,8 @@ pub(super) struct Watch<K> {
     relist_at: Instant,
     has_list: bool,
     pause: Pause,
+    /// After a relist that failed. The watch goes on meanwhile.
+    relist_pause: Pause,
 }
 
 impl<K> Debug for Watch<K> {
@@ -78,6 +80,7 @@ impl<K: ObjectKind> Watch<K> {
             relist_at: Instant::now(),
             has_list: false,
             pause: Pause::new(settings.max_retry_pause),
+            relist_pause: Pause::new(settings.max_retry_pause),
         }
     }
 
@@ -153,9 +156,15 @@ impl<K: ObjectKind> Watch<K> {
                     // Its pages do not stay for as long as it takes.
                     self.config.page_size = None;
                 }
-                // The watch may be well.
-                failure.needs_connect &= !is_relist || failure.reason == "unauthorized";
-                return Err(self.failed(failure));
+                if !is_relist {
+                    return Err(self.failed(failure));
+                }
+                // The watch may be well, and goes on: only the next list waits.
+                failure.needs_connect &= failure.reason == "unauthorized";
+                let now = Instant::now();
+                self.relist_pause.on_failure(now, fastrand::f64());
+                self.relist_at = self.relist_pause.until(now).unwrap_or(now);
+                return Err(self.counted(failure));
             }
         };
         let listed = listed.into_iter().map(|object| self.known(object));
@@ -251,6 +260,10 @@ impl<K: ObjectKind> Watch<K> {
 
     fn failed(&mut self, failure: Failure) -> Failure {
         self.pause.on_failure(Instant::now(), fastrand::f64());
+        self.counted(failure)
+    }
+
+    fn counted(&self, failure: Failure) -> Failure {
         let metrics = &self.context.metrics;
         metrics.failed(failure.request.as_str(), failure.reason);
         failure

@@ -245,6 +245,25 @@ fn an_endpoint_in_two_slices_is_one_worker() {
 }
 
 #[test]
+fn each_port_of_an_address_without_a_pod_is_a_worker() {
+    let of_port = |port: u16| {
+        let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": true}}]);
+        let mut slice = slice("IPv4", &endpoints);
+        slice.ports.as_mut().unwrap()[0].port = Some(port);
+        slice
+    };
+    let http = Port::Name("http".to_owned());
+    let found = of_slices([of_port(8_000), of_port(8_001)].iter(), Some(&http));
+    let found: Vec<(String, Vec<u16>)> = found
+        .into_iter()
+        .flatten()
+        .map(|endpoint| (endpoint.name, endpoint.ports))
+        .collect();
+    let expected = [8_000, 8_001].map(|port| (format!("10.0.0.1:{port}"), vec![port]));
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn a_port_of_a_service_is_found_by_name_number_or_because_it_is_the_only_one() {
     let slice = slice("IPv4", &json!([endpoint("a", "10.0.0.1", &json!({}))]));
     let port = |wanted: Option<Port>, slice: &EndpointSlice| {
