@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::clock::now;
+use super::log_once::LogOnce;
 use super::log_writer::{LogWriter, MAX_QUEUED_BYTES};
 
 /// The place that means standard output.
@@ -171,6 +172,7 @@ struct RotatedFile {
     identity: (u64, u64),
     bytes: u64,
     bytes_max: u64,
+    failures: LogOnce,
 }
 
 impl RotatedFile {
@@ -183,7 +185,22 @@ impl RotatedFile {
             identity: (metadata.dev(), metadata.ino()),
             bytes: metadata.len(),
             bytes_max,
+            failures: LogOnce::default(),
         })
+    }
+
+    /// Goes on in a new file, if this one was renamed or has no room for `len` more bytes.
+    fn rotate(&mut self, len: usize) -> io::Result<()> {
+        let found = fs::metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
+        let is_renamed = found.ok() != Some(self.identity);
+        let is_full = self.bytes > 0 && self.bytes.saturating_add(len as u64) > self.bytes_max;
+        if is_full && !is_renamed {
+            fs::rename(&self.path, self.old_name())?;
+        }
+        if is_full || is_renamed {
+            *self = Self::open(&self.path, self.bytes_max)?;
+        }
+        Ok(())
     }
 
     fn old_name(&self) -> PathBuf {
@@ -195,15 +212,16 @@ impl RotatedFile {
 
 impl Write for RotatedFile {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        let found = fs::metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
-        let is_renamed = found.ok() != Some(self.identity);
-        let is_full =
-            self.bytes > 0 && self.bytes.saturating_add(lines.len() as u64) > self.bytes_max;
-        if is_full && !is_renamed {
-            fs::rename(&self.path, self.old_name())?;
-        }
-        if is_full || is_renamed {
-            *self = Self::open(&self.path, self.bytes_max)?;
+        // A mounted file cannot be renamed, nor one in a folder of somebody else, and a process that has no file descriptor
+        // left opens none. The open file still takes lines, unless nobody can read them any more.
+        if let Err(error) = self.rotate(lines.len()) {
+            if self.file.metadata()?.nlink() == 0 {
+                return Err(error);
+            }
+            if self.failures.should_log(now(), &error.to_string()) {
+                let path = self.path.display();
+                warn!(%path, %error, "log file cannot be rotated; lines are added to the one that is open, whatever its size");
+            }
         }
         let written = self.file.write(lines)?;
         self.bytes += written as u64;
@@ -247,6 +265,38 @@ mod tests {
         let old = path.with_extension("1");
         assert_eq!(fs::read_to_string(old).unwrap(), "longer than the file\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "six\n");
+        log.close();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_rotated_takes_all_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access-log");
+        let old = path.with_extension("1");
+        let other = path.with_extension("2");
+        let log = access_writer(path.to_str().unwrap(), 10).unwrap();
+        let push = |line: &str| {
+            log.push(line.as_bytes());
+            log.flush(Duration::from_secs(10));
+        };
+        // A file cannot take the place of a folder.
+        fs::create_dir(&old).unwrap();
+        push("longer than the file\n");
+        push("two\n");
+        // It was renamed, and none can be opened in its place.
+        fs::rename(&path, &other).unwrap();
+        fs::create_dir(&path).unwrap();
+        push("three\n");
+        let written = fs::read_to_string(&other).unwrap();
+        assert_eq!(written, "longer than the file\ntwo\nthree\n");
+        assert_eq!(log.dropped(), 0);
+        // Nobody can read what is added to a file that was removed.
+        fs::remove_file(&other).unwrap();
+        push("four\n");
+        assert_eq!(log.dropped(), 1);
+        fs::remove_dir(&path).unwrap();
+        push("five\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "five\n");
         log.close();
     }
 

@@ -107,6 +107,8 @@ impl Queue {
 
     fn write_to(&self, mut out: impl Write) {
         let mut batch = Vec::new();
+        // The output failed within a line, so the next line must not follow it on the same one.
+        let mut is_torn = false;
         loop {
             let mut state = self.state.lock();
             let is_empty = |state: &mut State| state.queued.is_empty() && !state.is_closed;
@@ -121,15 +123,35 @@ impl Queue {
             mem::swap(&mut state.queued, &mut batch);
             state.is_writing = true;
             drop(state);
-            if out.write_all(&batch).is_err() {
-                let lines = batch.iter().filter(|byte| **byte == b'\n').count();
-                self.dropped.fetch_add(lines as u64, Relaxed);
+            if is_torn && write_some(&mut out, b"\n") > 0 {
+                is_torn = false;
             }
+            let mut written = 0;
+            if !is_torn {
+                written = write_some(&mut out, &batch);
+                is_torn = batch[..written].last().is_some_and(|last| *last != b'\n');
+            }
+            let lines = batch[written..].iter().filter(|byte| **byte == b'\n');
+            self.dropped.fetch_add(lines.count() as u64, Relaxed);
             batch.clear();
             self.state.lock().is_writing = false;
             self.is_idle.notify_all();
         }
     }
+}
+
+/// Writes until the output fails. Returns how many bytes it has taken.
+fn write_some(out: &mut impl Write, lines: &[u8]) -> usize {
+    let mut written = 0;
+    while written < lines.len() {
+        match out.write(&lines[written..]) {
+            Ok(0) => break,
+            Ok(taken) => written += taken,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    written
 }
 
 #[derive(Clone, Debug)]
@@ -235,5 +257,51 @@ mod tests {
         writer.push(b"one\ntwo\n");
         writer.flush(Duration::from_secs(10));
         assert_eq!(writer.dropped(), 7);
+    }
+    /// A disk with room for this many bytes. It shows what was written.
+    struct Disk {
+        room: Arc<Mutex<usize>>,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut room = self.room.lock();
+            if *room == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let taken = bytes.len().min(*room);
+            *room -= taken;
+            self.written.lock().extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_disk_that_was_full_loses_only_lines_that_were_not_written_whole() {
+        let (room, written) = (Arc::new(Mutex::new(6)), Arc::<Mutex<Vec<u8>>>::default());
+        let disk = Disk {
+            room: room.clone(),
+            written: written.clone(),
+        };
+        let writer = LogWriter::start(disk, 100).unwrap();
+        let push = |lines: &[u8]| {
+            writer.push(lines);
+            writer.flush(Duration::from_secs(10));
+        };
+        push(b"one\ntwo\nthree\n");
+        push(b"four\n");
+        assert_eq!(writer.dropped(), 3);
+        *room.lock() = 100;
+        push(b"five\n");
+        push(b"six\n");
+        assert_eq!(writer.dropped(), 3);
+        writer.close();
+        let shown = written.lock();
+        assert_eq!(str::from_utf8(&shown), Ok("one\ntw\nfive\nsix\n"));
     }
 }
