@@ -277,7 +277,7 @@ impl Reloader {
             Outcome::NoFile => {
                 warn!(
                     ?trigger,
-                    "there is no configuration file to read again: the router was started by flags alone"
+                    "there is no configuration file to read again: the router was started by flags alone, or from a pipe"
                 );
             }
             Outcome::Failed(error) => {

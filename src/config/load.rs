@@ -41,7 +41,9 @@ impl Config {
         let text = std::fs::read(path).map_err(|error| unreadable(&name, &error))?;
         let (reader, config) = Self::read(&name, &text, flags, Loaded::default())?;
         let mut config = reader.finish(Some(config))?;
-        config.source.path = Some(path.to_owned());
+        // A pipe, as of `<(...)`, gives its text once: later it is empty, or holds up who reads it.
+        let is_pipe = path.metadata().is_ok_and(|seen| !seen.is_file());
+        config.source.path = (!is_pipe).then(|| path.to_owned());
         Ok(config)
     }
 
@@ -136,6 +138,9 @@ pub fn unreadable(name: &str, error: &std::io::Error) -> Problems {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     const ONE: &str = "workers: ['http://a:1']\n";
@@ -161,6 +166,17 @@ mod tests {
             .collect();
         assert_eq!(found, [(4, "runtime.threads"), (6, "peers.name")]);
         assert!(problems.to_string().contains("`0 -> 3`"), "{problems}");
+    }
+
+    #[test]
+    fn a_configuration_from_a_pipe_has_no_file_to_read_again() {
+        let (pipe, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(ONE.as_bytes()).unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", pipe.as_raw_fd());
+        let config = Config::load_with(Some(Path::new(&path)), Flags::default()).unwrap();
+        assert_eq!(config.workers.len(), 1);
+        assert_eq!(config.source.path(), None);
     }
 
     #[test]

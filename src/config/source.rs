@@ -26,7 +26,7 @@ impl PartialEq for Source {
 }
 
 impl Source {
-    /// `None` if there is no file, so that nothing can be read again.
+    /// `None` if there is no file, or a pipe, so that nothing can be read again.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }

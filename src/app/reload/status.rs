@@ -64,7 +64,7 @@ impl Outcome {
             Self::Applied(changes) => done(changes),
             Self::Unchanged => done(&[]),
             Self::NoFile => {
-                let error = "there is no file to read again: the router was started by flags alone";
+                let error = "there is no file to read again: the router was started by flags alone, or from a pipe";
                 (
                     StatusCode::BAD_REQUEST,
                     json!({"result": self.result(), "error": error}),
