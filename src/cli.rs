@@ -29,6 +29,7 @@ use crate::app::{App, check, kv_tap, metrics_reference, process_setup, warnings}
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
 use crate::http::drain::{StopSignal, StopSignals, stop_signal};
+use crate::http::io_threads::OffloadThread;
 use crate::kv::zmq;
 use crate::{bridge, observe, sim};
 
@@ -212,13 +213,17 @@ pub fn run() -> ExitCode {
     let prints = !matches!(arguments.command, Command::Serve(_) | Command::Bridge(_));
     let done = match arguments.command {
         Command::Serve(configuration) => block_on(async {
-            // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
+            // First of all: from then on SIGHUP does not end the process, also while it starts and drains. Nor is another
+            // signal lost: a container's first process gets only those that it listens for.
             let _hangup = signal(SignalKind::hangup())?;
-            let configuration = configuration.load(false);
+            let mut signals = StopSignals::listen()?;
+            let Some(configuration) = load(configuration, &mut signals).await? else {
+                return Ok(ExitCode::SUCCESS);
+            };
             let starts = |config: &Config| observe::start_logging(&config.log);
             let _flush = configuration.as_ref().ok().map(starts).transpose()?;
             match configuration {
-                Ok(config) => serve(&config).await.map(|()| ExitCode::SUCCESS),
+                Ok(config) => serve(&config, signals).await.map(|()| ExitCode::SUCCESS),
                 Err(problems) => Ok(refuse(&problems)),
             }
         }),
@@ -361,9 +366,22 @@ fn block_on<T>(task: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         .block_on(task)
 }
 
-async fn serve(config: &Config) -> io::Result<()> {
-    // Before anybody can know that it runs.
-    let mut signals = StopSignals::listen()?;
+/// Reads a configuration, on a thread that nobody waits for: its file system may hang. `None` if it shall stop before.
+async fn load(
+    configuration: Configuration,
+    signals: &mut StopSignals,
+) -> io::Result<Option<Result<Config, Problems>>> {
+    let thread = OffloadThread::start("config")?;
+    tokio::select! {
+        loaded = thread.run(move || configuration.load(false)) => match loaded {
+            Some(loaded) => Ok(Some(loaded)),
+            None => Err(io::Error::other("the configuration was not read to its end")),
+        },
+        _ = signals.next() => Ok(None),
+    }
+}
+
+async fn serve(config: &Config, mut signals: StopSignals) -> io::Result<()> {
     let app = tokio::select! {
         app = App::bind(config) => app?,
         _ = signals.next() => return Ok(()),

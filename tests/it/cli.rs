@@ -1,5 +1,6 @@
 //! The command line: what it prints, and the codes it ends with.
 
+use std::fs::File;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output, Stdio};
 
@@ -531,4 +532,41 @@ fn a_service_manager_hears_when_the_router_listens_and_when_it_stops() {
     );
     assert_eq!(heard(), "STOPPING=1");
     assert_eq!(router.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_stop_signal_while_the_configuration_is_read_ends_the_router_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("config.yaml");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    for signal in ["-TERM", "-INT"] {
+        let mut router = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["serve", pipe.to_str().unwrap()])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Opened once the router has its end open; there it waits for a text that does not come.
+        let writer = File::options().write(true).open(&pipe).unwrap();
+        let pid = router.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.unwrap().success());
+        assert_eq!(router.wait().unwrap().code(), Some(0), "{signal}");
+        drop(writer);
+    }
+}
+
+#[test]
+fn an_output_of_errors_that_takes_nothing_changes_no_exit_code() {
+    let file = Removed::new("workers: []\nlogg: {}\n");
+    let path = file.0.to_str().unwrap();
+    for command in ["serve", "check"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let ended = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+            .args([command, path])
+            .stderr(full)
+            .status()
+            .unwrap();
+        assert_eq!(ended.code(), Some(78), "{command}");
+    }
 }
