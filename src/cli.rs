@@ -259,7 +259,7 @@ pub fn run() -> ExitCode {
             match reference::rows(&key) {
                 Some(rows) => print(&rows),
                 None => {
-                    eprintln!("warmroute: no key has `{key}` in its path");
+                    let _ = writeln!(io::stderr(), "warmroute: no key has `{key}` in its path");
                     Ok(ExitCode::FAILURE)
                 }
             }
@@ -276,7 +276,7 @@ pub fn run() -> ExitCode {
         Command::Demo(settings) => block_on(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
         Command::Bridge(settings) => match settings.targets() {
             Err(problem) => {
-                eprintln!("warmroute bridge: {problem}; see --help");
+                let _ = writeln!(io::stderr(), "warmroute bridge: {problem}; see --help");
                 Ok(ExitCode::from(USAGE))
             }
             Ok(_) => {
@@ -316,7 +316,7 @@ pub fn run() -> ExitCode {
     done.unwrap_or_else(|error| {
         // The reader of the output wants no more of it, as in `warmroute config schema | head`.
         if !(prints && error.kind() == io::ErrorKind::BrokenPipe) {
-            eprintln!("warmroute: {error}");
+            let _ = writeln!(io::stderr(), "warmroute: {error}");
         }
         ExitCode::FAILURE
     })
@@ -349,7 +349,7 @@ fn with_config(
 }
 
 fn refuse(problems: &Problems) -> ExitCode {
-    eprintln!("{}", problems.to_string().trim_end());
+    let _ = writeln!(io::stderr(), "{}", problems.to_string().trim_end());
     ExitCode::from(BAD_CONFIGURATION)
 }
 

@@ -38,7 +38,7 @@ impl ConfigDiff {
         let (text, differs) = match self.compare().await {
             Ok(compared) => compared,
             Err(problem) => {
-                eprintln!("{}", problem.trim_end());
+                let _ = writeln!(io::stderr(), "{}", problem.trim_end());
                 return ExitCode::from(TROUBLE);
             }
         };

@@ -41,7 +41,7 @@ impl Doctor {
         let (observed, findings) = match self.examine().await {
             Ok(examined) => examined,
             Err(problem) => {
-                eprintln!("{}", problem.trim_end());
+                let _ = writeln!(io::stderr(), "{}", problem.trim_end());
                 return ExitCode::from(TROUBLE);
             }
         };

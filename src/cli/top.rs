@@ -60,7 +60,7 @@ impl Top {
         match done {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
-                eprintln!("{problem}");
+                let _ = writeln!(io::stderr(), "{problem}");
                 ExitCode::FAILURE
             }
         }
