@@ -1,14 +1,17 @@
 //! Accepts connections until the drain begins, no more at a time than a limit.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::warn;
 
 use super::drain::Tasks;
+use crate::observe;
+use crate::observe::log_once::LogOnce;
 
 /// The first and the longest pause after an accept that failed.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -23,6 +26,7 @@ pub struct Acceptor {
     pub(super) slots: Arc<Semaphore>,
     tasks: Tasks,
     pause: Duration,
+    failures: LogOnce,
 }
 
 /// A connection. It counts until its slot is dropped.
@@ -41,6 +45,7 @@ impl Acceptor {
             slots: Arc::new(Semaphore::new(max)),
             tasks,
             pause: PAUSE,
+            failures: LogOnce::default(),
         }
     }
 
@@ -57,23 +62,37 @@ impl Acceptor {
             };
             match accepted {
                 (slot, Ok((stream, peer))) => {
-                    self.pause = PAUSE;
+                    self.on_accepted();
                     let peer = peer.ip();
                     return Some(Accepted { stream, peer, slot });
                 }
                 (_, Err(error)) => {
                     on_error();
-                    // Mostly out of file descriptors; accepting again at once would fail again.
-                    let (of, pause) = (self.of, self.pause);
-                    warn!(%error, ?pause, of, "cannot accept a connection; accepting again after a pause");
+                    let (pause, is_logged) = self.on_failure(observe::now(), &error);
+                    if is_logged {
+                        let of = self.of;
+                        warn!(%error, of, "cannot accept a connection; accepting again after a pause each time");
+                    }
                     tokio::select! {
                         () = &mut stopped => return None,
                         () = tokio::time::sleep(pause) => {}
                     }
-                    self.pause = (pause * 2).min(PAUSE_MAX);
                 }
             }
         }
+    }
+
+    fn on_accepted(&mut self) {
+        self.pause = PAUSE;
+        self.failures.reset();
+    }
+
+    /// The pause after an accept that failed, and whether that is logged. Mostly the process is out of file descriptors:
+    /// accepting again at once would fail again, and one that is closed now and then lets a connection in between.
+    fn on_failure(&mut self, now: Instant, error: &io::Error) -> (Duration, bool) {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(PAUSE_MAX);
+        (pause, self.failures.should_log(now, &error.to_string()))
     }
 }
 
@@ -100,5 +119,20 @@ mod tests {
         assert!(second.peer.is_loopback());
         tasks.stop();
         assert!(acceptor.next(|| {}).await.is_none());
+    }
+    #[tokio::test]
+    async fn a_lack_of_file_descriptors_is_logged_once_though_some_connections_are_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut acceptor = Acceptor::new(listener, "test", 1, Tasks::default());
+        let start = observe::now();
+        let error = io::Error::from_raw_os_error(libc::EMFILE);
+        let failures = (0..600).filter(|seconds| {
+            if seconds % 10 == 0 {
+                acceptor.on_accepted();
+            }
+            let now = start + Duration::from_secs(*seconds);
+            acceptor.on_failure(now, &error).1
+        });
+        assert_eq!(failures.count(), 1);
     }
 }
