@@ -352,7 +352,7 @@ impl App {
         let served = api_server.clone();
         tasks.spawn(server::serve(
             api,
-            connection_settings::new(config),
+            connection_settings::new(config, io_threads.count()),
             api_metrics,
             server::Handlers {
                 handler: move |request, peer| served.load_full().handle(request, peer),

@@ -11,7 +11,7 @@ use crate::observe::process;
 const FEW_CONNECTIONS: u32 = 4_096;
 
 /// The settings of clients' connections, with no more of them than leave file descriptors for engines.
-pub(super) fn new(config: &Config) -> server::Settings {
+pub(super) fn new(config: &Config, io_threads: usize) -> server::Settings {
     let settings = config.api.advanced.clone();
     let limit = process::descriptor_limit();
     let workers = config.members().len();
@@ -19,6 +19,7 @@ pub(super) fn new(config: &Config) -> server::Settings {
         limit,
         settings.max_connections,
         workers,
+        io_threads,
         settings.engine_descriptors,
     );
     // The default is no wish of the operator, and a few thousand connections are usually enough.

@@ -1,8 +1,10 @@
 //! File descriptors: how many connections of clients leave enough of them for engines. Pure.
 
-/// What the process needs besides connections of clients and engines: listeners, the log, I/O threads, the response
-/// store, files that are read.
+/// What the process needs besides connections of clients and engines: listeners, the log, other threads than those for I/O,
+/// the response store, files that are read.
 const BASE: u64 = 64;
+/// An I/O thread's runtime: epoll and a copy of it, what wakes the thread, and signals.
+const PER_IO_THREAD: u64 = 4;
 /// For each worker that is known at the start: a health check and two sockets of KV events for each of a few ranks.
 const PER_WORKER: u64 = 8;
 /// A connection of a client, and one to the engine that answers it.
@@ -24,9 +26,11 @@ impl DescriptorPlan {
         limit: Option<u64>,
         max_connections: u32,
         workers: usize,
+        io_threads: usize,
         for_engines: Option<u32>,
     ) -> Self {
-        let other = BASE + PER_WORKER * workers as u64 + u64::from(for_engines.unwrap_or(0));
+        let own = BASE + PER_IO_THREAD * io_threads as u64;
+        let other = own + PER_WORKER * workers as u64 + u64::from(for_engines.unwrap_or(0));
         let per_connection = match for_engines {
             Some(_) => 1,
             None => PER_CONNECTION,
@@ -53,30 +57,30 @@ mod tests {
 
     #[test]
     fn with_enough_descriptors_the_configured_maximum_is_accepted() {
-        let plan = DescriptorPlan::new(Some(1 << 20), 16_384, 100, None);
+        let plan = DescriptorPlan::new(Some(1 << 20), 16_384, 100, 8, None);
         assert_eq!((plan.max_connections, plan.is_short), (16_384, false));
-        assert_eq!(plan.needed, 64 + 800 + 2 * 16_384);
-        let unlimited = DescriptorPlan::new(None, u32::MAX, 1, None);
+        assert_eq!(plan.needed, 64 + 32 + 800 + 2 * 16_384);
+        let unlimited = DescriptorPlan::new(None, u32::MAX, 1, 8, None);
         assert_eq!(unlimited.max_connections, u32::MAX);
     }
 
     #[test]
     fn with_too_few_engines_get_as_many_as_clients() {
-        let plan = DescriptorPlan::new(Some(1_024), 16_384, 4, None);
-        assert_eq!((plan.max_connections, plan.is_short), (464, true));
-        assert_eq!(
-            DescriptorPlan::new(Some(128), 16_384, 4, None).max_connections,
-            32
-        );
-        assert_eq!(
-            DescriptorPlan::new(Some(0), 16_384, 4, None).max_connections,
-            1
-        );
+        let accepted = |limit, io_threads| {
+            let plan = DescriptorPlan::new(Some(limit), 16_384, 4, io_threads, None);
+            assert!(plan.is_short);
+            plan.max_connections
+        };
+        assert_eq!(accepted(1_024, 2), 460);
+        assert_eq!(accepted(1_024, 96), 272);
+        assert_eq!(accepted(128, 2), 32);
+        assert_eq!(accepted(0, 2), 1);
     }
 
     #[test]
     fn an_operator_may_leave_engines_fewer_descriptors() {
-        let plan = |limit, for_engines| DescriptorPlan::new(Some(limit), 16_384, 4, for_engines);
+        let plan =
+            |limit, for_engines| DescriptorPlan::new(Some(limit), 16_384, 4, 0, for_engines);
         assert_eq!(plan(20_000, None).max_connections, 9_952);
         assert_eq!(plan(20_000, Some(4_096)).max_connections, 15_808);
         let enough = plan(20_000, Some(1_024));
@@ -88,7 +92,7 @@ mod tests {
     proptest! {
         #[test]
         fn clients_never_get_more_than_half_of_what_is_short(limit in 4u64..1 << 20, workers in 0usize..4_096) {
-            let plan = DescriptorPlan::new(Some(limit), u32::MAX, workers, None);
+            let plan = DescriptorPlan::new(Some(limit), u32::MAX, workers, 2, None);
             prop_assert!(u64::from(plan.max_connections) * 2 <= limit);
         }
     }
