@@ -79,8 +79,7 @@ mod tests {
 
     #[test]
     fn an_operator_may_leave_engines_fewer_descriptors() {
-        let plan =
-            |limit, for_engines| DescriptorPlan::new(Some(limit), 16_384, 4, 0, for_engines);
+        let plan = |limit, for_engines| DescriptorPlan::new(Some(limit), 16_384, 4, 0, for_engines);
         assert_eq!(plan(20_000, None).max_connections, 9_952);
         assert_eq!(plan(20_000, Some(4_096)).max_connections, 15_808);
         let enough = plan(20_000, Some(1_024));
