@@ -9,6 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
 use std::{io, thread};
 
 use tokio::net::TcpStream;
@@ -75,8 +76,9 @@ impl IoThreads {
             count => count as usize,
         };
         let start = |number| {
+            let name = format!("io-{number}");
             Ok(IoThread {
-                thread: OffloadThread::build(format!("io-{number}"), number, |_| {})?,
+                thread: OffloadThread::build(thread::Builder::new(), &name, number, |_| {})?,
                 connections: Arc::default(),
             })
         };
@@ -150,34 +152,49 @@ pub struct OffloadThread {
 
 impl OffloadThread {
     pub fn start(name: &str) -> io::Result<Self> {
-        Self::build(name.to_owned(), 0, |_| {})
+        Self::build(thread::Builder::new(), name, 0, |_| {})
     }
 
     /// As [`OffloadThread::start`]. The thread calls `before_park` each time before it waits for something to do.
     pub fn start_with(name: &str, before_park: fn()) -> io::Result<Self> {
-        Self::build(name.to_owned(), 0, |builder| {
+        Self::build(thread::Builder::new(), name, 0, |builder| {
             builder.on_thread_park(before_park);
         })
     }
 
     /// `number`: that of an I/O thread, else 0.
     fn build(
-        name: String,
+        thread: thread::Builder,
+        name: &str,
         number: usize,
         set: impl FnOnce(&mut runtime::Builder),
     ) -> io::Result<Self> {
-        let mut builder = runtime::Builder::new_current_thread();
-        set(&mut builder);
-        let runtime = builder.enable_all().build()?;
-        let handle = runtime.handle().clone();
+        // The system says only that something is used up.
+        let failed = |error: io::Error| {
+            let message = format!(
+                "cannot start the thread `{name}`: {error} (limits of open files and of threads: ulimit -n and -u, \
+                 LimitNOFILE, TasksMax, pids.max)"
+            );
+            io::Error::new(error.kind(), message)
+        };
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
-        thread::Builder::new().name(name).spawn(move || {
+        let (sender, built) = mpsc::channel::<runtime::Runtime>();
+        // The thread comes first: a runtime that gets none would be dropped here, which panics in a task.
+        let started = thread.name(name.to_owned()).spawn(move || {
+            let Ok(runtime) = built.recv() else { return };
             let _scope = IoThreadScope::enter(number);
             runtime.block_on(stopped);
             // Drops the tasks that are left.
             drop(runtime);
-        })?;
+        });
+        started.map_err(failed)?;
+        let mut builder = runtime::Builder::new_current_thread();
+        set(&mut builder);
+        let runtime = builder.enable_all().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
+        // The thread waits for it.
+        let _ = sender.send(runtime);
         Ok(Self {
             runtime: handle,
             _stop: stop.drop_guard(),
@@ -203,6 +220,16 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_the_system_refuses_is_an_error_that_names_it() {
+        // No address space has room for such a stack.
+        let thread = thread::Builder::new().stack_size(1 << 50);
+        let started = OffloadThread::build(thread, "files", 0, |_| {});
+        let error = started.unwrap_err().to_string();
+        let expected = "cannot start the thread `files`: ";
+        assert!(error.starts_with(expected), "{error}");
+    }
 
     #[tokio::test]
     async fn tasks_are_spread_over_the_threads() {

@@ -570,3 +570,18 @@ fn an_output_of_errors_that_takes_nothing_changes_no_exit_code() {
         assert_eq!(ended.code(), Some(78), "{command}");
     }
 }
+
+#[test]
+fn a_start_that_lacks_file_descriptors_names_what_could_not_start_and_the_limits() {
+    let file = Removed::new(
+        "api: {listen: '127.0.0.1:0'}\nadmin: {listen: '127.0.0.1:0'}\nworkers: ['http://127.0.0.1:1']\n\
+         runtime: {threads: 64}\n",
+    );
+    let binary = env!("CARGO_BIN_EXE_warmroute");
+    let limited = format!("ulimit -n 32 && exec {binary} serve {}", file.0.display());
+    let output = Command::new("sh").args(["-c", &limited]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot start the thread `io-"), "{said}");
+    assert!(said.contains("ulimit -n"), "{said}");
+}
