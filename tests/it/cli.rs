@@ -546,7 +546,7 @@ fn a_stop_signal_while_the_configuration_is_read_ends_the_router_in_order() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // Opened once the router has its end open; there it waits for a text that does not come.
+        // This returns once the router has opened its end, where it waits for a text that does not come.
         let writer = File::options().write(true).open(&pipe).unwrap();
         let pid = router.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status();
