@@ -1,5 +1,6 @@
 //! A call of an answer while it grows. Arguments are a JSON string without quotes, as the engine wrote it. Pure.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 
 use super::custom_input;
@@ -110,19 +111,23 @@ impl Call {
         let Some(opened) = &mut self.opened else {
             return;
         };
-        let (kind, more) = match opened.tool {
+        let (kind, more, text) = match opened.tool {
             Tool::Custom => {
                 let value = self.plain.as_deref().and_then(custom_input::value);
                 let more = value.map(|value| custom_input::more(value, opened.sent));
-                ("custom_tool_call_input.delta", more.unwrap_or_default())
+                let more = more.unwrap_or_default();
+                let kind = "custom_tool_call_input.delta";
+                (kind, more, custom_input::valid(more))
             }
             Tool::Function { .. } => {
                 let more = self.arguments.get(opened.sent..);
-                ("function_call_arguments.delta", more.unwrap_or_default())
+                let more = more.unwrap_or_default();
+                let kind = "function_call_arguments.delta";
+                (kind, more, Cow::Borrowed(more))
             }
         };
         if !more.is_empty() {
-            delta(out, kind, opened.index, more);
+            delta(out, kind, opened.index, &text);
             opened.sent += more.len();
         }
     }
@@ -141,7 +146,7 @@ impl Call {
             Tool::Custom => {
                 let value = self.plain.as_deref().and_then(custom_input::value);
                 let input = match value.and_then(|value| value.get(..sent)) {
-                    Some(input) if sent > 0 => input.to_owned(),
+                    Some(input) if sent > 0 => custom_input::valid(input).into_owned(),
                     _ => whole_input(&self.arguments),
                 };
                 if sent == 0 && !input.is_empty() {

@@ -232,3 +232,18 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
     let raw = self::events(&request, &raw);
     assert_eq!(item(&raw, 0)["input"], "not json");
 }
+
+#[test]
+fn the_input_of_a_custom_tool_may_have_line_ends_that_the_model_did_not_escape() {
+    for (fragments, expected) in [
+        (vec!["{\"input\":\"a\n\tb\\d\"}"], "a\n\tb\\d"),
+        (vec!["{\"input\":\"a\n", "b\\", "d\"}"], "a\nb\\d"),
+        (vec!["{\"input\":\"\\u12\"}"], "\\u12"),
+    ] {
+        let first = fragment(0, "1", "c", "");
+        let rest = fragments.iter().map(|piece| fragment(0, "", "", piece));
+        let mut chunks: Vec<Value> = std::iter::once(first).chain(rest).collect();
+        chunks.push(finish("tool_calls"));
+        assert_eq!(said(&chunks, "input"), [expected; 3], "{fragments:?}");
+    }
+}
