@@ -155,7 +155,8 @@ impl ChatAnswer {
     ) -> Result<(), String> {
         // Engines that send both names send the same under both.
         let reasoning = text_of(delta.reasoning).or_else(|| text_of(delta.reasoning_content));
-        let is_mixed = reasoning.is_some() || delta.tool_calls.is_some();
+        let calls = delta.tool_calls.as_deref().unwrap_or_default();
+        let is_mixed = reasoning.is_some() || !calls.is_empty();
         if let Some(reasoning) = reasoning {
             self.push_text(PartKind::Reasoning, &reasoning, "", out);
         }
@@ -167,7 +168,7 @@ impl ChatAnswer {
         if let Some(refusal) = text_of(delta.refusal) {
             self.push_text(PartKind::Refusal, &refusal, "", out);
         }
-        for (position, call) in delta.tool_calls.iter().flatten().enumerate() {
+        for (position, call) in calls.iter().enumerate() {
             self.on_call(position, call, out)?;
         }
         if let Some(function) = &delta.function_call {
