@@ -169,6 +169,7 @@ fn the_parts_of_a_user_message_are_converted_one_by_one() {
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "image_url": "data:x", "detail": "low"},
         {"type": "input_image", "image_url": "http://x"},
+        {"type": "input_image", "image_url": "http://y", "detail": "original"},
         {"type": "input_file", "file_data": "data:f", "filename": "f.pdf"},
         {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
     ]);
@@ -178,6 +179,7 @@ fn the_parts_of_a_user_message_are_converted_one_by_one() {
             {"type": "text", "text": "a"},
             {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
             {"type": "image_url", "image_url": {"url": "http://x", "detail": "auto"}},
+            {"type": "image_url", "image_url": {"url": "http://y", "detail": "high"}},
             {"type": "file", "file": {"file_data": "data:f", "filename": "f.pdf"}},
             {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
         ]}]),
