@@ -197,12 +197,23 @@ fn errors_name_the_index_of_the_item() {
         "missing_required_parameter",
         "input[1].output",
     );
-    check(output(&"x".repeat(65)), "invalid_value", "input[1].call_id");
+    check(
+        output(&"x".repeat(257)),
+        "invalid_value",
+        "input[1].call_id",
+    );
     check(
         json!({"type": "compaction", "encrypted_content": "abc"}),
         "invalid_encrypted_content",
         "",
     );
+}
+
+#[test]
+fn the_call_id_that_an_engine_made_of_a_long_name_is_accepted() {
+    let id = format!("functions.{}__{}:0", "n".repeat(64), "f".repeat(64));
+    let items = normalised(json!([call(&id), output(&id)]));
+    assert_eq!(items[1]["call_id"], id);
 }
 
 #[test]
