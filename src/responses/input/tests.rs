@@ -236,6 +236,12 @@ fn an_engine_gets_items_without_ids() {
 }
 
 #[test]
+fn a_custom_call_keeps_its_namespace() {
+    let item = json!({"type": "custom_tool_call", "call_id": "c", "namespace": "n", "name": "f", "input": "x"});
+    assert_eq!(engine(&[json!([item])]).unwrap(), json!([item]));
+}
+
+#[test]
 fn arguments_keep_their_bytes() {
     let raw = r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":1.0,  \"b\":\u0022x\u0022}"}]"#;
     let mut input = EngineInput::new(0);

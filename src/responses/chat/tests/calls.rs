@@ -186,7 +186,7 @@ fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
 fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
     let request = json!({"tools": [
         {"type": "custom", "name": "c"},
-        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]},
         {"type": "function", "name": "a__b"},
     ]});
     let chunks = [
@@ -194,6 +194,7 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
         fragment(0, "", "", "ut\": \"a\\n\u{e9}\"}"),
         fragment(1, "2", "ns__f", "{}"),
         fragment(2, "3", "a__b", "{}"),
+        fragment(3, "4", "ns__c", "{\"input\":\"x\"}"),
         finish("tool_calls"),
         done(),
     ];
@@ -207,12 +208,16 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
         json!({"type": "function_call", "call_id": "2", "name": "f", "namespace": "ns", "arguments": "{}"})
     );
     assert_eq!(item(&events, 2)["name"], "a__b");
+    assert_eq!(
+        *item(&events, 3),
+        json!({"type": "custom_tool_call", "call_id": "4", "name": "c", "namespace": "ns", "input": "x"})
+    );
     let inputs: Vec<&Value> = events
         .iter()
         .filter(|event| event["type"] == "response.custom_tool_call_input.delta")
         .map(|event| &event["delta"])
         .collect();
-    assert_eq!(inputs, [&json!("a\n\u{e9}")]);
+    assert_eq!(inputs, [&json!("a\n\u{e9}"), &json!("x")]);
     let pieces = [
         fragment(0, "1", "c", "{\"input\":\"a\\"),
         fragment(0, "", "", "nb"),

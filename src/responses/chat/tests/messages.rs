@@ -403,12 +403,14 @@ fn custom_calls_and_names_in_namespaces_are_functions() {
     let custom =
         json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a \"b\"\n"});
     let spaced = json!({"type": "function_call", "call_id": "2", "namespace": "ns", "name": "f", "arguments": "{}"});
+    let both = json!({"type": "custom_tool_call", "call_id": "3", "namespace": "ns", "name": "c", "input": "x"});
     let answer = json!({"type": "custom_tool_call_output", "call_id": "1", "output": "o"});
     check(
-        json!([custom, spaced, answer]),
+        json!([custom, spaced, both, answer]),
         json!([
             {"role": "assistant", "content": null, "tool_calls": [
-                chat_call("1", "c", "{\"input\":\"a \\\"b\\\"\\n\"}"), chat_call("2", "ns__f", "{}")]},
+                chat_call("1", "c", "{\"input\":\"a \\\"b\\\"\\n\"}"), chat_call("2", "ns__f", "{}"),
+                chat_call("3", "ns__c", "{\"input\":\"x\"}")]},
             tool("1", "o"),
         ]),
     );
