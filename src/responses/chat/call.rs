@@ -76,7 +76,7 @@ impl Call {
         is_new && (self.name != name || self.has_whole_arguments())
     }
 
-    fn has_whole_arguments(&self) -> bool {
+    pub(super) fn has_whole_arguments(&self) -> bool {
         let arguments = format!("\"{}\"", self.arguments);
         members::text(&arguments).is_some_and(|text| Members::parse(&text).is_ok())
     }

@@ -183,6 +183,41 @@ fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
 }
 
 #[test]
+fn calls_without_ids_are_told_apart_once_their_arguments_are_whole() {
+    let bare = |name: &str, arguments: &str| {
+        let function = json!({"name": name, "arguments": arguments});
+        delta(json!({"tool_calls": [{"function": function}]}))
+    };
+    let shared = |name: &str, arguments: &str| fragment(0, "", name, arguments);
+    for chunks in [
+        // Without an index, too.
+        vec![bare("f", "{\"a\":1}"), bare("g", "{}"), bare("g", "{}")],
+        vec![
+            shared("f", "{\"a\":1}"),
+            shared("g", "{}"),
+            shared("g", "{}"),
+        ],
+        // In pieces, some of them with the name.
+        vec![
+            shared("f", "{\"a\""),
+            shared("f", ":1"),
+            shared("", "}"),
+            shared("g", "{}"),
+            shared("g", ""),
+            shared("g", "{}"),
+        ],
+    ] {
+        let calls = calls(json!({}), &[&chunks[..], &[finish("stop")]].concat());
+        let found: Vec<(&str, &str)> = calls
+            .iter()
+            .map(|(_, name, arguments)| (name.as_str(), arguments.as_str()))
+            .collect();
+        let expected = [("f", "{\"a\":1}"), ("g", "{}"), ("g", "{}")];
+        assert_eq!(found, expected, "{chunks:?}");
+    }
+}
+
+#[test]
 fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
     let request = json!({"tools": [
         {"type": "custom", "name": "c"},
