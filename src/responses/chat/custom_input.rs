@@ -140,7 +140,10 @@ mod tests {
         check(r#"{"input":"\d\u12"}"#, Some(r"\d\u12"));
         check(r#"{"input":"\é\u12"#, Some(r"\é"));
         check(r#"{"input":"\ud83d"}"#, Some(r"\ud83d"));
-        check(r#"{"input":"\ud83d\n\ud83d\u12"}"#, Some(r"\ud83d\n\ud83d\u12"));
+        check(
+            r#"{"input":"\ud83d\n\ud83d\u12"}"#,
+            Some(r"\ud83d\n\ud83d\u12"),
+        );
     }
 
     #[test]
@@ -148,7 +151,8 @@ mod tests {
         for (written, expected) in [
             ("", ""),
             ("é", "é"),
-            (r#"\n\"\\\u00e9\ud83d\ude00\/"#, r#"\n\"\\\u00e9\ud83d\ude00\/"#),
+            (r"\n\\\u00e9\/", r"\n\\\u00e9\/"),
+            (r#"\"\ud83d\ude00"#, r#"\"\ud83d\ude00"#),
             ("a\n\tb\u{1}", r"a\n\tb\u0001"),
             (r"\d\é\u12 \x", r"\\d\\é\\u12 \\x"),
             ("\\\n", r"\\\n"),
