@@ -195,6 +195,12 @@ impl<'a> Messages<'a> {
             }
             "system" | "developer" => {
                 let text = joined_text(content, r"\n").unwrap_or_default();
+                let mut others = Vec::new();
+                put_other_parts(&mut others, content, param)?;
+                if !others.is_empty() {
+                    let why = "a system message can have only text on a worker that speaks chat completions only";
+                    return Err(NotConvertible::new(param, why));
+                }
                 let keeps_role = role == "developer" && self.settings.developer_role;
                 let is_at_head = self.is_at_head && self.assistant.is_empty();
                 if !keeps_role && (is_at_head || (self.merges_later)()) {

@@ -204,6 +204,14 @@ fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
         "input[0].content[1]",
         "'input_smell'",
     );
+    for role in ["system", "developer"] {
+        let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}]);
+        check_refused(
+            json!({"input": [{"type": "message", "role": role, "content": parts}]}),
+            "input[0].content",
+            "only text",
+        );
+    }
     check_refused(
         json!({"input": [{"type": "mcp_call"}]}),
         "input[0]",
