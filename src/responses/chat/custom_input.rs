@@ -90,7 +90,7 @@ fn escape_length(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// As [`escape_length`], of a text that begins with `\u`: 6, or 1 without four digits.
+/// What [`escape_length`] is for a text that begins with `\u`: 6, or 1 without four digits.
 fn unicode_length(text: &[u8]) -> Option<usize> {
     let digits = text.iter().skip(2).take(4);
     let digits = digits.take_while(|byte| byte.is_ascii_hexdigit()).count();
@@ -189,7 +189,7 @@ mod tests {
             let ends: Vec<usize> = (0..=text.len()).filter(|end| text.is_char_boundary(*end)).collect();
             let first = more(&text[..ends[cut % ends.len()]], 0);
             let joined = format!("{}{}", valid(first), valid(&text[first.len()..]));
-            prop_assert_eq!(&joined, &*valid(text));
+            prop_assert_eq!(joined.as_str(), valid(text));
             let read = serde_json::from_str::<serde::de::IgnoredAny>(&format!("\"{joined}\""));
             prop_assert!(read.is_ok());
         }
