@@ -92,7 +92,7 @@ impl EngineInput {
             Kind::CustomToolCall => {
                 self.add_call(item, "custom tool call", index);
                 self.begin("custom_tool_call");
-                self.copy(item, &["call_id", "name", "input"]);
+                self.copy(item, &["call_id", "namespace", "name", "input"]);
             }
             Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
                 self.mark_answered(item, index)?;

@@ -17,7 +17,9 @@ use crate::openai::error::ApiError;
 use crate::store;
 
 const ID_LENGTH_MAX: usize = 256;
-const CALL_ID_LENGTH_MAX: usize = 64;
+/// OpenAI allows 64. Some engines make the id of the function's name, such as `functions.NAME:0` for Kimi, and a client must
+/// be able to answer each call that it got.
+const CALL_ID_LENGTH_MAX: usize = 256;
 
 /// The normalised input of one request: stored, listed, and sent to the engine.
 #[derive(Debug, Default, PartialEq)]

@@ -155,7 +155,8 @@ impl ChatAnswer {
     ) -> Result<(), String> {
         // Engines that send both names send the same under both.
         let reasoning = text_of(delta.reasoning).or_else(|| text_of(delta.reasoning_content));
-        let is_mixed = reasoning.is_some() || delta.tool_calls.is_some();
+        let calls = delta.tool_calls.as_deref().unwrap_or_default();
+        let is_mixed = reasoning.is_some() || !calls.is_empty();
         if let Some(reasoning) = reasoning {
             self.push_text(PartKind::Reasoning, &reasoning, "", out);
         }
@@ -167,7 +168,7 @@ impl ChatAnswer {
         if let Some(refusal) = text_of(delta.refusal) {
             self.push_text(PartKind::Refusal, &refusal, "", out);
         }
-        for (position, call) in delta.tool_calls.iter().flatten().enumerate() {
+        for (position, call) in calls.iter().enumerate() {
             self.on_call(position, call, out)?;
         }
         if let Some(function) = &delta.function_call {
@@ -207,9 +208,7 @@ impl ChatAnswer {
         if self.calls.len() >= CALLS_MAX {
             return Err("the engine sent too many calls".to_owned());
         }
-        let function = delta.function.as_ref();
-        let name = function.and_then(|function| function.name.as_deref());
-        let slot = self.slot(index, id, name.filter(|name| !name.is_empty()));
+        let slot = self.slot(index, id, delta.function.as_ref());
         if let Some(id) = id
             && self.calls[slot].id.is_empty()
         {
@@ -223,10 +222,20 @@ impl ChatAnswer {
 
     /// The position of the call that a fragment belongs to. Without an index it is the last call, unless its id is new. Some
     /// engines give all calls one index: there, too, it is the last call, unless the fragment begins another one.
-    fn slot(&mut self, index: Option<u64>, id: Option<&str>, name: Option<&str>) -> usize {
-        let begins_another = |call: &Call| {
-            let both = id.zip(name);
-            both.is_some_and(|(id, name)| call.is_followed_by(id, name))
+    fn slot(
+        &mut self,
+        index: Option<u64>,
+        id: Option<&str>,
+        function: Option<&FunctionDelta<'_>>,
+    ) -> usize {
+        let name = function.and_then(|function| function.name.as_deref());
+        let arguments = function.and_then(|function| function.arguments);
+        let has_name = name.is_some_and(|name| !name.is_empty());
+        let has_arguments = arguments.is_some_and(|arguments| arguments.get() != "\"\"");
+        let begins_another = |call: &Call| match id {
+            Some(id) => has_name && call.is_followed_by(id, name.unwrap_or_default()),
+            // Nothing follows arguments that are whole.
+            None => has_name && has_arguments && call.has_whole_arguments(),
         };
         let found = match (index, id) {
             (Some(key), _) => self
@@ -238,7 +247,10 @@ impl ChatAnswer {
                 .iter()
                 .position(|call| call.id == id)
                 .or_else(|| self.calls.iter().rposition(|call| call.id.is_empty())),
-            (None, None) => self.calls.len().checked_sub(1),
+            (None, None) => {
+                let last = self.calls.len().checked_sub(1);
+                last.filter(|last| !begins_another(&self.calls[*last]))
+            }
         };
         found.unwrap_or_else(|| {
             let key = index.unwrap_or(self.calls.len() as u64);

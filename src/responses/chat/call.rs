@@ -1,5 +1,6 @@
 //! A call of an answer while it grows. Arguments are a JSON string without quotes, as the engine wrote it. Pure.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 
 use super::custom_input;
@@ -28,12 +29,6 @@ struct Opened {
     tool: Tool,
     /// How much of the arguments, or of the custom tool's input, the client has.
     sent: usize,
-}
-
-impl Opened {
-    fn is_function(&self) -> bool {
-        matches!(self.tool, Tool::Function { .. })
-    }
 }
 
 impl Call {
@@ -81,7 +76,7 @@ impl Call {
         is_new && (self.name != name || self.has_whole_arguments())
     }
 
-    fn has_whole_arguments(&self) -> bool {
+    pub(super) fn has_whole_arguments(&self) -> bool {
         // Most fragments end elsewhere, and are not worth a look at all before them.
         if !self.arguments.ends_with('}') {
             return false;
@@ -114,19 +109,20 @@ impl Call {
         let Some(opened) = &mut self.opened else {
             return;
         };
-        let (kind, more) = match opened.tool {
-            Tool::Custom => {
-                let value = self.plain.as_deref().and_then(custom_input::value);
-                let more = value.map(|value| custom_input::more(value, opened.sent));
-                ("custom_tool_call_input.delta", more.unwrap_or_default())
-            }
-            Tool::Function { .. } => {
-                let more = self.arguments.get(opened.sent..);
-                ("function_call_arguments.delta", more.unwrap_or_default())
-            }
+        let (kind, more, text) = if opened.tool.is_custom {
+            let value = self.plain.as_deref().and_then(custom_input::value);
+            let more = value.map(|value| custom_input::more(value, opened.sent));
+            let more = more.unwrap_or_default();
+            let kind = "custom_tool_call_input.delta";
+            (kind, more, custom_input::valid(more))
+        } else {
+            let more = self.arguments.get(opened.sent..);
+            let more = more.unwrap_or_default();
+            let kind = "function_call_arguments.delta";
+            (kind, more, Cow::Borrowed(more))
         };
         if !more.is_empty() {
-            delta(out, kind, opened.index, more);
+            delta(out, kind, opened.index, &text);
             opened.sent += more.len();
         }
     }
@@ -134,49 +130,48 @@ impl Call {
     /// Ends its item, and returns it. `None` if it never had a name. `is_complete`: whether the answer ended by itself,
     /// and not at a limit.
     pub(super) fn close(mut self, is_complete: bool, out: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let is_function = self.opened.as_ref().is_some_and(Opened::is_function);
+        let opened = self.opened.as_ref();
+        let is_function = opened.is_some_and(|opened| !opened.tool.is_custom);
         if is_complete && is_function && !self.has_arguments() {
             // The parsers of some engines send no fragment of an empty object, which clients read as JSON.
             self.arguments.push_str("{}");
         }
         self.send(out);
         let Opened { index, tool, sent } = self.opened.take()?;
-        let item = match tool {
-            Tool::Custom => {
-                let value = self.plain.as_deref().and_then(custom_input::value);
-                let input = match value.and_then(|value| value.get(..sent)) {
-                    Some(input) if sent > 0 => input.to_owned(),
-                    _ => whole_input(&self.arguments),
-                };
-                if sent == 0 && !input.is_empty() {
-                    delta(out, "custom_tool_call_input.delta", index, &input);
-                }
-                begin_in_item(out, "custom_tool_call_input.done", index);
-                put(out, "input", &format!("\"{input}\""));
-                end(out);
-                self.item(&tool, &input)
+        let item = if tool.is_custom {
+            let value = self.plain.as_deref().and_then(custom_input::value);
+            let input = match value.and_then(|value| value.get(..sent)) {
+                Some(input) if sent > 0 => custom_input::valid(input).into_owned(),
+                _ => whole_input(&self.arguments),
+            };
+            if sent == 0 && !input.is_empty() {
+                delta(out, "custom_tool_call_input.delta", index, &input);
             }
-            Tool::Function { ref name, .. } => {
-                begin_in_item(out, "function_call_arguments.done", index);
-                put(out, "name", &members::quoted(name));
-                put(out, "arguments", &format!("\"{}\"", self.arguments));
-                end(out);
-                self.item(&tool, &self.arguments)
-            }
+            begin_in_item(out, "custom_tool_call_input.done", index);
+            put(out, "input", &format!("\"{input}\""));
+            end(out);
+            self.item(&tool, &input)
+        } else {
+            begin_in_item(out, "function_call_arguments.done", index);
+            put(out, "name", &members::quoted(&tool.name));
+            put(out, "arguments", &format!("\"{}\"", self.arguments));
+            end(out);
+            self.item(&tool, &self.arguments)
         };
         item_event(out, "output_item.done", index, &item);
         Some(item)
     }
 
     fn item(&self, tool: &Tool, text: &str) -> Vec<u8> {
-        let (kind, member) = match tool {
-            Tool::Custom => ("custom_tool_call", "input"),
-            Tool::Function { .. } => ("function_call", "arguments"),
+        let (kind, member) = if tool.is_custom {
+            ("custom_tool_call", "input")
+        } else {
+            ("function_call", "arguments")
         };
         let mut item = Vec::with_capacity(text.len() + 128);
         // Writing to memory cannot fail.
         let _ = write!(item, r#"{{"type":"{kind}""#);
-        put_call(&mut item, tool, &self.name, &self.id);
+        put_call(&mut item, tool, &self.id);
         put(&mut item, member, &format!("\"{text}\""));
         item.push(b'}');
         item

@@ -154,9 +154,7 @@ impl<'a> Messages<'a> {
             }
             "function_call" => {
                 let arguments = item.get("arguments").unwrap_or("\"\"");
-                let namespace = item.text("namespace").unwrap_or_default();
-                let name = item.text("name").unwrap_or_default();
-                self.call(index, item, &qualified(&namespace, &name), arguments);
+                self.call(index, item, arguments);
                 Ok(())
             }
             "custom_tool_call" => {
@@ -164,8 +162,7 @@ impl<'a> Messages<'a> {
                 let mut arguments = Vec::new();
                 put_text(&mut arguments, &format!(r#"{{"input":{input}}}"#));
                 let arguments = String::from_utf8(arguments).unwrap_or_default();
-                let name = item.text("name").unwrap_or_default();
-                self.call(index, item, &name, &arguments);
+                self.call(index, item, &arguments);
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
@@ -198,6 +195,12 @@ impl<'a> Messages<'a> {
             }
             "system" | "developer" => {
                 let text = joined_text(content, r"\n").unwrap_or_default();
+                let mut others = Vec::new();
+                put_other_parts(&mut others, content, param)?;
+                if !others.is_empty() {
+                    let why = "a system message can have only text on a worker that speaks chat completions only";
+                    return Err(NotConvertible::new(param, why));
+                }
                 let keeps_role = role == "developer" && self.settings.developer_role;
                 let is_at_head = self.is_at_head && self.assistant.is_empty();
                 if !keeps_role && (is_at_head || (self.merges_later)()) {
@@ -229,7 +232,7 @@ impl<'a> Messages<'a> {
         self.head.push_str(text);
     }
 
-    fn call(&mut self, index: usize, item: &Members<'_>, name: &str, arguments: &str) {
+    fn call(&mut self, index: usize, item: &Members<'_>, arguments: &str) {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
         let arguments = if replaces && !is_object(arguments) {
             self.replaced_arguments += 1;
@@ -241,12 +244,14 @@ impl<'a> Messages<'a> {
             arguments
         };
         let id = item.text("call_id").unwrap_or_default();
+        let namespace = item.text("namespace").unwrap_or_default();
+        let name = item.text("name").unwrap_or_default();
         let calls = &mut self.assistant.calls;
         put_comma(calls);
         calls.extend_from_slice(br#"{"id":"#);
         put_text(calls, &id);
         calls.extend_from_slice(br#","type":"function","function":{"name":"#);
-        put_text(calls, name);
+        put_text(calls, &qualified(&namespace, &name));
         put(calls, "arguments", arguments);
         calls.extend_from_slice(b"}}");
         self.assistant.call_ids.push((index, id.into_owned()));

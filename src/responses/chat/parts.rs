@@ -77,7 +77,12 @@ fn put_part(out: &mut Vec<u8>, part: &Members<'_>) -> Result<(), String> {
             };
             out.extend_from_slice(br#"{"type":"image_url","image_url":{"url":"#);
             out.extend_from_slice(url.as_bytes());
-            put(out, "detail", part.get("detail").unwrap_or("\"auto\""));
+            // Chat completions have no `original`, and engines check it.
+            let detail = match part.get("detail") {
+                Some("\"original\"") => "\"high\"",
+                detail => detail.unwrap_or("\"auto\""),
+            };
+            put(out, "detail", detail);
             out.push(b'}');
         }
         "input_file" => {

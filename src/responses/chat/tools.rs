@@ -38,19 +38,12 @@ pub(super) fn chat_tools(
             NotConvertible::new(&format!("tools[{index}]"), &why)
         };
         match &*kind {
-            "function" => function(&mut out, "", &tool),
-            "custom" => {
-                if loss == ToolLoss::Refused && grammar(&tool).is_some() {
-                    return Err(refused("the grammar of a custom tool"));
-                }
-                custom(&mut out, &tool);
-            }
+            "function" | "custom" => put_tool(&mut out, "", &tool, loss).map_err(refused)?,
             "namespace" => {
                 let namespace = tool.text("name").unwrap_or_default();
                 for inner in known_json::each_object(tool.get("tools")) {
-                    if inner.get("type") == Some("\"function\"") {
-                        function(&mut out, &namespace, &inner);
-                    }
+                    let written = put_tool(&mut out, &namespace, &inner, loss);
+                    written.map_err(refused)?;
                 }
             }
             _ if is_left_out(unsupported, loss) => {}
@@ -65,6 +58,24 @@ pub(super) fn chat_tools(
 /// Whether a tool that a chat completion cannot have is left out.
 fn is_left_out(unsupported: UnsupportedTools, loss: ToolLoss) -> bool {
     unsupported == UnsupportedTools::Ignore && loss == ToolLoss::AsConfigured
+}
+
+/// Writes a function or a custom tool, and nothing of any other. The error is what would be lost.
+fn put_tool(
+    out: &mut Vec<u8>,
+    namespace: &str,
+    tool: &Members<'_>,
+    loss: ToolLoss,
+) -> Result<(), &'static str> {
+    match tool.text("type").as_deref() {
+        Some("function") => function(out, namespace, tool),
+        Some("custom") if loss == ToolLoss::Refused && grammar(tool).is_some() => {
+            return Err("the grammar of a custom tool");
+        }
+        Some("custom") => custom(out, namespace, tool),
+        _ => {}
+    }
+    Ok(())
 }
 
 fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
@@ -87,11 +98,12 @@ fn function(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
     out.extend_from_slice(b"}}");
 }
 
-fn custom(out: &mut Vec<u8>, tool: &Members<'_>) {
+fn custom(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
     let name = tool.text("name").unwrap_or_default();
     let with_grammar = with_grammar(tool).map(|text| quoted(&text));
     let description = with_grammar.as_deref();
-    begin(out, &name, description.or_else(|| tool.get("description")));
+    let description = description.or_else(|| tool.get("description"));
+    begin(out, &qualified(namespace, &name), description);
     put(out, "parameters", CUSTOM_PARAMETERS);
     out.extend_from_slice(b"}}");
 }
@@ -143,15 +155,13 @@ pub(super) fn chat_choice(
     }
 }
 
-/// A function's name in a chat, and what it is for the client.
+/// What a function of a chat is for the client.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Tool {
-    Function {
-        /// Empty if it is in none.
-        namespace: String,
-        name: String,
-    },
-    Custom,
+pub(super) struct Tool {
+    pub(super) is_custom: bool,
+    /// Empty if it is in none.
+    namespace: String,
+    pub(super) name: String,
 }
 
 /// What reading the answer to a request needs of it.
@@ -181,17 +191,14 @@ impl AnsweredTools {
         for tool in known_json::each_object(native.get("tools")) {
             let name = tool.text("name").unwrap_or_default();
             match tool.text("type").as_deref() {
-                Some("function") => {
-                    tools.insert(name.clone().into_owned(), in_namespace("", &name));
-                }
-                Some("custom") => {
-                    tools.insert(name.into_owned(), Tool::Custom);
+                Some("function" | "custom") => {
+                    tools.insert(name.into_owned(), Tool::of(&tool, ""));
                 }
                 Some("namespace") => {
                     for inner in known_json::each_object(tool.get("tools")) {
-                        let inner = inner.text("name").unwrap_or_default();
-                        let qualified = qualified(&name, &inner).into_owned();
-                        tools.insert(qualified, in_namespace(&name, &inner));
+                        let known = Tool::of(&inner, &name);
+                        let qualified = qualified(&name, &known.name).into_owned();
+                        tools.insert(qualified, known);
                     }
                 }
                 kind => {
@@ -206,7 +213,7 @@ impl AnsweredTools {
         }
         Self {
             left_out,
-            has_custom: tools.values().any(|tool| *tool == Tool::Custom),
+            has_custom: tools.values().any(|tool| tool.is_custom),
             tools,
             allowed: AllowedTools::of(native.get(ALLOWED_TOOLS)),
             marks_phases: false,
@@ -222,14 +229,21 @@ impl AnsweredTools {
     /// The tool that a function stands for. A function that no tool has passes as it is.
     pub(super) fn tool(&self, function: &str) -> Tool {
         let tool = self.tools.get(function).cloned();
-        tool.unwrap_or_else(|| in_namespace("", function))
+        tool.unwrap_or_else(|| Tool {
+            is_custom: false,
+            namespace: String::new(),
+            name: function.to_owned(),
+        })
     }
 }
 
-fn in_namespace(namespace: &str, name: &str) -> Tool {
-    Tool::Function {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
+impl Tool {
+    fn of(tool: &Members<'_>, namespace: &str) -> Self {
+        Self {
+            is_custom: tool.text("type").as_deref() == Some("custom"),
+            namespace: namespace.to_owned(),
+            name: tool.text("name").unwrap_or_default().into_owned(),
+        }
     }
 }
 
@@ -241,15 +255,10 @@ pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
 }
 
 /// Writes the members of a call that depend on its tool, after its type.
-pub(super) fn put_call(out: &mut Vec<u8>, tool: &Tool, function: &str, call_id: &str) {
+pub(super) fn put_call(out: &mut Vec<u8>, tool: &Tool, call_id: &str) {
     put_string(out, "call_id", call_id);
-    match tool {
-        Tool::Custom => put_string(out, "name", function),
-        Tool::Function { namespace, name } => {
-            put_string(out, "name", name);
-            if !namespace.is_empty() {
-                put_string(out, "namespace", namespace);
-            }
-        }
+    put_string(out, "name", &tool.name);
+    if !tool.namespace.is_empty() {
+        put_string(out, "namespace", &tool.namespace);
     }
 }

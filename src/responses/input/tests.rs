@@ -197,12 +197,23 @@ fn errors_name_the_index_of_the_item() {
         "missing_required_parameter",
         "input[1].output",
     );
-    check(output(&"x".repeat(65)), "invalid_value", "input[1].call_id");
+    check(
+        output(&"x".repeat(257)),
+        "invalid_value",
+        "input[1].call_id",
+    );
     check(
         json!({"type": "compaction", "encrypted_content": "abc"}),
         "invalid_encrypted_content",
         "",
     );
+}
+
+#[test]
+fn the_call_id_that_an_engine_made_of_a_long_name_is_accepted() {
+    let id = format!("functions.{}__{}:0", "n".repeat(64), "f".repeat(64));
+    let items = normalised(json!([call(&id), output(&id)]));
+    assert_eq!(items[1]["call_id"], id);
 }
 
 #[test]
@@ -222,6 +233,12 @@ fn an_engine_gets_items_without_ids() {
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x\ny"}]},
         ])
     );
+}
+
+#[test]
+fn a_custom_call_keeps_its_namespace() {
+    let item = json!({"type": "custom_tool_call", "call_id": "c", "namespace": "n", "name": "f", "input": "x"});
+    assert_eq!(engine(&[json!([item])]).unwrap(), json!([item]));
 }
 
 #[test]

@@ -185,10 +185,45 @@ fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
 }
 
 #[test]
+fn calls_without_ids_are_told_apart_once_their_arguments_are_whole() {
+    let bare = |name: &str, arguments: &str| {
+        let function = json!({"name": name, "arguments": arguments});
+        delta(json!({"tool_calls": [{"function": function}]}))
+    };
+    let shared = |name: &str, arguments: &str| fragment(0, "", name, arguments);
+    for chunks in [
+        // Without an index, too.
+        vec![bare("f", "{\"a\":1}"), bare("g", "{}"), bare("g", "{}")],
+        vec![
+            shared("f", "{\"a\":1}"),
+            shared("g", "{}"),
+            shared("g", "{}"),
+        ],
+        // In pieces, some of them with the name.
+        vec![
+            shared("f", "{\"a\""),
+            shared("f", ":1"),
+            shared("", "}"),
+            shared("g", "{}"),
+            shared("g", ""),
+            shared("g", "{}"),
+        ],
+    ] {
+        let calls = calls(json!({}), &[&chunks[..], &[finish("stop")]].concat());
+        let found: Vec<(&str, &str)> = calls
+            .iter()
+            .map(|(_, name, arguments)| (name.as_str(), arguments.as_str()))
+            .collect();
+        let expected = [("f", "{\"a\":1}"), ("g", "{}"), ("g", "{}")];
+        assert_eq!(found, expected, "{chunks:?}");
+    }
+}
+
+#[test]
 fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
     let request = json!({"tools": [
         {"type": "custom", "name": "c"},
-        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]},
         {"type": "function", "name": "a__b"},
     ]});
     let chunks = [
@@ -196,6 +231,7 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
         fragment(0, "", "", "ut\": \"a\\n\u{e9}\"}"),
         fragment(1, "2", "ns__f", "{}"),
         fragment(2, "3", "a__b", "{}"),
+        fragment(3, "4", "ns__c", "{\"input\":\"x\"}"),
         finish("tool_calls"),
         done(),
     ];
@@ -209,12 +245,16 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
         json!({"type": "function_call", "call_id": "2", "name": "f", "namespace": "ns", "arguments": "{}"})
     );
     assert_eq!(item(&events, 2)["name"], "a__b");
+    assert_eq!(
+        *item(&events, 3),
+        json!({"type": "custom_tool_call", "call_id": "4", "name": "c", "namespace": "ns", "input": "x"})
+    );
     let inputs: Vec<&Value> = events
         .iter()
         .filter(|event| event["type"] == "response.custom_tool_call_input.delta")
         .map(|event| &event["delta"])
         .collect();
-    assert_eq!(inputs, [&json!("a\n\u{e9}")]);
+    assert_eq!(inputs, [&json!("a\n\u{e9}"), &json!("x")]);
     let pieces = [
         fragment(0, "1", "c", "{\"input\":\"a\\"),
         fragment(0, "", "", "nb"),
@@ -233,4 +273,19 @@ fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names()
     let raw = [fragment(0, "1", "c", "not json"), finish("stop")];
     let raw = self::events(&request, &raw);
     assert_eq!(item(&raw, 0)["input"], "not json");
+}
+
+#[test]
+fn the_input_of_a_custom_tool_may_have_line_ends_that_the_model_did_not_escape() {
+    for (fragments, expected) in [
+        (vec!["{\"input\":\"a\n\tb\\d\"}"], "a\n\tb\\d"),
+        (vec!["{\"input\":\"a\n", "b\\", "d\"}"], "a\nb\\d"),
+        (vec!["{\"input\":\"\\u12\"}"], "\\u12"),
+    ] {
+        let first = fragment(0, "1", "c", "");
+        let rest = fragments.iter().map(|piece| fragment(0, "", "", piece));
+        let mut chunks: Vec<Value> = std::iter::once(first).chain(rest).collect();
+        chunks.push(finish("tool_calls"));
+        assert_eq!(said(&chunks, "input"), [expected; 3], "{fragments:?}");
+    }
 }

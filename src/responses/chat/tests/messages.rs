@@ -169,6 +169,7 @@ fn the_parts_of_a_user_message_are_converted_one_by_one() {
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "image_url": "data:x", "detail": "low"},
         {"type": "input_image", "image_url": "http://x"},
+        {"type": "input_image", "image_url": "http://y", "detail": "original"},
         {"type": "input_file", "file_data": "data:f", "filename": "f.pdf"},
         {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
     ]);
@@ -178,6 +179,7 @@ fn the_parts_of_a_user_message_are_converted_one_by_one() {
             {"type": "text", "text": "a"},
             {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
             {"type": "image_url", "image_url": {"url": "http://x", "detail": "auto"}},
+            {"type": "image_url", "image_url": {"url": "http://y", "detail": "high"}},
             {"type": "file", "file": {"file_data": "data:f", "filename": "f.pdf"}},
             {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
         ]}]),
@@ -202,6 +204,14 @@ fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
         "input[0].content[1]",
         "'input_smell'",
     );
+    for role in ["system", "developer"] {
+        let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}]);
+        check_refused(
+            json!({"input": [{"type": "message", "role": role, "content": parts}]}),
+            "input[0].content",
+            "only text",
+        );
+    }
     check_refused(
         json!({"input": [{"type": "mcp_call"}]}),
         "input[0]",
@@ -401,12 +411,14 @@ fn custom_calls_and_names_in_namespaces_are_functions() {
     let custom =
         json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a \"b\"\n"});
     let spaced = json!({"type": "function_call", "call_id": "2", "namespace": "ns", "name": "f", "arguments": "{}"});
+    let both = json!({"type": "custom_tool_call", "call_id": "3", "namespace": "ns", "name": "c", "input": "x"});
     let answer = json!({"type": "custom_tool_call_output", "call_id": "1", "output": "o"});
     check(
-        json!([custom, spaced, answer]),
+        json!([custom, spaced, both, answer]),
         json!([
             {"role": "assistant", "content": null, "tool_calls": [
-                chat_call("1", "c", "{\"input\":\"a \\\"b\\\"\\n\"}"), chat_call("2", "ns__f", "{}")]},
+                chat_call("1", "c", "{\"input\":\"a \\\"b\\\"\\n\"}"), chat_call("2", "ns__f", "{}"),
+                chat_call("3", "ns__c", "{\"input\":\"x\"}")]},
             tool("1", "o"),
         ]),
     );

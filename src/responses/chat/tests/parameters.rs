@@ -44,7 +44,8 @@ fn tools_are_functions_in_the_same_order() {
     let tools = json!([
         {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true},
         {"type": "custom", "name": "c", "description": "e"},
-        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "parameters": null}]},
+        {"type": "namespace", "name": "ns", "tools": [
+            {"type": "function", "name": "g", "parameters": null}, {"type": "custom", "name": "h"}]},
     ]);
     let custom = json!({"type": "object", "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
         "required": ["input"], "additionalProperties": false});
@@ -52,6 +53,7 @@ fn tools_are_functions_in_the_same_order() {
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true}},
         {"type": "function", "function": {"name": "c", "description": "e", "parameters": custom}},
         {"type": "function", "function": {"name": "ns__g", "parameters": {"type": "object", "properties": {}}}},
+        {"type": "function", "function": {"name": "ns__h", "parameters": custom}},
     ]);
     let choices = [
         (json!("auto"), json!("auto")),
@@ -144,7 +146,8 @@ fn unsupported_tools_are_left_out_by_setting() {
     // While another worker can have them, they are not.
     let hosted = json!({"type": "web_search"});
     let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar"}});
-    for tool in [hosted, grammar] {
+    let within = json!({"type": "namespace", "name": "ns", "tools": [grammar]});
+    for tool in [hosted, grammar, within] {
         let native = json!({"input": "x", "tools": [tool]}).to_string();
         let loss = |loss| chat_body(native.as_bytes(), &ignoring, loss, &accepts).is_ok();
         assert!(
