@@ -39,8 +39,7 @@ impl Readiness {
     /// may lose responses, or that its configuration's file is refused.
     pub fn detail(&self) -> Option<String> {
         let warmth = Some(self.start.get()).filter(|warmth| warmth.is_cold());
-        let has_workers = self.fleet.snapshot().is_ready();
-        let waits_for_workers = (!has_workers).then(|| WAITS_FOR_WORKERS.to_owned());
+        let waits_for_workers = (!self.has_workers()).then(|| WAITS_FOR_WORKERS.to_owned());
         let details: Vec<String> = warmth
             .map(|warmth| warmth.to_string())
             .into_iter()
@@ -60,6 +59,11 @@ impl Readiness {
     fn store_warning(&self) -> Option<String> {
         let warning = self.store.health().warning;
         (!warning.is_empty()).then_some(warning)
+    }
+
+    /// Whether some worker can take requests. A router without one may be ready, but knows of no cache.
+    pub fn has_workers(&self) -> bool {
+        self.fleet.snapshot().is_ready()
     }
 
     /// From now on the router is not ready.
@@ -83,7 +87,7 @@ impl Readiness {
         if self.is_draining() {
             return Err("draining");
         }
-        if !self.fleet.snapshot().is_ready() && !self.queues.wait_for_workers() {
+        if !self.has_workers() && !self.queues.wait_for_workers() {
             return Err("no healthy worker");
         }
         if self.start.get() == Warmth::Warming {

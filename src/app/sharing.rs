@@ -19,7 +19,7 @@ use crate::peers::routed::RoutedPrompts;
 use crate::peers::status::PeerRow;
 use crate::peers::{self, Peers};
 
-/// How often this replica announces to the others whether it is ready.
+/// How often this replica announces to the others whether it is ready, with workers.
 const READINESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the last report and for the ends of the streams.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -94,7 +94,9 @@ impl Prepared {
         let announced = peers.clone();
         tasks.spawn_until_stopped(async move {
             loop {
-                announced.set_ready(readiness.check().await.is_ok());
+                let is_ready = readiness.check().await.is_ok();
+                // Others would ask one without workers for what it knows of caches, and wait for it.
+                announced.set_ready(is_ready && readiness.has_workers());
                 tokio::time::sleep(READINESS_INTERVAL).await;
             }
         });

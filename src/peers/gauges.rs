@@ -63,7 +63,7 @@ impl WorkerLoad {
     }
 }
 
-/// Whether this replica takes requests, as is reported to the others.
+/// Whether this replica takes requests and has workers for them, as is reported to the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     pub is_ready: bool,

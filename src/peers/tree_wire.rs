@@ -284,11 +284,12 @@ fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Unu
     let count = chunk.page_names.len();
     let tokens = count.checked_mul(pages.page_size as usize);
     let named = chunk.page_named_positions.len();
-    // In each chunk, because only the number of tokens is limited.
+    // In each chunk, because only the number of tokens is limited, and so pages must have some.
     if tokens != Some(chunk.page_tokens.len())
         || [chunk.page_parents.len(), chunk.page_marks.len()] != [count; 2]
         || chunk.page_named_parents.len() != named
         || named > count
+        || count > 0 && pages.page_size == 0
     {
         return Err(Unusable::Malformed("pages and their parts do not match"));
     }
@@ -584,12 +585,19 @@ pub(super) mod tests {
     #[test]
     fn parts_of_pages_without_pages_are_refused_by_their_chunk() {
         type Change = fn(&mut wire::TreeChunk);
-        let changes: [Change; 3] = [
+        let changes: [Change; 4] = [
             |chunk| chunk.page_marks.push(1),
             |chunk| chunk.page_parents.push(0),
             |chunk| {
                 chunk.page_named_positions.push(0);
                 chunk.page_named_parents.push(7);
+            },
+            // A page without tokens.
+            |chunk| {
+                chunk.head.as_mut().unwrap().page_size = 0;
+                chunk.page_names.push(9);
+                chunk.page_parents.push(0);
+                chunk.page_marks.push(1);
             },
         ];
         for change in changes {

@@ -6,8 +6,9 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warmroute::config::Config;
+use warmroute::config::{Config, ModelOverride};
 use warmroute::peers::settings::PeerDiscovery;
+use warmroute::queue;
 use warmroute::responses::Mode;
 use warmroute::sim::worker::{Settings, publisher};
 
@@ -363,6 +364,32 @@ async fn with_no_replica_ready_it_starts_at_once() {
     let router = Router::here(&config).await;
     is_ready(&router).await;
     let (_, text) = readiness(&router).await;
+    assert!(text.contains("no other replica was ready"), "{text}");
+}
+
+/// Such a replica is ready if its requests wait for the first worker, but knows nothing that others could take over.
+#[tokio::test]
+async fn a_replica_without_workers_is_not_waited_for() {
+    let without_workers = |others: &[&Router]| {
+        let mut config = replica(&[], others);
+        config.models = vec![ModelOverride {
+            name: "sim".to_owned(),
+            ..ModelOverride::default()
+        }];
+        config.queue = queue::Settings {
+            no_worker_timeout: Duration::from_secs(600),
+            ..queue::Settings::default()
+        }
+        .into();
+        config.peers.warm_start_timeout = Duration::from_secs(600);
+        config
+    };
+    let first = Router::here(&without_workers(&[])).await;
+    is_ready(&first).await;
+    is_seen_ready().await;
+    let late = Router::here(&without_workers(&[&first])).await;
+    is_ready(&late).await;
+    let (_, text) = readiness(&late).await;
     assert!(text.contains("no other replica was ready"), "{text}");
 }
 
