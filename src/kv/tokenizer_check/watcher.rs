@@ -378,7 +378,7 @@ impl RunningCheck {
                 // An engine with other tokens reports other blocks. This one reported nothing since: it is
                 // silent, or its batches were lost, which only the next batch would show.
                 _ if cache.applied_at < Some(self.check.sent_at) => Outcome::Inconclusive,
-                // Perhaps this prompt's blocks are among them.
+                // This prompt's blocks may have been replaced as well.
                 _ if may_be_replaced(&cache, self.removed_before) => Outcome::Inconclusive,
                 0 => Outcome::Missing,
                 _ => Outcome::Partial,
