@@ -64,9 +64,6 @@ impl Default for Settings {
 pub struct Advanced {
     /// cache_aware: what a token that is cached below the GPU's memory saves of computing it.
     pub tier_credit: TierCredit,
-    /// While the KV events of an engine are incomplete: add `vllm_xargs.kv_cache_report_mode` to requests whose
-    /// prompt it may have cached, so that it reports their blocks again. It changes the client's request.
-    pub request_cache_reports: bool,
 }
 
 /// What a cached token saves, by its tier; one in the GPU's memory saves all.

@@ -88,6 +88,10 @@ const RETIRED: &[(&str, &str)] = &[
     ("routing.advanced.alone_slack", CONSTANT),
     ("routing.advanced.prefix_candidates", CONSTANT),
     ("routing.advanced.random_candidates", CONSTANT),
+    (
+        "routing.advanced.request_cache_reports",
+        "other routers of the engine counted the blocks that it reported again as further copies",
+    ),
     ("tokenization.advanced.limits", CONSTANT),
     ("tokenization.advanced.engine.cache_ttl", CONSTANT),
     ("tokenization.advanced.engine.max_cache_memory", CONSTANT),

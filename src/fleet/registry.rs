@@ -672,7 +672,6 @@ pub(crate) mod tests {
         let registry = registry(&["a"]);
         let worker = registry.snapshot().workers[0].worker.clone();
         let refusals = [
-            &worker.refuses_reports,
             &worker.refuses_chat_token_ids,
             &worker.refuses_completion_token_ids,
         ];

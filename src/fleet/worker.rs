@@ -155,9 +155,6 @@ pub struct WorkerState {
     pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
     pub cache_tokens: AtomicU64,
-    /// The engine rejects requests that ask it to report cached blocks again
-    /// (`vllm_xargs.kv_cache_report_mode`).
-    pub refuses_reports: AtomicBool,
     /// The engine refuses streamed chats for token ids, as SGLang does, which has those of completions.
     pub refuses_chat_token_ids: AtomicBool,
     /// The engine refuses streamed completions for token ids.
@@ -221,7 +218,6 @@ impl WorkerState {
             newest_taken_us: AtomicU64::new(0),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
-            refuses_reports: AtomicBool::new(false),
             refuses_chat_token_ids: AtomicBool::new(false),
             refuses_completion_token_ids: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
@@ -304,7 +300,6 @@ impl WorkerState {
         self.returned_params.forget();
         let refusals = [
             &self.refuses_ranks,
-            &self.refuses_reports,
             &self.refuses_chat_token_ids,
             &self.refuses_completion_token_ids,
         ];

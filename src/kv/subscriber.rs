@@ -38,7 +38,6 @@ use crate::observe;
 use crate::observe::log_once::LogOnce;
 use apply::RankTree;
 use batch_effect::BatchEffect;
-pub use entry::RepeatReport;
 use entry::TreeRequest;
 use joins::{Joining, Joins, QueuedBytes};
 use metrics::Meters;
@@ -352,10 +351,8 @@ impl Task {
 
     async fn apply(&mut self, batch: &Batch, is_live: bool) -> BatchEffect {
         let mut effect = BatchEffect::default();
-        let entry = self.status.entry();
-        entry.record(batch);
-        let copies = entry.copies(observe::now(), is_live);
-        self.tree.apply(batch, copies, &mut effect);
+        self.status.entry().record(batch);
+        self.tree.apply(batch, &mut effect);
         if effect.cleared {
             self.status.entry().on_cleared(observe::now());
         }

@@ -37,8 +37,6 @@ pub struct PeekedBody<'a> {
     pub service_tier: Option<Cow<'a, str>>,
     /// Engines share cached blocks only between requests with the same salt.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// The raw JSON of the engine's extra arguments. If the key is repeated, the last value.
-    pub vllm_xargs: Option<&'a str>,
     /// The raw JSON of `stream_options`. If the key is repeated, the last value.
     pub stream_options: Option<&'a str>,
     /// The client may get events of several tokens each (`stream_interval`).
@@ -246,7 +244,6 @@ impl<'de> BodyReader<'de> {
                 }
             }
             Key::VllmXargs => {
-                self.peek.vllm_xargs = Some(json);
                 if let Err(error) = check_xargs(json) {
                     self.first_error.get_or_insert(error);
                 }

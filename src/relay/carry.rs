@@ -16,7 +16,6 @@ use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
 use super::planner::NO_WORKER_RETRY_AFTER;
 use super::request::context::RequestContext;
-use super::request::kv_report_request;
 use super::request_count::RequestCount;
 use super::run::{First, LastFailure};
 use crate::fleet::Worker;
@@ -56,9 +55,6 @@ impl Relay {
             }
         }
         own.request.ticket = own.model.take_ticket();
-        if own.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
-            own.report = kv_report_request::asking(&job.body, peek.vllm_xargs);
-        }
         own.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = Known {

@@ -79,12 +79,6 @@ impl Relay {
             return Box::pin(self.redirect(job, *peek, name, asking)).await;
         }
         let edited = self.edited(job, &mut peek, asking);
-        if let Some(job) = edited.as_deref().filter(|_| peek.vllm_xargs.is_some()) {
-            // These point into the body.
-            let model = peek.model.as_deref().unwrap_or_default();
-            let again = body_edit::read_again(job.api, &job.body, self.block_bytes(), model);
-            return Box::pin(self.carry(job, Box::new(again))).await;
-        }
         self.carry(edited.as_deref().unwrap_or(job), peek).await
     }
 

@@ -48,8 +48,6 @@ impl NextAnswer {
         own.body = None;
         own.continuation = None;
         own.resumed = None;
-        // Its place in the body is another one now.
-        own.report = None;
         Self {
             relay,
             plan,

@@ -14,10 +14,8 @@ use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt::cached_prefix::Caches;
 use super::prompt::prompt_blocks::Prompt;
-use super::request::body_edit::Edit;
 use crate::fleet::{Group, PinnedApi, Worker};
 use crate::ids::WorkerId;
-use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::prompt::Api;
@@ -45,8 +43,6 @@ pub(super) struct Plan {
     pub(super) continuation: Option<Box<Result<continuation::Request, Refusal>>>,
     /// Reads the rest of a stream that another process began.
     pub(super) resumed: Option<Box<Reader>>,
-    /// Asks the engine to report cached blocks, if that is configured.
-    pub(super) report: Option<Edit>,
     /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
     /// disaggregated.
     pub(super) legs: Option<Result<Legs, SingleWorkerReason>>,
@@ -99,17 +95,6 @@ impl Plan {
             return None;
         };
         Some(tokenizer_check.start_check(now, prompt, worker.id, worker.name.clone(), ranks))
-    }
-
-    /// The request for a report of cached blocks, if the worker's tree is partial and the report could add to what is
-    /// known of this prompt.
-    pub(super) fn asks(&self, board: &StatusBoard, worker: &Worker) -> Option<&Edit> {
-        let report = self.report.as_ref()?;
-        let exact = self.prompt.exact.as_ref()?;
-        let asks = board.is_partial(worker.id)
-            && !worker.refuses_reports.load(Relaxed)
-            && exact.could_tell_more(worker.id, self.event_ranks(worker));
-        asks.then_some(report)
     }
 
     /// The body that asks a worker for token ids, so that the stream may go on on another one.
@@ -169,8 +154,6 @@ impl Plan {
         *tokens = tokens.saturating_add(reader.answer_tokens());
         self.body = Some(body);
         self.resumed = Some(Box::new(reader));
-        // Its place in the body is another one now.
-        self.report = None;
         Ok(())
     }
 

@@ -142,7 +142,6 @@ impl Relay {
             queued: Duration::ZERO,
             continuation,
             resumed: None,
-            report: None,
             pinned: pinned_api(self.settings.pin_ranks, connector, api),
             rank_refused_by: None,
             group,

@@ -78,8 +78,8 @@ impl Relay {
             if let Some(summary) = &job.context.summary {
                 summary.update(|summary| summary.requested_model = Some(name.requested.clone()));
             }
-            // Read once more only after a failure, or if it points into the body.
-            let own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
+            // Read once more only after a failure.
+            let own = match peek.take() {
                 Some(peek) => PeekedBody {
                     model: Some(Cow::Borrowed(&**model)),
                     max_tokens: peek.max_tokens.or(max_tokens),

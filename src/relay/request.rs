@@ -4,7 +4,6 @@ pub(super) mod batch_line;
 pub(super) mod body_edit;
 pub(super) mod context;
 pub(super) mod gateway;
-pub(super) mod kv_report_request;
 pub(super) mod output_cap;
 pub(super) mod priority_cap;
 pub(super) mod session_key;

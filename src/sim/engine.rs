@@ -67,7 +67,6 @@ impl Engine {
             answer: request.answer,
             root: request.salt,
             label: request.label,
-            report_cached: request.report_cached,
             received_tokens: request.received_tokens,
             keep_for: request.keep_for,
             arrived: now,
@@ -283,10 +282,6 @@ impl Engine {
             let scheduled = (sequence.tokens.len() - computed).min(*budget);
             *budget -= scheduled;
             let path = path.labelled(sequence.label.clone());
-            // Only once, even after a preemption.
-            if std::mem::take(&mut sequence.report_cached) {
-                self.cache.report(&path, &sequence.tokens);
-            }
             self.running.push(Running {
                 sequence,
                 path,

@@ -53,9 +53,6 @@ pub struct Faults {
     /// Change every prompt's tokens from this index on, as an engine with a different tokenizer would have them.
     pub other_tokens_from: Option<usize>,
 
-    /// Reject requests with vllm_xargs.
-    pub refuse_xargs: bool,
-
     /// Faults of the KV events.
     pub kv: KvFaults,
 

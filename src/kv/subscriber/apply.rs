@@ -61,10 +61,17 @@ impl RankTree {
         self.tree.as_ref()
     }
 
-    /// Applies a batch. `copies` says how to count stores that begin at a prompt's first block. If the
-    /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
+    /// How many copies a stored block stands for.
+    fn copies_of_store(&self) -> CopyReport {
+        match self.pages {
+            Some(_) => CopyReport::AtLeastOne,
+            None => CopyReport::OneMore,
+        }
+    }
+
+    /// Applies a batch. If it may have removed unknown blocks, the tree is cleared at that point and the effect's impact
     /// is [`TreeImpact::Unknown`].
-    pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {
+    pub(super) fn apply(&mut self, batch: &Batch, effect: &mut BatchEffect) {
         if !self.ranks.is_followed(batch.rank) {
             effect.events += batch.events.len() as u64 + batch.joined;
             let ignored = batch.events.iter().map(|_| IgnoredReason::OtherRank);
@@ -76,10 +83,6 @@ impl RankTree {
             .as_mut()
             .and_then(|pages| pages.read(batch, effect));
         let batch = folded.as_ref().unwrap_or(batch);
-        let copies = match self.pages {
-            Some(_) => CopyReport::AtLeastOne,
-            None => copies,
-        };
         self.kept_removals.read(batch);
         effect.events += batch.joined;
         for (at, event) in batch.events.iter().enumerate() {
@@ -87,7 +90,7 @@ impl RankTree {
             if matches!(event, Event::Cleared { .. }) {
                 self.remove_kept(effect);
             }
-            let impact = self.apply_event(at, event, copies, effect);
+            let impact = self.apply_event(at, event, effect);
             if impact == TreeImpact::Unknown {
                 self.kept_removals.take();
                 self.clear();
@@ -109,13 +112,8 @@ impl RankTree {
         }
     }
 
-    fn apply_event(
-        &mut self,
-        at: usize,
-        event: &Event,
-        copies: CopyReport,
-        effect: &mut BatchEffect,
-    ) -> TreeImpact {
+    fn apply_event(&mut self, at: usize, event: &Event, effect: &mut BatchEffect) -> TreeImpact {
+        let report = self.copies_of_store();
         let group = match event {
             Event::Stored(stored) => stored.location.group,
             Event::Removed(removed) => removed.location.group,
@@ -145,11 +143,6 @@ impl RankTree {
                 }
                 let Some((_, tree)) = &mut self.tree else {
                     return TreeImpact::None;
-                };
-                // A repeated report looks like a new copy, but always begins at a prompt's first block.
-                let report = match after {
-                    Parent::Block(_) if self.pages.is_none() => CopyReport::OneMore,
-                    Parent::Root(_) | Parent::Block(_) => copies,
                 };
                 // Stores of one group follow each other in a batch, so its first one shows that there is such a group.
                 self.groups.learn(group.unwrap_or(0), tree);
@@ -195,10 +188,6 @@ impl RankTree {
                 }
             }
             TreeChange::AddCopies { hashes, tier } => {
-                let report = match self.pages {
-                    Some(_) => CopyReport::AtLeastOne,
-                    None => CopyReport::OneMore,
-                };
                 let Some((shape, tree)) = &mut self.tree else {
                     effect.ignored.push(IgnoredReason::UnknownCopy);
                     return TreeImpact::None;
@@ -238,8 +227,7 @@ impl RankTree {
                     tree,
                     kept: &mut self.kept_removals,
                     tier,
-                    // Removals do not depend on it.
-                    report: CopyReport::OneMore,
+                    report,
                 };
                 effect.unknown_removals += if self.groups.has_several() {
                     self.groups.remove(group, at, hashes, &mut target)

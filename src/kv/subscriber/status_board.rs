@@ -10,7 +10,7 @@ use arc_swap::{ArcSwap, Guard};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot};
 
-use super::entry::{RankEntry, RepeatReport, Report, TreeRequest};
+use super::entry::{RankEntry, Report, TreeRequest};
 use super::status::{Status, TreeState};
 use crate::ids::WorkerId;
 use crate::kv::stream::State;
@@ -232,13 +232,6 @@ impl StatusBoard {
         (ranks, settled)
     }
 
-    /// Whether the tree of some rank is partial: used by routing, but not known to be complete.
-    pub fn is_partial(&self, worker: WorkerId) -> bool {
-        let entries = self.of(worker);
-        let ranks = entries.get(&worker);
-        ranks.is_some_and(|ranks| ranks.iter().any(|rank| rank.is_partial.load(Relaxed)))
-    }
-
     /// Starts recording the tokens that a worker reports as stored, or stops and drops the record.
     pub fn record_stores(&self, worker: WorkerId, enabled: bool) {
         for rank in &self.ranks(worker) {
@@ -252,12 +245,6 @@ impl StatusBoard {
         let recorded =
             |rank: &Arc<RankEntry>| Vec::from(rank.report.lock().recorded_stores.clone());
         self.ranks(worker).iter().flat_map(recorded).collect()
-    }
-
-    /// Call this when a request makes a worker's engine report the cached blocks of its prompt again, so
-    /// that the repeats are not counted as further copies.
-    pub fn expect_repeat_report(&self, worker: WorkerId) -> RepeatReport {
-        RepeatReport::new(self.ranks(worker))
     }
 
     /// Every rank's status, by worker and rank.

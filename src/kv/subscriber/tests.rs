@@ -44,7 +44,7 @@ impl Rank {
             events,
             ..Batch::default()
         };
-        self.tree.apply(&batch, CopyReport::OneMore, &mut effect);
+        self.tree.apply(&batch, &mut effect);
         effect
     }
 }
@@ -277,41 +277,6 @@ fn what_is_replayed_and_then_said_live_is_scored() {
     });
 }
 
-/// On the wire a block that is reported again looks like a further copy of it.
-#[test]
-fn what_may_be_reported_again_since_it_was_asked_for_is_gone_with_its_first_removal() {
-    on_stage(true, async |stage| {
-        stage.join_late().await;
-        assert!(stage.board.is_partial(WORKER));
-        let asking = stage.board.expect_repeat_report(WORKER);
-        stage
-            .say([SourceEvent::Live(frame(
-                6,
-                vec![stored(0, 3), stored(3, 4)],
-            ))])
-            .await;
-        drop(asking);
-        stage
-            .say([SourceEvent::Live(frame(7, vec![stored(0, 4)]))])
-            .await;
-        assert_eq!(stage.depth(&prompt(4)), 4);
-        // Known before, as one copy; reported again for the first time, twice; and counted since.
-        stage
-            .say([SourceEvent::Live(frame(8, vec![removed(3)]))])
-            .await;
-        assert_eq!(stage.depth(&prompt(4)), 3);
-        stage
-            .say([SourceEvent::Live(frame(9, vec![removed(2), removed(1)]))])
-            .await;
-        assert_eq!(stage.depth(&prompt(4)), 1);
-        stage
-            .say([SourceEvent::Live(frame(10, vec![removed(0)]))])
-            .await;
-        assert_eq!(stage.depth(&prompt(4)), 0);
-        assert_eq!(stage.status().unknown_removals, 0);
-    });
-}
-
 #[test]
 fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_for() {
     on_stage(true, async |stage| {
@@ -327,7 +292,7 @@ fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_fo
             ])
             .await;
         let before = worker_cache();
-        assert!(before.is_live && !stage.board.is_partial(WORKER));
+        assert!(before.is_live);
         assert_eq!(stage.board.recorded_stores(WORKER), []);
         stage.board.record_stores(WORKER, true);
         let events = vec![removed(1), stored(1, 2), stored(0, 1)];
@@ -537,7 +502,7 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
             rank: None,
             events,
         };
-        ground.apply(&batch, CopyReport::OneMore, &mut effect);
+        ground.apply(&batch, &mut effect);
         assert_eq!(effect.impact, TreeImpact::Incomplete);
         effect.ignored
     };

@@ -372,20 +372,26 @@ impl RunningCheck {
             if !was_live {
                 return Some(Outcome::Inconclusive);
             }
-            let removed = cache.removed_blocks - self.removed_before;
             Some(match self.cached_blocks {
                 // No engine of this model has reported any block.
                 _ if !is_known => Outcome::Inconclusive,
                 // An engine with other tokens reports other blocks. This one reported nothing since: it is
                 // silent, or its batches were lost, which only the next batch would show.
                 _ if cache.applied_at < Some(self.check.sent_at) => Outcome::Inconclusive,
-                // Half of the cache was replaced meanwhile, perhaps this prompt with it.
-                _ if removed > 0 && removed >= cache.blocks / 2 => Outcome::Inconclusive,
+                // This prompt's blocks may have been replaced as well.
+                _ if may_be_replaced(&cache, self.removed_before) => Outcome::Inconclusive,
                 0 => Outcome::Missing,
                 _ => Outcome::Partial,
             })
         })
     }
+}
+
+/// Whether half of the cache may have been replaced since the worker had removed `before` blocks. A subscriber that began
+/// again counts from zero, so that it is not known.
+fn may_be_replaced(cache: &WorkerCache, before: u64) -> bool {
+    let removed = cache.removed_blocks.checked_sub(before);
+    removed.is_none_or(|removed| removed > 0 && removed >= cache.blocks / 2)
 }
 
 #[cfg(test)]
@@ -434,5 +440,26 @@ mod tests {
         let text = registry.text();
         assert!(!text.contains("gone"), "{text}");
         assert!(text.contains("model=\"stays\""), "{text}");
+    }
+
+    #[test]
+    fn a_check_says_nothing_if_half_of_the_cache_may_have_been_replaced() {
+        for (before, removed_blocks, expected) in [
+            (100, 100, false),
+            (100, 149, false),
+            (100, 150, true),
+            (100, 0, true),
+            (100, 99, true),
+        ] {
+            let cache = WorkerCache {
+                is_live: true,
+                removed_blocks,
+                blocks: 100,
+                applied_at: None,
+                cleared_at: None,
+            };
+            let found = may_be_replaced(&cache, before);
+            assert_eq!(found, expected, "{before} {removed_blocks}");
+        }
     }
 }

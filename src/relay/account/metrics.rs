@@ -67,8 +67,6 @@ metric_table! {
             "Prompt tokens that engines report as read from their prefix cache.",
         pub(in crate::relay) generation_tokens: counters "warmroute_generation_tokens_total" ["model"]
             "Generated tokens, as engines report them.",
-        pub(in crate::relay) reports: counters "warmroute_kv_report_requests_total" ["model", "outcome"]
-            "Requests that asked their engine to report again which blocks of their prompt it has cached.",
         pub(in crate::relay) continuations: counters "warmroute_stream_continuations_total" ["model", "outcome", "reason"]
             "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
              could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
@@ -150,7 +148,6 @@ impl Families {
             &self.prompt_tokens,
             &self.cached_tokens,
             &self.generation_tokens,
-            &self.reports,
             &self.continuations,
         ] {
             found.find(family, is_gone);

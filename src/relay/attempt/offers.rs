@@ -7,8 +7,6 @@ use hyper::StatusCode;
 /// What a form of a request asks for that an engine may refuse, though it would take the request without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::relay) enum Extra {
-    /// That the engine reports again which blocks of the prompt it has cached.
-    Report,
     /// The ids of the answer's tokens, so that its stream can go on on another worker.
     TokenIds,
     /// The dp rank that is to process it.
@@ -19,8 +17,8 @@ pub(in crate::relay) enum Extra {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::relay) struct Offers<'a> {
     plain: &'a Bytes,
-    /// The body that asks for more than the plain one.
-    asking: Option<(&'a Bytes, Extra)>,
+    /// The body that asks for token ids beside what the plain one asks for.
+    asking: Option<&'a Bytes>,
     rank: Option<u32>,
     keeps_rank: bool,
 }
@@ -36,11 +34,12 @@ impl<'a> Offers<'a> {
         }
     }
 
-    /// Before the plain form comes `body`, which asks for `extra`, in place of what was to come before it. What `body` asks for
-    /// beside `extra` is left out with it.
-    pub(in crate::relay) fn asking(self, body: Option<&'a Bytes>, extra: Extra) -> Self {
-        let asking = body.map(|body| (body, extra)).or(self.asking);
-        Self { asking, ..self }
+    /// Before the plain form comes `body`, which asks for token ids.
+    pub(in crate::relay) fn asking_token_ids(self, body: Option<&'a Bytes>) -> Self {
+        Self {
+            asking: body,
+            ..self
+        }
     }
 
     /// Each form names the rank.
@@ -49,16 +48,11 @@ impl<'a> Offers<'a> {
     }
 
     pub(in crate::relay) fn body(&self) -> &'a Bytes {
-        self.asking.map_or(self.plain, |(body, _)| body)
+        self.asking.unwrap_or(self.plain)
     }
 
     pub(in crate::relay) fn rank(&self) -> Option<u32> {
         self.rank
-    }
-
-    /// What the body of this form asks for.
-    pub(in crate::relay) fn extra(&self) -> Option<Extra> {
-        self.asking.map(|(_, extra)| extra)
     }
 
     /// Takes the next form if the answer may refuse the request for something that this one asks for, and returns what that is.
@@ -68,11 +62,9 @@ impl<'a> Offers<'a> {
         status: StatusCode,
         first: Option<&Bytes>,
     ) -> Option<Extra> {
-        if let Some((_, extra)) = self.asking
-            && may_refuse_member(status)
-        {
+        if self.asking.is_some() && may_refuse_member(status) {
             self.asking = None;
-            return Some(extra);
+            return Some(Extra::TokenIds);
         }
         if self.rank.is_some() && !self.keeps_rank && may_refuse_rank(status, first) {
             self.rank = None;
@@ -129,7 +121,7 @@ mod tests {
     #[test]
     fn each_form_asks_for_less_until_nothing_is_left_to_leave_out() {
         let (plain, asking) = (Bytes::from("plain"), Bytes::from("asking"));
-        let offers = Offers::new(&plain, Some(3)).asking(Some(&asking), Extra::Report);
+        let offers = Offers::new(&plain, Some(3)).asking_token_ids(Some(&asking));
         let all = [("asking", Some(3)), ("plain", Some(3)), ("plain", None)];
         let all = all.map(|(body, rank)| (Bytes::from(body), rank));
         assert_eq!(sent(offers, 400, RANK), all);
@@ -164,17 +156,13 @@ mod tests {
     #[test]
     fn what_is_left_out_is_said() {
         let (plain, asking) = (Bytes::from("plain"), Bytes::from("asking"));
-        let mut offers = Offers::new(&plain, Some(3))
-            .asking(Some(&asking), Extra::TokenIds)
-            .asking(None, Extra::Report);
+        let mut offers = Offers::new(&plain, Some(3)).asking_token_ids(Some(&asking));
         let first = Bytes::from(RANK);
-        assert_eq!(offers.extra(), Some(Extra::TokenIds));
         let status = StatusCode::BAD_REQUEST;
         assert_eq!(
             offers.leave_out(status, Some(&first)),
             Some(Extra::TokenIds)
         );
-        assert_eq!(offers.extra(), None);
         assert_eq!(offers.leave_out(status, Some(&first)), Some(Extra::Rank));
         assert_eq!(offers.leave_out(status, Some(&first)), None);
     }

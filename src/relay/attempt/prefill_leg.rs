@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::exchange::{self, Sending};
 use super::leg_context::LegContext;
-use super::offers::{Extra, Offers};
+use super::offers::Offers;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::observe;
@@ -16,7 +16,6 @@ use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::fault::{Fault, Part};
 use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
-use crate::relay::request::body_edit::applied;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -41,11 +40,10 @@ impl LegContext<'_> {
         let rank = self.prefill_rank();
         let mut span = self.begin_try(now, Leg::Prefill, rank);
         let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
-        let report = plan.asks(&relay.caches.board, worker);
         let in_flight = count_prompt(plan, worker, &prefill.decision)
             .at_rank(rank)
             .sent_at(now, true);
-        let mut running = Running::computing(&relay.caches, plan, now, in_flight, report.is_some());
+        let mut running = Running::computing(&relay.caches, plan, now, in_flight);
         let transfer = Transfer::begin(
             settings.connector,
             job.api,
@@ -77,16 +75,8 @@ impl LegContext<'_> {
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
-        let reporting = report.and_then(|edit| {
-            let whole = plan.body.as_ref().unwrap_or(&job.body);
-            let asking = applied(whole, &mut [edit.clone()]);
-            let legs = Legs::of(job.api, &asking).ok()?;
-            Some(legs.prefill(&transfer))
-        });
         // The decode leg need not name the rank.
-        let mut offers = Offers::new(&body, sending.rank)
-            .asking(reporting.as_ref(), Extra::Report)
-            .keeping_rank(reuse != Reuse::Replaced);
+        let mut offers = Offers::new(&body, sending.rank).keeping_rank(reuse != Reuse::Replaced);
         let sent = relay
             .send(job, &mut offers, sending, plan, worker, timer)
             .await;

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};
-use crate::kv::subscriber::RepeatReport;
 use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::observe;
@@ -26,7 +25,6 @@ pub(in crate::relay) struct Running {
     in_flight: InFlight,
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<PromptCheck>,
-    asking: Option<RepeatReport>,
     /// When the worker was chosen, and when its tokens are expected from then on.
     pub(in crate::relay) expected: Option<(Instant, Expected)>,
     /// At the worker that computes the prompt for another one, until the first token.
@@ -55,7 +53,6 @@ impl Running {
             in_flight,
             coming: SmallVec::new(),
             check: None,
-            asking: None,
             expected: None,
             prefill: None,
             span: None,
@@ -63,19 +60,17 @@ impl Running {
         }
     }
 
-    /// At a worker that computes the plan's prompt from `now` on. `reports`: it is asked which blocks of the prompt it has cached.
+    /// At a worker that computes the plan's prompt from `now` on.
     pub(in crate::relay) fn computing(
         caches: &Caches,
         plan: &Plan,
         now: Instant,
         in_flight: InFlight,
-        reports: bool,
     ) -> Self {
         let worker = in_flight.worker();
         Self {
             coming: plan.expect(caches, worker, in_flight.rank()),
             check: plan.check(&caches.tokenizer_check, now, worker),
-            asking: reports.then(|| caches.board.expect_repeat_report(worker.id)),
             ..Self::new(in_flight)
         }
     }
@@ -106,7 +101,6 @@ impl Running {
     pub(in crate::relay) fn on_refusal(&mut self) {
         self.coming.clear();
         self.check = None;
-        self.asking = None;
     }
 
     /// The answer broke off: the worker has nothing of the request any more.
@@ -148,7 +142,6 @@ impl Running {
         if let Some(check) = self.check.take() {
             check.on_first_token();
         }
-        self.asking = None;
     }
 
     /// Waits for an answer whose first token is not seen, and counts the prompt as computed after a time.

@@ -50,9 +50,6 @@ impl Relay {
             }
             left_out = offers.leave_out(status, answer.first.as_ref());
             if left_out.is_none() {
-                if offers.extra() == Some(Extra::Report) {
-                    count_report(plan, "asked");
-                }
                 return Ok(answer);
             }
             timer = answer.timer;
@@ -62,14 +59,6 @@ impl Relay {
     /// The engine took a request without what it had refused: it is not asked for that any more.
     fn on_extra_refused(&self, extra: Extra, plan: &Plan, worker: &Worker) {
         match extra {
-            Extra::Report => {
-                count_report(plan, "refused");
-                worker.refuses_reports.store(true, Relaxed);
-                warn!(
-                    worker = %worker.name,
-                    "engine refuses requests with kv_cache_report_mode; it is not asked to report cached blocks any more"
-                );
-            }
             Extra::TokenIds => {
                 if !plan.refuses_token_ids(worker).swap(true, Relaxed) {
                     warn!(
@@ -134,12 +123,6 @@ impl Relay {
         }
         sign
     }
-}
-
-fn count_report(plan: &Plan, outcome: &str) {
-    let labels = [&*plan.group.model, outcome];
-    let reports = &plan.model.families.reports;
-    reports.with_label_values(&labels).inc();
 }
 
 /// For how long a worker gets no requests that has refused one. `asked`: its Retry-After. `is_late`: it has taken a

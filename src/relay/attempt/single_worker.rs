@@ -6,7 +6,7 @@ use tracing::debug;
 
 use super::exchange::Sending;
 use super::first_token;
-use super::offers::{Extra, Offers};
+use super::offers::Offers;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running, count_prompt};
 use crate::fleet::Worker;
@@ -21,7 +21,6 @@ use crate::relay::failure::fault::{Fault, Part, Sign};
 use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
-use crate::relay::request::body_edit::applied;
 use crate::relay::request::gateway::CarriedTo;
 use crate::relay::traced;
 
@@ -85,10 +84,8 @@ impl Relay {
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
-        let report = plan.asks(&self.caches.board, worker);
-        let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = if is_planned {
-            Running::computing(&self.caches, plan, now, in_flight, report.is_some())
+            Running::computing(&self.caches, plan, now, in_flight)
         } else {
             Running::new(in_flight)
         };
@@ -114,10 +111,8 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let reporting = report.map(|edit| applied(asking_ids.unwrap_or(body), &mut [edit.clone()]));
         let mut offers = Offers::new(body, sending.rank)
-            .asking(asking_ids, Extra::TokenIds)
-            .asking(reporting.as_ref(), Extra::Report)
+            .asking_token_ids(asking_ids)
             .keeping_rank(carried.is_some());
         // A gateway's answer is its own.
         let waits_for_token = carried.is_none()

@@ -65,7 +65,7 @@ impl LegContext<'_> {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
             counted = counted.sent_at(started, true);
         }
-        let computing = Running::computing(&relay.caches, plan, started, counted, false);
+        let computing = Running::computing(&relay.caches, plan, started, counted);
         let mut computing = Some(computing);
         let mut prefill_span = self.begin_try(started, Leg::Prefill, room.rank());
         let span = self.begin_try(started, Leg::Decode, self.decode_rank());

@@ -170,8 +170,6 @@ mod tests {
         series.count(Api::Chat, StatusCode::OK, Outcome::Complete);
         let families = &state.families;
         families.count_unanswered(&name, Api::Chat.as_str(), Outcome::ClientDisconnected);
-        let reports = &families.reports;
-        reports.with_label_values(&[&*name, "asked"]).inc();
         let continuations = &families.continuations;
         continuations
             .with_label_values(&[&*name, "refused", "api"])

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fleet::Group;
-use crate::ids::{Block, WorkerId};
+use crate::ids::Block;
 use crate::kv::block::{self, BlockShape, ChainRoot, LocalHash};
 use crate::kv::index::{PrefixIndex, RankPrefix};
 use crate::kv::indexes::PrefixIndexes;
@@ -167,23 +167,6 @@ impl TokenBlocks {
         }
         prefixes
     }
-
-    /// Whether a worker's engine could reuse more of the prompt than its events reported. An engine never
-    /// reuses the last token.
-    pub(in crate::relay) fn could_tell_more(&self, worker: WorkerId, ranks: u32) -> bool {
-        let reusable = |shape: BlockShape| shape.reusable_blocks(self.len) as u32;
-        if self.sizes.is_empty() {
-            // No event yet, so even the block size is unknown.
-            return self.len > 1;
-        }
-        let prefixes = self.rank_prefixes();
-        let whole = prefixes
-            .iter()
-            .filter(|(prefix, shape)| prefix.worker == worker && prefix.blocks >= reusable(*shape));
-        let mut sizes = self.sizes.iter();
-        let has_reusable = sizes.any(|sized| reusable(sized.shape) > 0);
-        has_reusable && whole.count() < ranks as usize
-    }
 }
 
 #[cfg(test)]
@@ -194,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::Members;
+    use crate::ids::WorkerId;
     use crate::kv::indexes;
     use crate::observe::metrics::Registry;
 

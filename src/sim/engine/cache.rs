@@ -216,21 +216,6 @@ impl Cache {
         });
     }
 
-    /// Reports the path's cached blocks again, as if they were stored now.
-    pub fn report(&mut self, path: &Path, tokens: &[u32]) {
-        if path.named == 0 {
-            return;
-        }
-        let name = |number: &SlotNumber| self.slot(*number).name;
-        let hashes = path.slots[..path.named].iter().filter_map(name).collect();
-        self.changes.push(Change::Stored {
-            parent: None,
-            hashes,
-            token_ids: tokens[..path.named * self.block_tokens].to_vec(),
-            label: path.label.clone(),
-        });
-    }
-
     /// Unpins the blocks. The last ones count as older, so that a path is evicted from its end and a prefix remains.
     pub fn release(&mut self, path: Path) {
         for number in path.slots.into_iter().rev() {

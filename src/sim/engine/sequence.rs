@@ -16,7 +16,6 @@ pub(super) struct Sequence {
     pub(super) answer: Vec<u32>,
     pub(super) root: u64,
     pub(super) label: Option<Arc<Label>>,
-    pub(super) report_cached: bool,
     pub(super) received_tokens: usize,
     pub(super) keep_for: Option<Duration>,
     pub(super) arrived: Instant,

@@ -29,8 +29,6 @@ pub struct Request {
     /// Requests with different salts share no blocks; 0 means no salt.
     pub salt: u64,
     pub label: Option<Arc<Label>>,
-    /// KV events report the cached blocks again, as if they were stored now.
-    pub report_cached: bool,
     /// Prompt tokens whose blocks came from a prefill engine, so they are not computed here.
     pub received_tokens: usize,
     /// How long the blocks stay pinned after the end, for a decode engine to fetch them.

@@ -60,8 +60,6 @@ pub(crate) struct GenerationRequest {
     pub(crate) logprobs: Option<usize>,
     pub(crate) salt: u64,
     pub(crate) label: Option<Arc<Label>>,
-    pub(crate) report_cached: bool,
-    pub(crate) has_xargs: bool,
     /// `ignore_eos`: the answer always has its maximum length.
     pub(crate) ignores_eos: bool,
     pub(crate) stream: bool,
@@ -157,7 +155,6 @@ struct Common {
     kv_transfer_params: Option<TransferParams>,
     ignore_eos: Option<bool>,
     return_token_ids: Option<bool>,
-    vllm_xargs: Option<ExtraArguments>,
 }
 
 #[derive(Deserialize)]
@@ -166,11 +163,6 @@ struct StreamOptions {
     include_usage: bool,
     #[serde(default)]
     continuous_usage_stats: bool,
-}
-
-#[derive(Deserialize)]
-struct ExtraArguments {
-    kv_cache_report_mode: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -364,11 +356,6 @@ impl Common {
         }
     }
 
-    fn reports_cached(&self) -> bool {
-        let extra = self.vllm_xargs.as_ref();
-        extra.is_some_and(|extra| extra.kv_cache_report_mode.as_deref() == Some("full"))
-    }
-
     fn usage(&self) -> UsageReport {
         match &self.stream_options {
             Some(options) if options.include_usage && options.continuous_usage_stats => {
@@ -432,8 +419,6 @@ fn finish(
         created: context.now,
         salt: sharing::salt(&model, context.models, common.cache_salt.as_deref()),
         label,
-        report_cached: common.reports_cached(),
-        has_xargs: common.vllm_xargs.is_some(),
         ignores_eos: common.ignore_eos == Some(true),
         model,
         prompts,

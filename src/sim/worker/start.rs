@@ -36,10 +36,6 @@ pub(crate) fn start(
     (leg, params): (Leg, TransferParams),
     faults: &Faults,
 ) -> Result<(Generation, Start), ApiError> {
-    if faults.refuse_xargs && request.has_xargs {
-        let message = "vllm_xargs is not supported";
-        return Err(ApiError::bad_param("vllm_xargs", message));
-    }
     if let Some(from) = faults.other_tokens_from {
         for prompt in &mut request.prompts {
             tokenizer::garble(prompt, from);
@@ -109,7 +105,6 @@ fn engine_requests(request: &GenerationRequest) -> Vec<Request> {
         prompt: prompt.clone(),
         salt: request.salt,
         label: request.label.clone(),
-        report_cached: request.report_cached,
         ..Request::default()
     };
     request.prompts.iter().map(engine_request).collect()

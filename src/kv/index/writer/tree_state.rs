@@ -11,7 +11,7 @@ use crate::kv::index::types::TreeBlock;
 
 pub(super) type Copies = [u16; Tier::COUNT];
 
-/// An unknown number of copies, at least one: too many to count, or the block was reported again.
+/// An unknown number of copies, at least one: too many to count, or the block may have been reported before.
 /// Counts as gone when one is removed.
 pub(super) const UNKNOWN: u16 = u16::MAX;
 

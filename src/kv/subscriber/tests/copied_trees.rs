@@ -291,9 +291,7 @@ fn pages_of_a_name_space_that_is_not_reported_are_ignored_after_another_replicas
                 ..Batch::default()
             };
             let mut effect = BatchEffect::default();
-            late.task
-                .tree
-                .apply(&batch, CopyReport::OneMore, &mut effect);
+            late.task.tree.apply(&batch, &mut effect);
             assert_eq!(effect.ignored, [IgnoredReason::HashMismatch]);
             assert_eq!(late.task.tree.tree().map(|(_, tree)| tree.len()), Some(1));
         });

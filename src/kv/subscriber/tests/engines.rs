@@ -27,14 +27,6 @@ pub(super) trait Engine {
     fn work(&mut self, random: &mut fastrand::Rng, events: &mut Vec<Event>);
     /// What it caches, in blocks as the tree has them.
     fn held(&self) -> Held;
-    /// Whether stores that begin at a prompt's start may be repeated reports.
-    fn repeats(&self) -> bool {
-        false
-    }
-    /// Whether the tree may lack this block in the GPU, though it is complete.
-    fn is_uncertain(&self, _: u64) -> bool {
-        false
-    }
     /// Whether the lower tiers are known as exactly as the GPU.
     fn knows_lower_tiers(&self) -> bool {
         true
@@ -227,13 +219,8 @@ impl<E: Engine + Clone> World<E> {
                     let process = (payload.timestamp / 1e6) as usize;
                     let sequence = payload.timestamp as u64 % 1_000_000;
                     self.applied = Some((process, sequence));
-                    let report = if self.published(process, sequence).after.repeats() {
-                        CopyReport::AtLeastOne
-                    } else {
-                        CopyReport::OneMore
-                    };
                     let mut effect = BatchEffect::default();
-                    self.tree.apply(&payload, report, &mut effect);
+                    self.tree.apply(&payload, &mut effect);
                     match effect.impact {
                         TreeImpact::None => {}
                         TreeImpact::Incomplete => self.stream.on_incomplete(),
@@ -294,10 +281,7 @@ impl<E: Engine + Clone> World<E> {
         for (name, tiers) in held {
             let known = tree.get(name).copied().unwrap_or_default();
             for (tier, is_cached) in tiers.iter().enumerate() {
-                let is_needed = match tier {
-                    GPU => !after.is_uncertain(*name),
-                    _ => after.knows_lower_tiers(),
-                };
+                let is_needed = tier == GPU || after.knows_lower_tiers();
                 let is_missing = is_needed && *is_cached && !known[tier];
                 assert!(!is_missing, "block {name} is missing in tier {tier}");
             }
@@ -433,7 +417,7 @@ fn another_replicas_tree_of_pages_goes_on_as_its_own_does() {
             };
             for tree in &mut trees {
                 let mut effect = BatchEffect::default();
-                tree.apply(&batch, CopyReport::OneMore, &mut effect);
+                tree.apply(&batch, &mut effect);
                 assert_eq!(effect.impact, TreeImpact::None, "seed {seed}");
                 assert_eq!(effect.unknown_removals, 0, "seed {seed}");
             }

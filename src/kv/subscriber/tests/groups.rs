@@ -29,7 +29,7 @@ impl Rank {
             events,
             ..Batch::default()
         };
-        self.tree.apply(&batch, CopyReport::OneMore, &mut effect);
+        self.tree.apply(&batch, &mut effect);
         effect
     }
 

@@ -85,7 +85,7 @@ proptest! {
         for prompt in &prompts {
             let batch = Batch { events: engine.compute(prompt), ..Batch::default() };
             let mut effect = BatchEffect::default();
-            tree.apply(&batch, CopyReport::OneMore, &mut effect);
+            tree.apply(&batch, &mut effect);
             prop_assert_eq!(&effect.ignored, &[]);
         }
         for prompt in prompts.iter().chain(&asked) {
@@ -114,7 +114,7 @@ fn two_blocks_with_the_same_tokens_are_removed_one_at_a_time() {
             events,
             ..Batch::default()
         };
-        tree.apply(&batch, CopyReport::OneMore, &mut BatchEffect::default());
+        tree.apply(&batch, &mut BatchEffect::default());
     };
     apply(engine.compute(&[1, 2, 3]));
     apply(engine.compute(&[1, 2, 4]));

@@ -13,24 +13,20 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(caches_pages: bool) -> Self {
+    fn new() -> Self {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let subject = Subject {
-            caches_pages,
-            ..subject()
-        };
         Self {
-            tree: RankTree::new(indexes, &subject),
+            tree: RankTree::new(indexes, &subject_of_pages()),
         }
     }
 
-    fn apply(&mut self, events: Vec<Event>, report: CopyReport) -> BatchEffect {
+    fn apply(&mut self, events: Vec<Event>) -> BatchEffect {
         let mut effect = BatchEffect::default();
         let batch = Batch {
             events,
             ..Batch::default()
         };
-        self.tree.apply(&batch, report, &mut effect);
+        self.tree.apply(&batch, &mut effect);
         effect
     }
 
@@ -72,38 +68,37 @@ fn remove(medium: Medium, names: impl IntoIterator<Item = u64>) -> Event {
 
 #[test]
 fn a_page_removed_and_stored_again_in_one_batch_stays() {
-    let mut rank = Rank::new(true);
+    let mut rank = Rank::new();
     let gpu = || Medium::Gpu;
-    rank.apply(vec![store(gpu(), 0, 4)], CopyReport::OneMore);
+    rank.apply(vec![store(gpu(), 0, 4)]);
     let last_again = vec![remove(gpu(), [103]), store(gpu(), 3, 4)];
-    let effect = rank.apply(last_again, CopyReport::OneMore);
+    let effect = rank.apply(last_again);
     assert_eq!(effect.unknown_removals, 0);
     assert_eq!(rank.held().len(), 4);
     let all_again = vec![remove(gpu(), (100..104).rev()), store(gpu(), 0, 4)];
-    rank.apply(all_again, CopyReport::OneMore);
+    rank.apply(all_again);
     assert_eq!(rank.held().len(), 4);
-    let effect = rank.apply(vec![store(gpu(), 4, 5)], CopyReport::OneMore);
+    let effect = rank.apply(vec![store(gpu(), 4, 5)]);
     assert_eq!(effect.impact, TreeImpact::None);
     assert_eq!(rank.held().len(), 5);
     // It has one copy, as before.
-    rank.apply(vec![remove(gpu(), (100..105).rev())], CopyReport::OneMore);
+    rank.apply(vec![remove(gpu(), (100..105).rev())]);
     assert_eq!(rank.held().len(), 0);
 }
 
 #[test]
 fn pages_that_a_batch_evicts_and_loads_back_stay_in_the_gpu_beside_their_host_copies() {
-    let mut rank = Rank::new(true);
-    let report = CopyReport::OneMore;
-    rank.apply(vec![store(Medium::Gpu, 0, 4)], report);
-    rank.apply(vec![store(Medium::Cpu, 0, 4)], report);
+    let mut rank = Rank::new();
+    rank.apply(vec![store(Medium::Gpu, 0, 4)]);
+    rank.apply(vec![store(Medium::Cpu, 0, 4)]);
     let back = vec![remove(Medium::Gpu, 100..104), store(Medium::Gpu, 0, 4)];
-    rank.apply(back, report);
+    rank.apply(back);
     assert!(
         rank.held()
             .values()
             .all(|tiers| *tiers == [true, true, false])
     );
-    rank.apply(vec![remove(Medium::Cpu, 100..104)], report);
+    rank.apply(vec![remove(Medium::Cpu, 100..104)]);
     assert_eq!(rank.held().len(), 4);
     assert!(
         rank.held()
@@ -116,28 +111,8 @@ fn pages_that_a_batch_evicts_and_loads_back_stay_in_the_gpu_beside_their_host_co
         store(Medium::Gpu, 0, 4),
         remove(Medium::Gpu, 100..104),
     ];
-    rank.apply(gone, report);
+    rank.apply(gone);
     assert_eq!(rank.held().len(), 0);
-}
-
-#[test]
-fn so_does_a_block_while_a_repeated_report_is_awaited() {
-    let mut rank = Rank::new(false);
-    rank.apply(vec![store(Medium::Gpu, 0, 4)], CopyReport::OneMore);
-    let again = vec![
-        remove(Medium::Gpu, (100..104).rev()),
-        store(Medium::Gpu, 0, 4),
-    ];
-    rank.apply(again, CopyReport::AtLeastOne);
-    assert_eq!(rank.held().len(), 4);
-    let twice = vec![
-        remove(Medium::Gpu, [103]),
-        store(Medium::Gpu, 0, 4),
-        remove(Medium::Gpu, [103]),
-        store(Medium::Gpu, 0, 4),
-    ];
-    rank.apply(twice, CopyReport::AtLeastOne);
-    assert_eq!(rank.held().len(), 4);
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +139,7 @@ proptest! {
     fn what_a_batch_does_is_what_its_events_do_one_after_the_other(
         batches in proptest::collection::vec(proptest::collection::vec(op(), 1..9), 1..12),
     ) {
-        let mut rank = Rank::new(true);
+        let mut rank = Rank::new();
         let mut cached = [0u32; 2];
         for ops in batches {
             let mut events = Vec::new();
@@ -183,7 +158,7 @@ proptest! {
                     Op::Store(_) | Op::Remove(_) => {}
                 }
             }
-            let effect = rank.apply(events, CopyReport::OneMore);
+            let effect = rank.apply(events);
             prop_assert_eq!(effect.unknown_removals, 0);
             let held = rank.held();
             for block in 0..A_PROMPT {

@@ -56,7 +56,7 @@ impl Pages {
 
     fn apply(&mut self, batch: &Batch) -> BatchEffect {
         let mut effect = BatchEffect::default();
-        self.tree.apply(batch, CopyReport::OneMore, &mut effect);
+        self.tree.apply(batch, &mut effect);
         effect
     }
 

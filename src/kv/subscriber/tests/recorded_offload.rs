@@ -92,7 +92,7 @@ fn replay(recording: &str, mut look: impl FnMut(usize, &Replayed)) {
     for (number, batch) in batches(recording).iter().enumerate() {
         expected.apply(batch);
         let mut effect = BatchEffect::default();
-        replayed.tree.apply(batch, CopyReport::OneMore, &mut effect);
+        replayed.tree.apply(batch, &mut effect);
         assert_eq!(effect.ignored, [], "batch {number}");
         assert_eq!(effect.unknown_removals, 0, "batch {number}");
         assert_eq!(effect.impact, TreeImpact::None, "batch {number}");

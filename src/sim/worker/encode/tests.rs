@@ -21,8 +21,6 @@ fn request(api: Api, id: &str) -> GenerationRequest {
         answer_tokens: WORDS.len(),
         salt: 0,
         label: None,
-        report_cached: false,
-        has_xargs: false,
         ignores_eos: false,
         stream: true,
         returns_token_ids: false,

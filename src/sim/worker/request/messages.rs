@@ -9,13 +9,12 @@ use crate::sim::worker::error::ApiError;
 use crate::sim::worker::tokenizer;
 
 /// Fields that mean the same for both APIs.
-const SHARED: [&str; 8] = [
+const SHARED: [&str; 7] = [
     "model",
     "max_tokens",
     "stream",
     "cache_salt",
     "kv_transfer_params",
-    "vllm_xargs",
     "ignore_eos",
     "session_id",
 ];

@@ -128,29 +128,6 @@ async fn replayed_events_add_up_to_the_cached_blocks() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_reported_again_on_request() {
-    let worker = Running::start(with_events()).await;
-    worker.read(0, 0..40).await;
-    let prompt: Vec<u32> = (0..56).collect();
-    let body = serde_json::json!({
-        "prompt": prompt, "max_tokens": 1, "vllm_xargs": {"kv_cache_report_mode": "full"},
-    });
-    worker.post_json("/v1/completions", &body.to_string()).await;
-    let replayed = Asker::connect(&worker, 0).await.replay(0).await;
-    let first = replayed[0].batch().events;
-    let second = replayed[1].batch().events;
-    assert_eq!(second[0], first[0]);
-    let [Event::Stored(again), Event::Stored(more)] = &second[..] else {
-        panic!("{second:?}");
-    };
-    assert_eq!(more.parent, again.hashes.last().copied());
-    // The block is reported once more than there are copies.
-    let truth = worker.handle.cache_contents(0);
-    assert!(truth.blocks.iter().all(|held| held.copies == 1));
-    worker.stop().await;
-}
-
-#[tokio::test]
 async fn a_replay_begins_where_asked_and_has_an_end() {
     let worker = Running::start(Settings {
         kv: publisher::Settings {

@@ -107,14 +107,6 @@ impl Engine for WithStore {
         held
     }
 
-    fn repeats(&self) -> bool {
-        self.engine.repeats()
-    }
-
-    fn is_uncertain(&self, name: u64) -> bool {
-        self.engine.is_uncertain(name)
-    }
-
     fn knows_lower_tiers(&self) -> bool {
         false
     }

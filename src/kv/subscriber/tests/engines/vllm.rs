@@ -1,6 +1,6 @@
-//! A vLLM: cache groups with copies of each block, a host tier, partial blocks, repeated reports and resets.
+//! A vLLM: cache groups with copies of each block, a host tier, partial blocks and resets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{Engine, Held};
 use crate::kv::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
@@ -23,10 +23,6 @@ pub(super) struct Vllm {
     gpu: Vec<BTreeMap<Prefix, u32>>,
     /// Blocks in the host's memory, for all groups.
     host: BTreeMap<Prefix, u32>,
-    /// Requests make it report again what it has, so that reports at a prompt's start may be repeats.
-    repeats: bool,
-    /// Blocks stored at a prompt's start while repeated reports could come: how many copies they have is not known.
-    uncertain: BTreeSet<u64>,
 }
 
 /// A prompt of some tokens; prompts begin alike.
@@ -113,19 +109,12 @@ impl Vllm {
     fn compute(&mut self, random: &mut fastrand::Rng, events: &mut Vec<Event>) {
         let prompt = prompt(random);
         let hit = self.hit(&prompt) * BLOCK as usize;
-        let is_repeated = self.repeats && random.u8(..6) == 0;
         for group in 0..self.groups {
-            if is_repeated {
-                self.store(&prompt[..hit], 0, group, events);
-            }
             self.store(&prompt, hit, group, events);
             for end in (hit + BLOCK as usize..=prompt.len()).step_by(BLOCK as usize) {
                 *self.gpu[group as usize]
                     .entry(prompt[..end].to_vec())
                     .or_default() += 1;
-                if self.repeats && hit == 0 {
-                    self.uncertain.insert(name(&prompt[..end]));
-                }
             }
         }
         if self.has_window_group {
@@ -226,8 +215,6 @@ impl Engine for Vllm {
             has_window_group: random.u8(..3) == 0,
             gpu: vec![BTreeMap::new(); groups as usize],
             host: BTreeMap::new(),
-            repeats: random.u8(..3) == 0,
-            uncertain: BTreeSet::new(),
         }
     }
 
@@ -239,21 +226,9 @@ impl Engine for Vllm {
             39 => {
                 self.gpu.iter_mut().for_each(BTreeMap::clear);
                 self.host.clear();
-                self.uncertain.clear();
                 events.push(Event::Cleared { ownership: None });
             }
             _ => {}
-        }
-        let mut lost: Vec<u64> = Vec::new();
-        for name_of in &self.uncertain {
-            let is_there =
-                |group: &BTreeMap<Prefix, u32>| group.keys().any(|prefix| name(prefix) == *name_of);
-            if !self.gpu.iter().any(is_there) {
-                lost.push(*name_of);
-            }
-        }
-        for name in lost {
-            self.uncertain.remove(&name);
         }
     }
 
@@ -268,18 +243,5 @@ impl Engine for Vllm {
             held.entry(name(prefix)).or_default()[Tier::Cpu as usize] = true;
         }
         held
-    }
-
-    fn repeats(&self) -> bool {
-        self.repeats
-    }
-
-    fn is_uncertain(&self, name: u64) -> bool {
-        self.uncertain.contains(&name)
-    }
-
-    fn knows_lower_tiers(&self) -> bool {
-        // A placeholder's block may be one that the tree has lost.
-        !self.repeats
     }
 }
