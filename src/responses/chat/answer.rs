@@ -209,10 +209,10 @@ impl ChatAnswer {
             return Err("the engine sent too many calls".to_owned());
         }
         let slot = self.slot(index, id, delta.function.as_ref());
-        if let Some(id) = id
-            && self.calls[slot].id.is_empty()
-        {
-            id.clone_into(&mut self.calls[slot].id);
+        if let Some(id) = id {
+            let function = delta.function.as_ref();
+            let name = function.and_then(|function| function.name.as_deref());
+            self.calls[slot].add_id(id, name.unwrap_or_default());
         }
         match &delta.function {
             Some(function) => self.on_function(slot, function, out),
@@ -221,7 +221,8 @@ impl ChatAnswer {
     }
 
     /// The position of the call that a fragment belongs to. Without an index it is the last call, unless its id is new. Some
-    /// engines give all calls one index: there, too, it is the last call, unless the fragment begins another one.
+    /// engines give all calls one index: there, too, it is the last call, unless the fragment begins another one or has the
+    /// id of an earlier one.
     fn slot(
         &mut self,
         index: Option<u64>,
@@ -229,19 +230,20 @@ impl ChatAnswer {
         function: Option<&FunctionDelta<'_>>,
     ) -> usize {
         let name = function.and_then(|function| function.name.as_deref());
+        let name = name.filter(|name| !name.is_empty());
         let arguments = function.and_then(|function| function.arguments);
-        let has_name = name.is_some_and(|name| !name.is_empty());
-        let has_arguments = arguments.is_some_and(|arguments| arguments.get() != "\"\"");
-        let begins_another = |call: &Call| match id {
-            Some(id) => has_name && call.is_followed_by(id, name.unwrap_or_default()),
-            // Nothing follows arguments that are whole.
-            None => has_name && has_arguments && call.has_whole_arguments(),
-        };
+        let arguments = arguments.map_or("", RawValue::get);
+        let begins_another =
+            |call: &Call| name.is_some_and(|name| call.is_followed_by(id, name, arguments));
         let found = match (index, id) {
-            (Some(key), _) => self
-                .calls
-                .iter()
-                .rposition(|call| call.key == key && !begins_another(call)),
+            (Some(key), _) => {
+                let mut calls = self.calls.iter();
+                let known = calls.rposition(|call| call.key == key && id == Some(&*call.id));
+                known.or_else(|| {
+                    let last = self.calls.iter().rposition(|call| call.key == key);
+                    last.filter(|last| !begins_another(&self.calls[*last]))
+                })
+            }
             (None, Some(id)) => self
                 .calls
                 .iter()

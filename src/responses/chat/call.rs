@@ -15,6 +15,8 @@ pub(super) struct Call {
     pub(super) key: u64,
     /// The engine's id of it; empty if it gave none yet.
     pub(super) id: String,
+    /// Fragments of it repeated its name with other ids, which say nothing then.
+    has_other_ids: bool,
     /// Complete once the call is open.
     pub(super) name: String,
     arguments: String,
@@ -69,14 +71,31 @@ impl Call {
         !self.arguments.is_empty()
     }
 
-    /// Whether a fragment of its index begins another call. An id alone does not say so: some engines give each fragment of
-    /// a call a new one.
-    pub(super) fn is_followed_by(&self, id: &str, name: &str) -> bool {
-        let is_new = !self.id.is_empty() && self.id != id;
-        is_new && (self.name != name || self.has_whole_arguments())
+    /// `name`: that of its fragment, or empty.
+    pub(super) fn add_id(&mut self, id: &str, name: &str) {
+        if self.id.is_empty() {
+            id.clone_into(&mut self.id);
+        } else if self.id != id && !name.is_empty() {
+            self.has_other_ids = true;
+        }
     }
 
-    pub(super) fn has_whole_arguments(&self) -> bool {
+    /// Whether a fragment with a name, and perhaps its index, begins another call. An id alone does not say so: some
+    /// engines give each fragment of a call a new one, and repeat its name in all of them, also in an empty last one.
+    pub(super) fn is_followed_by(&self, id: Option<&str>, name: &str, arguments: &str) -> bool {
+        let is_other_name = self.name != name;
+        match id {
+            Some(id) if !self.has_other_ids => {
+                let is_new = !self.id.is_empty() && self.id != id;
+                is_new && (is_other_name || self.has_whole_arguments())
+            }
+            _ if is_other_name && self.is_open() => true,
+            // Nothing follows arguments that are whole.
+            _ => begins_object(arguments) && self.has_whole_arguments(),
+        }
+    }
+
+    fn has_whole_arguments(&self) -> bool {
         // Most fragments end elsewhere, and are not worth a look at all before them.
         if !self.arguments.ends_with('}') {
             return false;
@@ -176,6 +195,13 @@ impl Call {
         item.push(b'}');
         item
     }
+}
+
+/// `raw`: as of [`Call::add_arguments`].
+fn begins_object(raw: &str) -> bool {
+    let text = members::text(raw);
+    let text = text.as_deref().unwrap_or(raw);
+    text.trim_start().starts_with('{')
 }
 
 fn delta(out: &mut Vec<u8>, kind: &str, index: usize, text: &str) {

@@ -179,8 +179,35 @@ fn calls_that_share_an_index_are_told_apart_by_their_ids_and_names() {
         &[
             fragment(0, "1", "f", "{\"a\""),
             fragment(0, "2", "f", ":1}"),
+            fragment(0, "3", "f", ""),
         ],
         &[("1", "f", "{\"a\":1}")],
+    );
+    check(
+        &[
+            fragment(0, "1", "f", ""),
+            fragment(0, "2", "", "{}"),
+            fragment(0, "3", "f", ""),
+            fragment(0, "4", "", "{}"),
+        ],
+        &[("1", "f", "{}"), ("3", "f", "{}")],
+    );
+    // None of them belongs to a call before the last one, unless its id says so.
+    check(
+        &[
+            fragment(0, "1", "f", ""),
+            fragment(0, "2", "g", "{}"),
+            fragment(0, "3", "f", "{}"),
+        ],
+        &[("1", "f", "{}"), ("2", "g", "{}"), ("3", "f", "{}")],
+    );
+    check(
+        &[
+            fragment(0, "1", "f", "{\"a\""),
+            fragment(0, "2", "g", "{}"),
+            fragment(0, "1", "f", ":1}"),
+        ],
+        &[("1", "f", "{\"a\":1}"), ("2", "g", "{}")],
     );
 }
 
@@ -217,6 +244,22 @@ fn calls_without_ids_are_told_apart_once_their_arguments_are_whole() {
         let expected = [("f", "{\"a\":1}"), ("g", "{}"), ("g", "{}")];
         assert_eq!(found, expected, "{chunks:?}");
     }
+}
+
+#[test]
+fn another_name_is_another_call_although_none_has_an_id_or_the_first_no_arguments() {
+    let tools = ["f", "g"].map(|name| json!({"type": "function", "name": name}));
+    let chunks = [
+        fragment(0, "", "f", ""),
+        fragment(0, "", "g", "{}"),
+        finish("stop"),
+    ];
+    let calls = calls(json!({"tools": tools}), &chunks);
+    let found: Vec<(&str, &str)> = calls
+        .iter()
+        .map(|(_, name, arguments)| (name.as_str(), arguments.as_str()))
+        .collect();
+    assert_eq!(found, [("f", "{}"), ("g", "{}")]);
 }
 
 #[test]
