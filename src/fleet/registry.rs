@@ -440,9 +440,7 @@ impl Registry {
         let at_address = |entry: &Entry| entry.member.address == worker;
         let named = |entry: &Entry| entry.member.name == worker;
         let found = entries.iter().position(at_address);
-        let Some(index) = found.or_else(|| entries.iter().position(named)) else {
-            return None;
-        };
+        let index = found.or_else(|| entries.iter().position(named))?;
         let entry = &mut entries[index];
         entry.is_drained = drained;
         let draining = drained || entry.member.draining;

@@ -76,16 +76,16 @@ mod tests {
 
     #[test]
     fn fields_found_in_a_salted_body_point_into_it() {
-        let body = Bytes::from_static(br#"{"vllm_xargs":{"a":1},"messages":[]}"#);
+        let body = Bytes::from_static(br#"{"model":"m","messages":[]}"#);
         let salted = first_field(&body, r#""cache_salt":"s""#);
         let peek = prompt::peek(Api::Chat, &salted, 64).unwrap();
         assert_eq!(
             (peek.cache_salt.as_deref(), peek.cache_salt_count),
             (Some("s"), 1)
         );
-        let xargs = peek.vllm_xargs.unwrap().as_bytes().as_ptr_range();
+        let model = peek.model_json.unwrap().as_bytes().as_ptr_range();
         let whole = salted.as_ptr_range();
-        assert!(whole.start < xargs.start && xargs.end < whole.end);
+        assert!(whole.start < model.start && model.end < whole.end);
         let twice = first_field(&salted, r#""cache_salt":"t""#);
         let peek = prompt::peek(Api::Chat, &twice, 64).unwrap();
         assert_eq!(peek.cache_salt_count, 2);
