@@ -235,14 +235,14 @@ mod tests {
         let (allow, leave) = mpsc::channel();
         let (written, lines) = mpsc::channel();
         let writer = LogWriter::start(Blocked { leave, written }, 100).unwrap();
-        let line = [b'x'; 10];
-        writer.push(&line);
+        let line = b"123456789\n";
+        writer.push(line);
         while !writer.0.state.lock().is_writing {
             thread::yield_now();
         }
         // The first line is being written; ten more fit into the queue.
         for _ in 0..15 {
-            writer.push(&line);
+            writer.push(line);
         }
         assert_eq!(writer.dropped(), 5);
         writer.flush(Duration::from_millis(1));
@@ -258,6 +258,7 @@ mod tests {
         writer.flush(Duration::from_secs(10));
         assert_eq!(writer.dropped(), 7);
     }
+
     /// A disk with room for this many bytes. It shows what was written.
     struct Disk {
         room: Arc<Mutex<usize>>,
