@@ -138,7 +138,9 @@ impl Use {
         now: u64,
     ) -> ChargeReply {
         let replicas = replicas.max(1);
-        self.is_apart = true;
+        // What counts in nothing says nothing of the store. Else the next charge would raise a limit there to what this
+        // replica knew of it, without the corrections of the others since then.
+        self.is_apart |= max_concurrent > 0 || !limits.is_empty();
         let running = self.running_here() as u64;
         let is_charged = self.charged_once.contains(&id);
         let has_room =
