@@ -477,7 +477,7 @@ mod tests {
         let workers = [snapshot.workers[0].worker.clone()];
         let _queued = InFlight::new(workers[0].clone(), 1_000, 0);
         let (mut stalled, start) = (Stalled::default(), observe::now());
-        let mut room_after = |time| {
+        let mut room_after = |time: Duration| {
             let now = start + time;
             stalled.update(&snapshot, now);
             let all = Workers {
