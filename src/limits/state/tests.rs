@@ -178,7 +178,7 @@ fn what_charges_take_along_need_not_be_settled() {
 #[test]
 fn a_request_that_counts_in_nothing_makes_the_store_take_nothing_that_was_believed() {
     let mut usage = Use::default();
-    // As of a tenant with a limit of batches alone, which the store counts.
+    // The tenant has a limit of batches alone, which the store counts.
     assert!(usage.decide_alone(id(1), &[], 0, 1, 0).is_granted);
     assert!(!usage.is_apart);
     assert!(usage.decide_alone(id(2), &[], 2, 1, 0).is_granted);

@@ -480,11 +480,10 @@ mod tests {
         let mut room_after = |time: Duration| {
             let now = start + time;
             stalled.update(&snapshot, now);
-            let all = Workers {
+            let all = std::iter::once(Workers {
                 workers: &workers,
                 is_prefill: false,
-            };
-            let all = std::iter::once(all);
+            });
             Rooms::new(all, &settings, &Promised::default(), &stalled, now).room
         };
         let before = room_after(Duration::ZERO);
