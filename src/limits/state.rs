@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::compiled::Limit;
@@ -35,8 +35,8 @@ pub struct Use {
     is_noted: bool,
     /// Whether charges have taken settlements along since that was last asked.
     went_along: bool,
-    /// Background responses that were charged here while the replica counted alone.
-    charged_once: FxHashSet<ChargeId>,
+    /// Background responses that were charged here while the replica counted alone, and whether they were settled.
+    charged_once: FxHashMap<ChargeId, bool>,
     /// Whose turn it is where only so many may run.
     pub(super) turns: Turns,
 }
@@ -138,9 +138,11 @@ impl Use {
         now: u64,
     ) -> ChargeReply {
         let replicas = replicas.max(1);
-        self.is_apart = true;
+        // What counts in nothing says nothing of the store. Else the next charge would raise a limit there to what this
+        // replica knew of it, without the corrections of the others since then.
+        self.is_apart |= max_concurrent > 0 || !limits.is_empty();
         let running = self.running_here() as u64;
-        let is_charged = self.charged_once.contains(&id);
+        let is_charged = self.charged_once.contains_key(&id);
         let has_room =
             max_concurrent == 0 || running < u64::from(max_concurrent.div_ceil(replicas));
         let share = |cost: u64| cost.saturating_mul(replicas.into());
@@ -159,11 +161,11 @@ impl Use {
                 }
             }
             self.begin_run(id);
-            if id.is_once() {
+            if id.is_once() && !is_charged {
                 if self.charged_once.len() >= ONCE_MAX {
                     self.charged_once.clear();
                 }
-                self.charged_once.insert(id);
+                self.charged_once.insert(id, false);
             }
         }
         let used = limits.iter().map(|(limit, _)| self.of(&limit.name, now));
@@ -177,7 +179,11 @@ impl Use {
     /// A request has ended. `factor`: how many times its charge counted here; `for_store`: whether the store has to know.
     pub fn end(&mut self, settlement: Settlement, factor: u32, for_store: bool, now: u64) {
         let ran = self.running.remove(&settlement.id);
-        if settlement.is_refund {
+        // A response that ran again was charged once, so it is settled once, as in the store.
+        let settle = |is_settled: &mut bool| std::mem::replace(is_settled, true);
+        let charged = self.charged_once.get_mut(&settlement.id);
+        let was_settled = !for_store && charged.is_some_and(settle);
+        if settlement.is_refund && !was_settled {
             self.charged_once.remove(&settlement.id);
         }
         if settlement.id.is_line() {
@@ -185,7 +191,8 @@ impl Use {
         } else {
             self.running_everywhere = self.running_everywhere.saturating_sub(1);
         }
-        for (limit, micros) in &settlement.corrections {
+        let corrections = settlement.corrections.iter();
+        for (limit, micros) in corrections.filter(|_| !was_settled) {
             self.change(limit, now, micros.saturating_mul(factor.into()));
         }
         if for_store {

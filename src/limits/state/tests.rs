@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, ResponseId, Root};
 use crate::limits::compiled::Kind;
 use crate::limits::gcra::Rate;
 use crate::store::charges::LimitCharge;
@@ -86,6 +86,31 @@ fn lines_of_batches_do_not_count_as_running() {
 }
 
 #[test]
+fn a_background_response_that_runs_again_is_charged_and_settled_once() {
+    let limit = limit(60);
+    let mut usage = Use::default();
+    let id = ChargeId::Response(ResponseId::new(Root(1), 1));
+    let cost = limit.rate.cost(30);
+    let mut run = |used: i64, is_refund| {
+        let limits = [(&limit, cost)];
+        assert!(usage.decide_alone(id, &limits, 0, 1, 0).is_granted);
+        let corrections = [(limit.name.clone(), used - cost as i64)];
+        let settlement = Settlement {
+            id,
+            is_refund,
+            corrections: corrections.into_iter().collect(),
+        };
+        usage.end(settlement, 1, false, 0);
+        usage.of("r", 0)
+    };
+    // It runs again after a run that was given back, which is charged anew, and after one that was not.
+    assert_eq!(run(0, true), 0);
+    assert_eq!(run(1_000_000, false), 1_000_000);
+    assert_eq!(run(2_000_000, false), 1_000_000);
+    assert_eq!(run(0, true), 1_000_000);
+}
+
+#[test]
 fn a_refusal_charges_nothing() {
     let limit = limit(60);
     let mut usage = Use::default();
@@ -148,6 +173,16 @@ fn what_charges_take_along_need_not_be_settled() {
     }
     assert!(!usage.goes_along(false));
     assert_eq!(usage.begin(&mut [], 0).len(), WITH_CHARGES);
+}
+
+#[test]
+fn a_request_that_counts_in_nothing_makes_the_store_take_nothing_that_was_believed() {
+    let mut usage = Use::default();
+    // The tenant has a limit of batches alone, which the store counts.
+    assert!(usage.decide_alone(id(1), &[], 0, 1, 0).is_granted);
+    assert!(!usage.is_apart);
+    assert!(usage.decide_alone(id(2), &[], 2, 1, 0).is_granted);
+    assert!(usage.is_apart);
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl Rooms {
         now: Instant,
     ) -> Self {
         let mut rooms = Self::default();
-        let mut rates = 0.0;
+        let (mut rates, mut rates_of_stalled) = (0.0, 0.0);
         for worker in workers.flat_map(|workers| workers.usable(now)) {
             if !rooms.seen.insert(worker.id) {
                 continue;
@@ -160,27 +160,30 @@ impl Rooms {
             let load = &worker.load;
             rooms.computed_tokens += load.computed_tokens();
             rooms.room.counted_workers ^= xxh3_64(&worker.id.0.to_le_bytes());
+            let rate = load.speed.get().rate();
             if stalled.is_full_and_stalled(worker, settings, now) {
                 rooms.stalled.push(worker.id);
+                rates_of_stalled += rate;
                 continue;
             }
             let promise = promised.of(worker.id);
             if has_any_room(worker, settings, promised) {
                 rooms.open.insert(worker.id, worker.ranks());
             }
-            rates += load.speed.get().rate();
+            rates += rate;
             rooms.room.workers += 1;
             rooms.room.queued_tokens += load.queued_tokens() + promise.all.queued_tokens;
         }
-        rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         if rooms.room.workers == 0 && !rooms.stalled.is_empty() {
             rooms.is_unknown = true;
+            rates = rates_of_stalled;
             rooms.room.workers = rooms.stalled.len() as u32;
             let stalled = std::mem::take(&mut rooms.stalled);
             rooms
                 .open
                 .extend(stalled.into_iter().map(|worker| (worker, 1)));
         }
+        rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         rooms.room.is_full = rooms.open.is_empty();
         rooms
     }
@@ -460,6 +463,34 @@ mod tests {
         assert!(!is_stalled_after(91));
         worker.load.expire_report();
         assert!(is_stalled_after(92));
+    }
+
+    /// Else each request with a target that enters then would be expected to take a second for each of its tokens.
+    #[test]
+    fn while_all_workers_are_stalled_their_speed_is_known() {
+        let settings = Settings {
+            max_worker_queued_tokens: 1_000,
+            ..Settings::default()
+        };
+        let fleet = registry(&["a"]);
+        let snapshot = fleet.snapshot();
+        let workers = [snapshot.workers[0].worker.clone()];
+        let _queued = InFlight::new(workers[0].clone(), 1_000, 0);
+        let (mut stalled, start) = (Stalled::default(), observe::now());
+        let mut room_after = |time: Duration| {
+            let now = start + time;
+            stalled.update(&snapshot, now);
+            let all = std::iter::once(Workers {
+                workers: &workers,
+                is_prefill: false,
+            });
+            Rooms::new(all, &settings, &Promised::default(), &stalled, now).room
+        };
+        let before = room_after(Duration::ZERO);
+        let after = room_after(settings.stale_after);
+        assert_eq!((before.is_full, after.is_full), (true, false));
+        assert!(after.rate > 0);
+        assert_eq!(after.rate, before.rate);
     }
 
     #[test]
