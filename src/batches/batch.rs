@@ -30,6 +30,10 @@ const REFUSAL_GRACE_MS: u64 = 60_000;
 /// the end, and the results are put together once more. Redis' default (`save 3600 1`) makes a snapshot each hour.
 pub const PARTS_KEPT_MS: u64 = 2 * 3_600_000;
 
+/// For so long after the last line results are waited for that were counted and are not listed: Linux may list a folder
+/// of an NFS mount from a cache of 60 s (`acdirmax`).
+pub const LATE_LIST_MS: u64 = 60_000;
+
 /// When their deletion is tried again after it has failed.
 pub const PARTS_RETRY_MS: u64 = 3_600_000;
 

@@ -1,5 +1,7 @@
 //! OpenAI's endpoints of batches, and what Anthropic's share with them.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tracing::info;
 
@@ -158,7 +160,7 @@ impl Batches {
     }
 
     /// The first of a tenant's batches that is wanted; of those that can be read, and are confirmed. One that is
-    /// created meanwhile may be missed.
+    /// created meanwhile may be missed. An error if the last of a page is deleted before the next is read.
     pub(super) async fn find(
         &self,
         tenant: Tenant,
@@ -174,6 +176,13 @@ impl Batches {
             };
             let listed = self.store.documents(Collection::Batches, tenant, page);
             let listed = listed.await?;
+            if listed.is_unknown {
+                // What stood behind it is not known to be missing: the input of a batch would be deleted.
+                return Err(store::Error::Unavailable {
+                    retry_after: Duration::from_secs(1),
+                    reason: "a batch was deleted while those of its tenant were read".into(),
+                });
+            }
             after = listed.documents.last().map(|last| last.key.id.clone());
             for document in listed.documents {
                 if self

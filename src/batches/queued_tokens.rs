@@ -20,8 +20,7 @@ pub(super) fn refusal(max: u64, used: u64, needed: u64) -> Option<LineError> {
 
 impl Batches {
     /// The tokens of the other batches of the same tenant. Batches that are validated at the same time do not see each
-    /// other, older ones are missed if the last of a page is deleted before the next is read, and a record that cannot
-    /// be read counts nothing: otherwise it would keep all others from being validated.
+    /// other, and a record that cannot be read counts nothing: otherwise it would keep all others from being validated.
     pub(super) async fn queued_tokens(&self, of: &DocumentKey) -> Result<u64, store::Error> {
         let mut sum = 0_u64;
         let count = |record: &BatchRecord| {

@@ -168,6 +168,10 @@ impl Webhooks {
         let Ok(permit) = table.permits.clone().acquire_owned().await else {
             return scan;
         };
+        if !Arc::ptr_eq(table, &self.table()) {
+            // It was replaced while this waited: a former address would get, and could confirm, what is for the new one.
+            return Duration::ZERO;
+        }
         let mut permits = vec![permit];
         while permits.len() < room
             && let Ok(permit) = table.permits.clone().try_acquire_owned()
@@ -335,7 +339,10 @@ impl Webhooks {
 
     fn on_result(&self, endpoint: &Endpoint, result: &Attempt, now: Instant) {
         let name = &*endpoint.name;
-        if result.is_delivered() || result.is_gone() {
+        if result.is_gone() {
+            // It answers, and has taken nothing.
+            endpoint.state.breaker.lock().on_success(true);
+        } else if result.is_delivered() {
             endpoint.state.seen.lock().delivered_at = Some(observe::unix_s());
             // Any delivery shows that it takes events, also one that began before the trial.
             if endpoint.state.breaker.lock().on_success(true) {

@@ -280,6 +280,20 @@ fn the_parts_of_a_batch_stay_for_a_while_after_its_end() {
 }
 
 #[test]
+fn results_that_were_counted_are_waited_for_before_they_are_taken_for_lost() {
+    let mut record = running(1);
+    assert_eq!(record.claim(2, A, LEASE_MS), Some(Work::Shard(0)));
+    assert!(record.progress(A, Work::Shard(0), counts(2, 1), Usage::default()));
+    assert!(record.end_shard(A, 0, 3));
+    assert!(record.awaits_results(counts(2, 0), 3 + LATE_LIST_MS - 1));
+    assert!(!record.awaits_results(counts(2, 0), 3 + LATE_LIST_MS));
+    // A line that nobody has counted has no result.
+    assert!(!record.awaits_results(counts(2, 1), 3));
+    record.ending = Ending::Cancelled;
+    assert!(!record.awaits_results(counts(2, 0), 3));
+}
+
+#[test]
 fn a_batch_is_deleted_in_the_end_even_if_it_never_ended() {
     let mut record = running(1);
     assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));

@@ -288,6 +288,10 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
             }
         }
     }
+    if record.awaits_results(assembler.counts, work.batches.now_ms()) {
+        let message = "the storage does not list all results that were written";
+        return Err(StorageError::Failed(message.to_owned()).into());
+    }
     write_missing(work, record, &assembler, &mut files).await?;
     // Another replica may have put them together meanwhile, and deleted the parts.
     if work.own_record().await.is_none() {

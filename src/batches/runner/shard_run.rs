@@ -343,9 +343,12 @@ impl ShardRun<'_> {
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
         // Without its results the shard has not ended, though its batch was cancelled or has expired.
-        let is_returned = is_given_back || !self.part.bytes.is_empty();
+        let is_written = self.part.bytes.is_empty();
+        let is_returned = is_given_back || !is_written;
         let written = self.work.write_end(|record, now_ms| {
-            record.progress(owner, work, counts, usage);
+            if is_written {
+                record.progress(owner, work, counts, usage);
+            }
             if is_returned {
                 record.give_back(owner, work)
             } else {

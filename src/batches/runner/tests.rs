@@ -6,6 +6,7 @@ mod world;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +23,7 @@ use super::{Runner, Taken};
 use crate::batches::batch::{BatchRecord, BatchStatus, PARTS_KEPT_MS, Work, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
+use crate::batches::list_page::MIN_FETCHED;
 use crate::batches::output::LineTries;
 use crate::batches::paths;
 use crate::batches::room_gate::RoomGate;
@@ -30,6 +32,8 @@ use crate::batches::service::key_of;
 use crate::batches::shards::MAX_SHARD_LINES;
 use crate::ids::Tenant;
 use crate::observe;
+use crate::store;
+use crate::store::conversation::Order;
 use crate::store::documents::{
     Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
 };
@@ -763,6 +767,32 @@ async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
     replica.answer(&cancel, String::new()).await;
     replica.until(id, has_ended).await;
     delete(&file).await.unwrap();
+}
+
+#[tokio::test]
+async fn batches_behind_one_that_is_deleted_meanwhile_are_not_taken_to_be_missing() {
+    let shared = Shared::new();
+    let runner = runner_of(&shared.replica()).await;
+    let tenant = Tenant::of("a");
+    for due_ms in 0..=MIN_FETCHED as u64 {
+        insert(&shared, tenant, due_ms, 1).await;
+    }
+    let mut seen = 0;
+    let found = runner.batches.find(tenant, Order::NewestFirst, |record| {
+        seen += 1;
+        if seen == MIN_FETCHED {
+            let key = key_of(tenant, Flavor::OpenAi, &record.id).unwrap();
+            let mut removed = shared.store.responses.remove_document(key, None);
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(removed.as_mut().poll(&mut context).is_ready());
+        }
+        false
+    });
+    let found = found.await;
+    assert!(
+        matches!(found, Err(store::Error::Unavailable { .. })),
+        "{found:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,9 @@
 //! What the store learns of an endpoint whose address changes, without a receiver.
 
+use std::pin::pin;
+
+use hyper::StatusCode;
+
 use super::*;
 use crate::ids::Tenant;
 use crate::secret::Secret;
@@ -95,6 +99,33 @@ async fn an_endpoint_that_moves_back_drops_no_events_for_the_address_between() {
     assert!(!back.state.is_new_address.load(Relaxed));
     assert_eq!(memory.disable(HOOK, &second.fingerprint).await, Ok(0));
     assert_eq!(memory.disable(HOOK, &back.fingerprint).await, Ok(1));
+}
+
+#[tokio::test]
+async fn an_endpoint_that_moves_while_its_event_waits_gets_it_at_the_new_address() {
+    let (memory, webhooks) = start();
+    add_event(&memory).await;
+    let (table, former) = (webhooks.table(), current(&webhooks));
+    let max = table.settings.advanced.max_concurrent;
+    let others = table.permits.clone().acquire_many_owned(max).await;
+    let mut look = pin!(webhooks.look(&table, &former));
+    assert!(timeout(Duration::ZERO, look.as_mut()).await.is_err());
+    webhooks.replace(&settings(SECOND));
+    drop(others);
+    assert_eq!(look.await, Duration::ZERO);
+    let moved = current(&webhooks);
+    assert_eq!(claim(&memory, &moved.fingerprint).await.len(), 1);
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_gone_has_no_delivery() {
+    let (_memory, webhooks) = start();
+    let hook = current(&webhooks);
+    for (status, has_delivery) in [(StatusCode::GONE, false), (StatusCode::NO_CONTENT, true)] {
+        webhooks.on_result(&hook, &Attempt::Answered(status), observe::now());
+        let delivered_at = hook.state.seen.lock().delivered_at;
+        assert_eq!(delivered_at.is_some(), has_delivery, "{status}");
+    }
 }
 
 /// Another replica has read a configuration in which the endpoint has another address.

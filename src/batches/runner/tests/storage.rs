@@ -152,6 +152,15 @@ async fn a_cancelled_shard_whose_results_are_not_written_has_not_ended() {
 }
 
 #[tokio::test]
+async fn lines_of_a_shard_that_is_given_back_before_their_results_are_written_are_not_counted() {
+    let lose = |folder: &Path| fs::write(folder, "no folder").unwrap();
+    let (replica, _temporary, key) = unwritten_results(lose).await;
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
+    assert_eq!((record.returned, record.counts.completed), (vec![0], 0));
+}
+
+#[tokio::test]
 async fn lines_of_a_shard_that_is_lost_before_their_results_are_written_are_not_counted() {
     let lose = |folder: &Path| fs::write(folder, "no folder").unwrap();
     let (replica, _temporary, key) = unwritten_results(lose).await;
