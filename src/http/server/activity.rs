@@ -44,7 +44,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// These time-outs with no longer idle time than `idle`.
-    pub(super) fn at_limit(self, idle: Duration) -> Self {
+    pub(super) fn idle_at_most(self, idle: Duration) -> Self {
         Self {
             idle: self.idle.min(idle),
             ..self

@@ -45,8 +45,8 @@ use crate::observe;
 use crate::observe::metrics::Counted;
 
 /// While the maximum of connections is open, one without a request is closed after this time, so that others get a
-/// turn.
-const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
+/// turn; and in the drain, which would wait for a client of HTTP/2 that has gone and answers no GOAWAY.
+const SHORT_IDLE: Duration = Duration::from_secs(5);
 /// A connection without a request for this long gives its buffers back. Clients that send one request after the other
 /// keep theirs.
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
@@ -446,9 +446,10 @@ impl Watch<'_> {
 
     fn look(&mut self) -> Step {
         let now = observe::now();
-        let limits = match self.slots.available_permits() {
-            0 => self.limits.at_limit(IDLE_AT_LIMIT),
-            _ => self.limits,
+        let limits = if self.is_finishing || self.slots.available_permits() == 0 {
+            self.limits.idle_at_most(SHORT_IDLE)
+        } else {
+            self.limits
         };
         self.activity.end_stalled_streams(now, &limits);
         let verdict = match self.activity.check(now, &limits) {
@@ -479,5 +480,47 @@ impl Watch<'_> {
             return Step::Finish;
         }
         Step::Close
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::metrics::Registry;
+
+    #[tokio::test]
+    async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
+        let settings = Settings::default();
+        let limits = Limits {
+            head: settings.header_timeout,
+            idle: settings.idle_timeout,
+            send: settings.send_timeout,
+        };
+        let activity = Arc::new(Activity::new(observe::now() - 2 * SHORT_IDLE));
+        let (tasks, slots) = (Tasks::default(), Semaphore::new(1));
+        let metrics = Metrics::new(&Registry::default());
+        let tick = pin!(tokio::time::sleep(limits.look_every()));
+        let stopped = pin!(tasks.stopped());
+        let ending = pin!(tasks.ending());
+        let aborted = pin!(tasks.aborted());
+        let mut watch = Watch {
+            activity: &activity,
+            limits,
+            tasks: &tasks,
+            slots: &slots,
+            metrics: &metrics,
+            tick,
+            stopped,
+            ending,
+            aborted,
+            is_registered: false,
+            has_woken_streams: false,
+            is_finishing: false,
+            asked_to_close: None,
+        };
+        assert!(matches!(watch.look(), Step::Park));
+        watch.is_finishing = true;
+        assert!(matches!(watch.look(), Step::Finish));
+        assert!(matches!(watch.look(), Step::Close));
     }
 }
