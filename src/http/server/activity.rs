@@ -349,6 +349,11 @@ impl Activity {
         self.has_unread_body.load(Relaxed)
     }
 
+    /// True if an HTTP/1 connection has ended in the middle of a request: of its body, or of a head that was refused.
+    pub(super) fn leaves_bytes_unread(&self) -> bool {
+        self.has_unread_body() || self.in_head.load(Relaxed)
+    }
+
     pub(super) fn on_read(&self, bytes: &[u8]) {
         // The first bytes of an HTTP/2 connection, which has no head of its own.
         if bytes.starts_with(b"PRI ") {
