@@ -478,6 +478,20 @@ async fn an_answer_says_whether_its_connection_can_be_used_again() {
 }
 
 #[tokio::test]
+async fn a_client_can_send_all_of_a_long_body_that_is_refused_and_then_reads_why() {
+    let cluster = Cluster::fast(1).await;
+    // More than the buffers of both sockets.
+    let length = 16 << 20;
+    let head = format!("POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    let mut stream = TcpStream::connect(cluster.router.api).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b'x'; length]).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 404 "));
+}
+
+#[tokio::test]
 async fn the_rest_of_a_refused_body_is_never_read_as_a_request() {
     let cluster = Cluster::start(vec![fast()], quick).await;
     for framing in ["content-length: 100000", "transfer-encoding: chunked"] {

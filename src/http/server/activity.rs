@@ -44,7 +44,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// These time-outs with no longer idle time than `idle`.
-    pub(super) fn at_limit(self, idle: Duration) -> Self {
+    pub(super) fn idle_at_most(self, idle: Duration) -> Self {
         Self {
             idle: self.idle.min(idle),
             ..self
@@ -347,6 +347,11 @@ impl Activity {
 
     pub(super) fn has_unread_body(&self) -> bool {
         self.has_unread_body.load(Relaxed)
+    }
+
+    /// True if an HTTP/1 connection has ended in the middle of a request: of its body, or of a head that was refused.
+    pub(super) fn leaves_bytes_unread(&self) -> bool {
+        self.has_unread_body() || self.in_head.load(Relaxed)
     }
 
     pub(super) fn on_read(&self, bytes: &[u8]) {

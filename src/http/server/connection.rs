@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -45,13 +46,16 @@ use crate::observe;
 use crate::observe::metrics::Counted;
 
 /// While the maximum of connections is open, one without a request is closed after this time, so that others get a
-/// turn.
-const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
+/// turn; and in the drain, which would wait for a client of HTTP/2 that has gone and answers no GOAWAY.
+const SHORT_IDLE: Duration = Duration::from_secs(5);
 /// A connection without a request for this long gives its buffers back. Clients that send one request after the other
 /// keep theirs.
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
 const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
+/// How long a client of HTTP/1 may still send what nobody reads after its connection's last response. Were the socket closed
+/// with bytes unread, the client would be reset while it sends, and many then do not look for the response.
+const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -217,12 +221,24 @@ impl<H> Listener<H> {
             let finish = |connection: Pin<&mut _>| http1::Connection::graceful_shutdown(connection);
             let driven = watch.drive(Pin::new(&mut *connection), finish).await;
             let new_owner = upgrade.take();
-            if driven == Driven::Ended && new_owner.is_none() {
+            if driven == Driven::Cut && new_owner.is_none() {
                 return;
             }
             let parts = connection.into_parts();
             service = parts.service;
             let (socket, unread) = parts.io.into_inner().into_parts();
+            if driven == Driven::Ended && new_owner.is_none() {
+                drop((parts.read_buf, unread));
+                if watch.activity.leaves_bytes_unread() {
+                    // Boxed, because few connections need its place.
+                    let discarded = Box::pin(discard(socket));
+                    tokio::select! {
+                        () = discarded => {}
+                        () = watch.aborted.as_mut() => {}
+                    }
+                }
+                return;
+            }
             stream = socket;
             let mut left = BytesMut::from(parts.read_buf);
             left.extend_from_slice(&unread);
@@ -351,6 +367,21 @@ async fn first_bytes(
     .await
 }
 
+/// Reads what a client still sends that has its last response, until it closes.
+async fn discard(mut socket: Socket) {
+    let closed = poll_fn(|cx| {
+        let mut bytes = [MaybeUninit::uninit(); 8 << 10];
+        loop {
+            let mut buffer = ReadBuf::uninit(&mut bytes);
+            let read = ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
+    });
+    let _ = tokio::time::timeout(DISCARD_TIME, closed).await;
+}
+
 /// What a look at the time-outs and the drain asks for.
 enum Step {
     Go,
@@ -365,6 +396,8 @@ enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driven {
     Ended,
+    /// By a time-out or by the end of the drain.
+    Cut,
     /// Between two requests.
     Parked,
 }
@@ -404,7 +437,7 @@ impl Watch<'_> {
                 Step::Go => {}
                 Step::Park => return Poll::Ready(Driven::Parked),
                 Step::Finish => finish(connection.as_mut()),
-                Step::Close => return Poll::Ready(Driven::Ended),
+                Step::Close => return Poll::Ready(Driven::Cut),
             }
             if let Err(error) = ready!(connection.as_mut().poll(cx)) {
                 debug!(%error, "client connection ended");
@@ -446,9 +479,10 @@ impl Watch<'_> {
 
     fn look(&mut self) -> Step {
         let now = observe::now();
-        let limits = match self.slots.available_permits() {
-            0 => self.limits.at_limit(IDLE_AT_LIMIT),
-            _ => self.limits,
+        let limits = if self.is_finishing || self.slots.available_permits() == 0 {
+            self.limits.idle_at_most(SHORT_IDLE)
+        } else {
+            self.limits
         };
         self.activity.end_stalled_streams(now, &limits);
         let verdict = match self.activity.check(now, &limits) {
@@ -479,5 +513,47 @@ impl Watch<'_> {
             return Step::Finish;
         }
         Step::Close
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::metrics::Registry;
+
+    #[tokio::test]
+    async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
+        let settings = Settings::default();
+        let limits = Limits {
+            head: settings.header_timeout,
+            idle: settings.idle_timeout,
+            send: settings.send_timeout,
+        };
+        let activity = Arc::new(Activity::new(observe::now() - 2 * SHORT_IDLE));
+        let (tasks, slots) = (Tasks::default(), Semaphore::new(1));
+        let metrics = Metrics::new(&Registry::default());
+        let tick = pin!(tokio::time::sleep(limits.look_every()));
+        let stopped = pin!(tasks.stopped());
+        let ending = pin!(tasks.ending());
+        let aborted = pin!(tasks.aborted());
+        let mut watch = Watch {
+            activity: &activity,
+            limits,
+            tasks: &tasks,
+            slots: &slots,
+            metrics: &metrics,
+            tick,
+            stopped,
+            ending,
+            aborted,
+            is_registered: false,
+            has_woken_streams: false,
+            is_finishing: false,
+            asked_to_close: None,
+        };
+        assert!(matches!(watch.look(), Step::Park));
+        watch.is_finishing = true;
+        assert!(matches!(watch.look(), Step::Finish));
+        assert!(matches!(watch.look(), Step::Close));
     }
 }

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
@@ -140,10 +140,16 @@ impl ServerSettings {
         let resolver = SingleCertAndKey::from(pair.certified.clone());
         let mut config = builder.with_cert_resolver(Arc::new(resolver));
         config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        // Sessions are resumed without memory here. The tickets' key is new with each change of the files, so that no
-        // client certificate is accepted by a ticket whose CA was taken away.
-        config.ticketer =
-            rustls::crypto::ring::Ticketer::new().map_err(|error| error.to_string())?;
+        if roots.is_none() {
+            // Sessions are resumed without memory here.
+            config.ticketer =
+                rustls::crypto::ring::Ticketer::new().map_err(|error| error.to_string())?;
+        } else {
+            // Whoever resumes a session has the certificate that it began with, which is not verified again, and gets new
+            // tickets: one that has expired would be accepted for as long as the files stay the same.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Built {
             config: Arc::new(config),
             pair,
@@ -208,5 +214,79 @@ impl ClientCertVerifier for NamedClients {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.verifier.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rcgen::{CertificateParams, KeyPair};
+    use rustls::{ClientConfig, ClientConnection, Connection, HandshakeKind, ServerConnection};
+
+    use super::*;
+    use crate::observe;
+
+    fn pass(from: &mut Connection, to: &mut Connection) {
+        let mut bytes = Vec::new();
+        while from.wants_write() {
+            from.write_tls(&mut bytes).unwrap();
+        }
+        let mut unread = &bytes[..];
+        while !unread.is_empty() {
+            to.read_tls(&mut unread).unwrap();
+            to.process_new_packets().unwrap();
+        }
+    }
+
+    /// Shakes hands, and takes the tickets that come behind that.
+    fn shake_hands(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> HandshakeKind {
+        let name = "localhost".try_into().unwrap();
+        let client = ClientConnection::new(client.clone(), name).unwrap();
+        let server = ServerConnection::new(server.clone()).unwrap();
+        let (mut client, mut server) = (Connection::from(client), Connection::from(server));
+        for _ in 0..4 {
+            pass(&mut client, &mut server);
+            pass(&mut server, &mut client);
+        }
+        server.handshake_kind().unwrap()
+    }
+
+    #[test]
+    fn no_session_is_resumed_with_a_client_certificate_that_would_not_be_verified_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        fs::write(at("tls.crt"), certificate.pem()).unwrap();
+        fs::write(at("tls.key"), key.serialize_pem()).unwrap();
+        let build = |client_ca: String| {
+            let settings = ServerSettings {
+                certificate: at("tls.crt"),
+                key: at("tls.key"),
+                client_ca,
+                ..ServerSettings::default()
+            };
+            let contents = Contents::read(&settings.files());
+            settings
+                .build(&contents, &[], observe::wall_clock())
+                .unwrap()
+        };
+        let (without, with) = (build(String::new()), build(at("tls.crt")));
+        let roots = with.roots.unwrap();
+        for versions in [TLS13, &[&version::TLS12]] {
+            let resolver = SingleCertAndKey::from(with.pair.certified.clone());
+            let client = ClientConfig::builder_with_provider(provider())
+                .with_protocol_versions(versions)
+                .unwrap()
+                .with_root_certificates(roots.clone())
+                .with_client_cert_resolver(Arc::new(resolver));
+            let client = Arc::new(client);
+            let both = |server| [shake_hands(&client, server), shake_hands(&client, server)];
+            let full = HandshakeKind::Full;
+            assert_eq!(both(&with.config), [full, full]);
+            assert_eq!(both(&without.config), [full, HandshakeKind::Resumed]);
+        }
     }
 }
