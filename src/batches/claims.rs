@@ -126,14 +126,14 @@ impl BatchRecord {
         true
     }
 
-    /// Whether results were counted that are not among those `found`, and may be found soon. All shards of a batch that
-    /// completes have ended, so that each of its lines has a result if its input was there. A batch that was cancelled or
-    /// has expired has lines without one, and may have counted others twice.
-    pub fn awaits_results(&self, found: LineCounts, now_ms: u64) -> bool {
+    /// Whether results were counted that are not among those `found`, and may be found soon. `listed_ms`: when it was begun
+    /// to list them. All shards of a batch that completes have ended, so that each of its lines has a result if its input
+    /// was there. A batch that was cancelled or has expired has lines without one, and may have counted others twice.
+    pub fn awaits_results(&self, found: LineCounts, listed_ms: u64) -> bool {
         let found = found.completed.saturating_add(found.failed);
         let counted = self.counts.completed.saturating_add(self.counts.failed);
         let until_ms = self.finalizing_ms.unwrap_or(0).saturating_add(LATE_LIST_MS);
-        self.ending == Ending::Completed && found < counted && now_ms < until_ms
+        self.ending == Ending::Completed && found < counted && listed_ms < until_ms
     }
 
     /// The results are put together, which ends the batch.

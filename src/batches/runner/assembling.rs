@@ -277,6 +277,8 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
     let storage = &work.batches.storage;
     let mut files = ResultFiles::new(work, record)?;
     let mut assembler = Assembler::new(record.counts.total);
+    // Many results take longer to read than a list may be late, so that the time after them says nothing of the lists.
+    let listed_ms = work.batches.now_ms();
     for shard in 0..record.shard_count {
         let parts = paths::shard_parts(&record.id, shard);
         for path in storage.list(&parts).await? {
@@ -288,7 +290,7 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
             }
         }
     }
-    if record.awaits_results(assembler.counts, work.batches.now_ms()) {
+    if record.awaits_results(assembler.counts, listed_ms) {
         let message = "the storage does not list all results that were written";
         return Err(StorageError::Failed(message.to_owned()).into());
     }

@@ -111,6 +111,41 @@ async fn a_batch_whose_end_the_store_has_lost_ends_with_the_same_results() {
 }
 
 #[tokio::test]
+async fn results_that_are_listed_late_are_among_those_of_the_batch() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    // All shards have ended just now, and a part is not listed yet.
+    let parts = shared.storage.list(&paths::shard_parts(id, 0)).await;
+    let late = parts.unwrap().remove(0);
+    let part = shared.storage.read_whole(&late, 1 << 20).await.unwrap();
+    shared.storage.delete(&late).await.unwrap();
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let rolled_back = first.batches.records.change(&key, |record, now_ms| {
+        record.status = BatchStatus::Finalizing;
+        record.finalizing_ms = Some(now_ms);
+        record.completed_ms = None;
+        record.output_file_id = None;
+        record.error_file_id = None;
+        record.webhooks_sent = false;
+        true
+    });
+    rolled_back.await.unwrap();
+    let second = shared.replica();
+    let works = &second.batches.metrics.works;
+    let returned = works.with_label_values(&["finalize", "returned"]);
+    second.until(id, |_| returned.get() > 0).await;
+    shared.storage.put(&late, part).await.unwrap();
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    assert_eq!(second.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
 async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
     let mut shared = Shared::new();
     let outbox = Arc::new(WatchfulOutbox {
