@@ -483,9 +483,10 @@ async fn a_client_can_send_all_of_a_long_body_that_is_refused_and_then_reads_why
     // More than the buffers of both sockets.
     let length = 16 << 20;
     let head = format!("POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    let mut request = head.into_bytes();
+    request.resize(request.len() + length, b'x');
     let mut stream = TcpStream::connect(cluster.router.api).await.unwrap();
-    stream.write_all(head.as_bytes()).await.unwrap();
-    stream.write_all(&vec![b'x'; length]).await.unwrap();
+    stream.write_all(&request).await.unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 404 "));

@@ -22,7 +22,7 @@ use hyper::service::{Service, service_fn};
 use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioIo;
 use prometheus::IntCounter;
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Sleep;
@@ -369,6 +369,12 @@ async fn first_bytes(
 
 /// Reads what a client still sends that has its last response, until it closes.
 async fn discard(mut socket: Socket) {
+    // hyper has closed our side unless it failed, as in the middle of a response: the client would wait for the end.
+    poll_fn(|cx| {
+        let _ = Pin::new(&mut socket).poll_shutdown(cx);
+        Poll::Ready(())
+    })
+    .await;
     let closed = poll_fn(|cx| {
         let mut bytes = [MaybeUninit::uninit(); 8 << 10];
         loop {
@@ -518,8 +524,25 @@ impl Watch<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
     use super::*;
     use crate::observe::metrics::Registry;
+
+    #[tokio::test]
+    async fn a_client_finds_the_end_of_its_connection_while_its_bytes_are_discarded() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let mut bytes = Vec::new();
+        tokio::select! {
+            biased;
+            read = client.read_to_end(&mut bytes) => assert_eq!(read.unwrap(), 0),
+            () = discard(Socket::Clear(accepted)) => panic!("the client was not told"),
+        }
+    }
 
     #[tokio::test]
     async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
