@@ -67,7 +67,7 @@ async fn a_write_that_waits_is_acknowledged_when_a_replica_has_it_and_survives_a
     let ending = ending(Status::Completed);
     let mut end = store.finalize(running, FENCE, ending);
     let early = tokio::time::timeout(Duration::from_millis(300), &mut end).await;
-    assert!(early.is_err(), "acknowledged and no replica has it");
+    assert!(early.is_err(), "no replica has it: {early:?}");
     // Reads and writes that do not wait have another connection.
     assert!(store.get(cancelled).await.unwrap().is_some());
     assert_eq!(store.start(cancelled, FENCE).await, Ok(WriteOutcome::Done));
