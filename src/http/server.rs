@@ -5,6 +5,7 @@
 mod activity;
 mod body;
 mod connection;
+mod discard;
 mod head;
 mod malformed;
 mod metrics;

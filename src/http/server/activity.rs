@@ -17,6 +17,7 @@ use hyper::Version;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
+use super::settings::Settings;
 use crate::observe;
 
 /// A body that nobody wants is read up to this size. For a longer one the connection is closed.
@@ -43,6 +44,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            head: settings.header_timeout,
+            idle: settings.idle_timeout,
+            send: settings.send_timeout,
+        }
+    }
+
     /// These time-outs with no longer idle time than `idle`.
     pub(super) fn idle_at_most(self, idle: Duration) -> Self {
         Self {

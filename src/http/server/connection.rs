@@ -6,7 +6,6 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use hyper::service::{Service, service_fn};
 use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioIo;
 use prometheus::IntCounter;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Sleep;
@@ -31,6 +30,7 @@ use tracing::debug;
 
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
+use super::discard::discard;
 use super::head::{MAX_HTTP2_HEAD, MAX_REQUEST_HEAD, OversizedHead, is_too_large};
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
@@ -53,9 +53,6 @@ const SHORT_IDLE: Duration = Duration::from_secs(5);
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size.
 const MAX_BUFFER_BYTES: usize = MAX_REQUEST_HEAD as usize;
-/// How long a client of HTTP/1 may still send what nobody reads after its connection's last response. Were the socket closed
-/// with bytes unread, the client would be reset while it sends, and many then do not look for the response.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -87,11 +84,7 @@ where
         let Some((mut stream, early, names)) = self.secure(stream, early, peer).await else {
             return;
         };
-        let limits = Limits {
-            head: self.settings.header_timeout,
-            idle: self.settings.idle_timeout,
-            send: self.settings.send_timeout,
-        };
+        let limits = Limits::new(&self.settings);
         let activity = Arc::new(Activity::new(observe::now()));
         let stopped = pin!(self.tasks.stopped());
         let ending = pin!(self.tasks.ending());
@@ -367,27 +360,6 @@ async fn first_bytes(
     .await
 }
 
-/// Reads what a client still sends that has its last response, until it closes.
-async fn discard(mut socket: Socket) {
-    // hyper has closed our side unless it failed, as in the middle of a response: the client would wait for the end.
-    poll_fn(|cx| {
-        let _ = Pin::new(&mut socket).poll_shutdown(cx);
-        Poll::Ready(())
-    })
-    .await;
-    let closed = poll_fn(|cx| {
-        let mut bytes = [MaybeUninit::uninit(); 8 << 10];
-        loop {
-            let mut buffer = ReadBuf::uninit(&mut bytes);
-            let read = ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer));
-            if read.is_err() || buffer.filled().is_empty() {
-                return Poll::Ready(());
-            }
-        }
-    });
-    let _ = tokio::time::timeout(DISCARD_TIME, closed).await;
-}
-
 /// What a look at the time-outs and the drain asks for.
 enum Step {
     Go,
@@ -524,34 +496,12 @@ impl Watch<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
-
     use super::*;
     use crate::observe::metrics::Registry;
 
     #[tokio::test]
-    async fn a_client_finds_the_end_of_its_connection_while_its_bytes_are_discarded() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut client = TcpStream::connect(address).await.unwrap();
-        let (accepted, _) = listener.accept().await.unwrap();
-        let mut bytes = Vec::new();
-        tokio::select! {
-            biased;
-            read = client.read_to_end(&mut bytes) => assert_eq!(read.unwrap(), 0),
-            () = discard(Socket::Clear(accepted)) => panic!("the client was not told"),
-        }
-    }
-
-    #[tokio::test]
     async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
-        let settings = Settings::default();
-        let limits = Limits {
-            head: settings.header_timeout,
-            idle: settings.idle_timeout,
-            send: settings.send_timeout,
-        };
+        let limits = Limits::new(&Settings::default());
         let activity = Arc::new(Activity::new(observe::now() - 2 * SHORT_IDLE));
         let (tasks, slots) = (Tasks::default(), Semaphore::new(1));
         let metrics = Metrics::new(&Registry::default());
