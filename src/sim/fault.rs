@@ -23,7 +23,7 @@ pub struct Faults {
     /// Close the connection after this many tokens of an answer.
     pub cut_after_tokens: Option<usize>,
 
-    /// Stop sending after this many tokens of an answer, and keep the connection open.
+    /// Stop sending after this many tokens of an answer, and keep the connection open; go on when this fault is off.
     pub stall_after_tokens: Option<usize>,
 
     /// Report an engine error after this many tokens of an answer, as vLLM does when its engine core dies.

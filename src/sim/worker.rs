@@ -42,8 +42,8 @@ use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub use self::driver::CacheContents;
@@ -100,7 +100,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let shared = Arc::new(Shared {
         ranks,
         recorder: recorder::Recorder::default(),
-        faults: Mutex::new(settings.faults.clone()),
+        faults: watch::Sender::new(settings.faults.clone()),
         transfers: transfer::state::State::default(),
         life: life::Life::default(),
         started: observe::since_epoch(),

@@ -215,6 +215,7 @@ async fn resumed(router: &Router, response: &Value, after: Option<u64>) -> Vec<(
 #[tokio::test]
 async fn any_router_serves_a_response_from_queued_to_its_end() {
     let pair = Pair::new(unhurried()).await;
+    pair.engine.hold_after(3).await;
     let response = create(&pair.a, &ask(20, json!({}))).await;
     assert_eq!(
         (&response["status"], &response["background"]),
@@ -225,6 +226,7 @@ async fn any_router_serves_a_response_from_queued_to_its_end() {
         get(&pair.b, &response).await["status"] == "in_progress"
     })
     .await;
+    pair.engine.let_go().await;
     let last = ended(&pair.b, &response).await;
     assert_eq!(last["status"], "incomplete");
     assert_eq!(last, get(&pair.a, &response).await);
@@ -588,9 +590,11 @@ fn short_lease(config: &mut Config) {
 #[tokio::test]
 async fn a_run_of_a_killed_router_without_output_is_started_again() {
     let pair = Pair::with_child(unhurried(), short_lease).await;
+    pair.engine.hold_after(3).await;
     let response = create(&pair.a, &ask(60, json!({}))).await;
     pair.runs(1).await;
     pair.a.child.as_ref().unwrap().signal("KILL");
+    pair.engine.let_go().await;
     let last = ended(&pair.b, &response).await;
     assert_eq!(last["status"], "incomplete", "{last}");
     assert_eq!(last["usage"]["output_tokens"], 60);
@@ -651,12 +655,14 @@ async fn a_stopping_router_releases_runs_that_no_engine_has_started() {
 #[tokio::test]
 async fn a_stopping_router_finishes_running_responses() {
     let pair = Pair::with_child(unhurried(), |_| {}).await;
+    pair.engine.hold_after(3).await;
     let response = create(&pair.a, &ask(60, json!({"stream": false}))).await;
     eventually("it has started", async || {
         get(&pair.b, &response).await["status"] == "in_progress"
     })
     .await;
     pair.a.child.as_ref().unwrap().signal("TERM");
+    pair.engine.let_go().await;
     let last = ended(&pair.b, &response).await;
     assert_eq!(
         (&last["status"], pair.engine.generated().await),

@@ -292,6 +292,20 @@ impl Engine {
         }
     }
 
+    /// No answer gets more than this many tokens until [`Self::let_go`]: what a test does in the middle of an answer is in its
+    /// middle on a slow machine, too.
+    pub(crate) async fn hold_after(&self, tokens: usize) {
+        self.fault(Faults {
+            stall_after_tokens: Some(tokens),
+            ..Faults::default()
+        })
+        .await;
+    }
+
+    pub(crate) async fn let_go(&self) {
+        self.fault(Faults::default()).await;
+    }
+
     /// What it has seen of prompts that are handed over.
     pub(crate) async fn kv_transfers(&self) -> TransferStats {
         match &self.process {

@@ -1023,6 +1023,7 @@ async fn a_router_that_drains_takes_requests_until_load_balancers_have_noticed()
 async fn a_drain_lets_http2_streams_finish() {
     let mut cluster = Cluster::with_router_child(vec![unhurried()], |_| {}).await;
     let api = cluster.router.api;
+    cluster.engines[0].hold_after(3).await;
     let bodies = (0..20).map(|n| chat(&format!("{n}"), 50, true)).collect();
     let asked = tokio::spawn(async move { client::http2(api, CHAT, bodies).await });
     eventually("all run", async || {
@@ -1030,6 +1031,7 @@ async fn a_drain_lets_http2_streams_finish() {
     })
     .await;
     cluster.router.child.as_ref().unwrap().signal("TERM");
+    cluster.engines[0].let_go().await;
     for (status, text) in asked.await.unwrap() {
         assert_eq!(status, 200);
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");

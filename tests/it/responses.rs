@@ -934,10 +934,12 @@ async fn a_response_that_its_conversation_rejects_fails() {
             json!({"conversation": id(&conversation), "stream": true, "max_output_tokens": 40}),
         );
         let path = format!("/v1/conversations/{}", id(&conversation));
+        cluster.engines[0].hold_after(3).await;
         if stream {
             let mut open = cluster.open(PATH, &body.to_string()).await;
             let started = open.until("output_text.delta").await;
             assert_eq!(cluster.delete(&path).await.status, 200);
+            cluster.engines[0].let_go().await;
             let (rest, _) = open.rest().await;
             let received = events(&(started + &rest));
             let (name, last) = received.last().unwrap();
@@ -955,7 +957,9 @@ async fn a_response_that_its_conversation_rejects_fails() {
                     cluster.engines[0].stats().await.running == 1
                 })
                 .await;
-                cluster.delete(&path).await.status
+                let status = cluster.delete(&path).await.status;
+                cluster.engines[0].let_go().await;
+                status
             };
             let (answer, deleted) = tokio::join!(cluster.post(PATH, body.to_string()), deleted);
             assert_eq!(deleted, 200);
@@ -1407,6 +1411,7 @@ async fn an_answer_that_could_not_be_stored_is_withheld() {
         .await;
         let long = with(ask("x"), json!({"max_output_tokens": 40}));
         let body = with(long.clone(), json!({"stream": true}));
+        cluster.engines[0].hold_after(3).await;
         let mut open = cluster.open(PATH, &body.to_string()).await;
         let started = open.until("output_text.delta").await;
         let whole = cluster.post(PATH, long.to_string());
@@ -1416,6 +1421,7 @@ async fn an_answer_that_could_not_be_stored_is_withheld() {
             })
             .await;
             redis.kill();
+            cluster.engines[0].let_go().await;
         };
         let (answer, ()) = tokio::join!(whole, killed);
         let (rest, is_whole) = open.rest().await;

@@ -153,6 +153,7 @@ async fn a_child_whose_parent_was_deleted_while_it_ran_is_not_remembered_either(
     let first = socket.respond(json!({"max_output_tokens": 2})).await;
     let path = format!("{PATH}/{}", id(&first));
     let more = json!({"max_output_tokens": 100, "previous_response_id": id(&first)});
+    cluster.engines[0].hold_after(3).await;
     let (second, _) = tokio::join!(socket.respond(more), async {
         eventually("the turn runs", async || {
             cluster.engines[0].stats().await.running == 1
@@ -160,6 +161,7 @@ async fn a_child_whose_parent_was_deleted_while_it_ran_is_not_remembered_either(
         .await;
         let answer = client::send(cluster.router.api, "DELETE", &path, &[], "").await;
         assert_eq!(answer.status, 200);
+        cluster.engines[0].let_go().await;
     });
     assert_eq!(second["store"], false, "{second}");
     let error = socket

@@ -61,8 +61,10 @@ enum State {
     },
     /// Nothing more is sent, but the connection stays open and the engine goes on, as in a process that hangs.
     Stalled {
-        _ticket: Ticket,
-        _in_flight: InFlight,
+        ticket: Ticket,
+        in_flight: InFlight,
+        /// Ready with the faults of then, when it sends again.
+        over: Pin<Box<dyn Future<Output = Faults> + Send>>,
     },
     /// Flushes what was sent, then closes the connection.
     Cutting,
@@ -167,6 +169,14 @@ impl Events {
                         continue;
                     }
                 },
+                State::Stalled { over, .. } => match over.as_mut().poll(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(faults) => {
+                        self.faults = faults;
+                        self.go_on();
+                        continue;
+                    }
+                },
                 _ => return self.poll_ended(context),
             };
             let tokens = self.generation.completion_tokens();
@@ -206,6 +216,17 @@ impl Events {
         }
     }
 
+    /// Sends again after a stall.
+    fn go_on(&mut self) {
+        let before = std::mem::replace(&mut self.state, State::Ended);
+        if let State::Stalled {
+            ticket, in_flight, ..
+        } = before
+        {
+            self.state = State::Running { ticket, in_flight };
+        }
+    }
+
     /// Ends the stream with an engine error.
     fn fail(&mut self, error: &ApiError) {
         self.state = match self.generation.failure(error) {
@@ -237,14 +258,22 @@ impl Events {
             EarlyEnd::Error => self.fail(&ApiError::engine_error()),
             EarlyEnd::Cut => self.state = State::Cutting,
             EarlyEnd::Stall | EarlyEnd::Death => {
+                let (shared, tokens) = (
+                    Arc::clone(&self.shared),
+                    self.generation.completion_tokens(),
+                );
                 self.state = State::Stalled {
-                    _ticket: ticket,
-                    _in_flight: in_flight,
+                    ticket,
+                    in_flight,
+                    over: Box::pin(async move {
+                        if end == EarlyEnd::Death {
+                            shared.life.end();
+                            std::future::pending::<()>().await;
+                        }
+                        shared.stall_is_over(tokens).await
+                    }),
                 };
             }
-        }
-        if end == EarlyEnd::Death {
-            self.shared.life.end();
         }
     }
 
@@ -257,8 +286,10 @@ impl Events {
                 Poll::Pending
             }
             State::Cut => Poll::Ready(Some(Err(io::Error::other("closed by an injected fault")))),
-            State::Stalled { .. } => Poll::Pending,
-            State::Starting { .. } | State::Running { .. } | State::Ended => Poll::Ready(None),
+            State::Starting { .. }
+            | State::Running { .. }
+            | State::Stalled { .. }
+            | State::Ended => Poll::Ready(None),
         }
     }
 }

@@ -71,7 +71,7 @@ pub(crate) async fn answer(
         let body = AnswerBody::events(events);
         http_answer::typed(StatusCode::OK, "text/event-stream; charset=utf-8", body)
     } else {
-        whole(shared, generation, start, in_flight, offer, &faults).await?
+        whole(shared, generation, start, in_flight, offer, faults).await?
     };
     if dies_after {
         answer.extensions_mut().insert(LastAnswer);
@@ -149,7 +149,7 @@ async fn whole(
     start: Start,
     in_flight: InFlight,
     offer: Option<BlockOffer>,
-    faults: &Faults,
+    mut faults: Faults,
 ) -> Result<Answer> {
     let mut ticket = match start.await {
         Ok(started) => {
@@ -164,7 +164,9 @@ async fn whole(
     loop {
         match faults.early_end_after(generation.completion_tokens()) {
             Some(EarlyEnd::Cut) => return Err(io::Error::other("closed by an injected fault")),
-            Some(EarlyEnd::Stall) => std::future::pending().await,
+            Some(EarlyEnd::Stall) => {
+                faults = shared.stall_is_over(generation.completion_tokens()).await;
+            }
             Some(EarlyEnd::Error) => return Ok(http_answer::error(&ApiError::engine_error())),
             Some(EarlyEnd::Death) => {
                 shared.life.end();

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::adapters::Models;
 use super::life::Life;
@@ -12,7 +12,7 @@ use super::ranks::Ranks;
 use super::recorder::Recorder;
 use super::settings::Settings;
 use super::transfer::state::{State, TransferStats};
-use crate::sim::fault::Faults;
+use crate::sim::fault::{EarlyEnd, Faults};
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -23,7 +23,7 @@ pub(crate) struct Shared {
     pub(super) bootstrap: Option<SocketAddr>,
     pub(super) ranks: Ranks,
     pub(super) recorder: Recorder,
-    pub(super) faults: Mutex<Faults>,
+    pub(super) faults: watch::Sender<Faults>,
     pub(super) transfers: State,
     pub(super) life: Life,
     pub(super) own_tokens: Option<OwnTokens>,
@@ -33,14 +33,24 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(super) fn faults(&self) -> Faults {
-        self.faults.lock().clone()
+        self.faults.borrow().clone()
     }
 
     pub(super) fn set_faults(&self, faults: Faults) {
         // Under one lock, so that two concurrent sets do not mix.
-        let mut current = self.faults.lock();
-        self.ranks.set_faults(&faults.kv);
-        *current = faults;
+        self.faults.send_modify(|current| {
+            self.ranks.set_faults(&faults.kv);
+            *current = faults;
+        });
+    }
+
+    /// Waits until an answer of which this many tokens are sent stalls no more. Returns the faults of then.
+    pub(super) async fn stall_is_over(&self, tokens: usize) -> Faults {
+        let mut faults = self.faults.subscribe();
+        let goes_on = |faults: &Faults| faults.early_end_after(tokens) != Some(EarlyEnd::Stall);
+        // The sender is `self`'s, so that this cannot fail.
+        let now = faults.wait_for(goes_on).await;
+        now.map(|faults| faults.clone()).unwrap_or_default()
     }
 
     pub(super) fn kv_transfers(&self) -> TransferStats {

@@ -292,6 +292,33 @@ async fn a_stalled_stream_stays_open_until_the_client_leaves() {
 }
 
 #[tokio::test]
+async fn a_stalled_answer_goes_on_once_the_fault_is_off() {
+    let worker = Running::with_faults(Faults {
+        stall_after_tokens: Some(3),
+        ..Faults::default()
+    })
+    .await;
+    let (path, asked) = ("/v1/chat/completions", streamed(CHAT));
+    let (whole, streamed, ()) = tokio::join!(
+        worker.ask("POST", path, CHAT),
+        worker.ask("POST", path, &asked),
+        async {
+            worker
+                .eventually("the engine is done", |handle| {
+                    handle.counters().finished == 2
+                })
+                .await;
+            assert_eq!(worker.handle.stats().running, 2);
+            worker.handle.set_faults(Faults::default());
+        }
+    );
+    assert!(whole.contains("chat.completion"), "{whole}");
+    assert!(token_events(&streamed) > 3, "{streamed}");
+    assert!(streamed.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"));
+    worker.stop().await;
+}
+
+#[tokio::test]
 async fn faults_are_switched_while_it_runs() {
     let worker = Running::fast().await;
     let faults = r#"{"refuse":429,"retry_after":7,"unhealthy":true}"#;

@@ -236,11 +236,13 @@ async fn a_child_whose_parent_was_deleted_while_it_ran_says_that_it_is_not_store
         let parent = create(&pair.a, &ask(2, json!({"background": false}))).await;
         let more = json!({"background": is_background, "stream": streams, "previous_response_id": parent["id"]});
         let body = ask(60, more).to_string();
+        pair.engine.hold_after(3).await;
         let opened = client::open(pair.a.api, "POST", PATH, &[], body);
         let (mut open, ()) = tokio::join!(opened, async {
             pair.runs(1).await;
             let deleted = client::send(pair.b.api, "DELETE", &path(&parent), &[], "").await;
             assert_eq!(deleted.status, 200);
+            pair.engine.let_go().await;
         });
         let (text, _) = open.rest().await;
         let mut last = if streams {

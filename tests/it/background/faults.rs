@@ -468,11 +468,13 @@ fn restore(redis: &Server, names: &[String]) {
 #[tokio::test]
 async fn an_end_that_the_store_lost_in_a_failover_is_stored_again() {
     let fleet = Fleet::new(unhurried()).await;
+    fleet.engine.hold_after(3).await;
     let one = polled(&fleet, 60).await;
     let (mut live, seen, two) = started(&fleet, 60, "output_text.delta").await;
     let (mut cancelled, _, three) = started(&fleet, 3_000, "output_text.delta").await;
     fleet.runs(3).await;
     let before = snapshot(&fleet.redis);
+    fleet.engine.let_go().await;
     let received = rest(&mut live, seen).await;
     let ends = [fleet.end(&one).await, fleet.end(&two).await];
     assert_eq!(cancel(&fleet.routers[1], &three).await.status, 200);

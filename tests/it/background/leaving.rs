@@ -28,6 +28,7 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
         config.responses.store.lease.duration = Duration::from_secs(600);
     })
     .await;
+    fleet.engine.hold_after(3).await;
     let one = create(&fleet.routers[0], &ask(200, json!({}))).await;
     let body = ask(2_000, json!({"stream": true}));
     let live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
@@ -40,6 +41,7 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
     fleet.routers[0].child.as_ref().unwrap().signal("TERM");
     let received = followed(&places, live).await;
     has_ended(&mut fleet.routers[0]).await;
+    fleet.engine.let_go().await;
     let others = [&fleet.routers[1], &fleet.routers[2]];
     let two = &received[0].1["response"];
     let last = end(&others, two).await;
@@ -60,10 +62,11 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
 #[tokio::test]
 async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
     for signal in ["KILL", "TERM"] {
-        let fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
             config.api.drain_timeout = Duration::from_millis(500);
         })
         .await;
+        fleet.engine.hold_after(3).await;
         let made = client::post(fleet.routers[1].api, "/v1/conversations", "{}").await;
         let conversation = made.json()["id"].clone();
         let in_it = json!({"conversation": conversation});
@@ -73,6 +76,8 @@ async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
         })
         .await;
         fleet.routers[0].child.as_ref().unwrap().signal(signal);
+        has_ended(&mut fleet.routers[0]).await;
+        fleet.engine.let_go().await;
         let others = [&fleet.routers[1], &fleet.routers[2]];
         let last = end(&others, &one).await;
         assert_eq!(

@@ -69,9 +69,11 @@ async fn an_orphan_that_another_turn_came_before_is_generated_on_the_history_of_
     let body = turn("first", &conversation, json!({"background": false}));
     create(&pair.a, &body).await;
     let more = json!({"max_output_tokens": 200});
+    pair.engine.hold_after(3).await;
     let one = create(&pair.a, &turn("A", &conversation, more)).await;
     pair.runs(1).await;
     pair.a.child.as_ref().unwrap().signal("KILL");
+    pair.engine.let_go().await;
     other_turn(&pair, &conversation).await;
     assert_eq!(read(&pair.b, &conversation).await, ["first", "B"]);
     eventually("it is generated again", async || {
@@ -89,10 +91,12 @@ async fn an_orphan_that_was_read_and_that_another_turn_came_before_fails() {
     let conversation = new_conversation(&pair.b).await;
     let more = json!({"stream": true, "max_output_tokens": 200});
     let body = turn("A", &conversation, more).to_string();
+    pair.engine.hold_after(3).await;
     let mut live = client::open(pair.a.api, "POST", PATH, &[], body).await;
     let started = live.until("output_text.delta").await;
     let one = part(&started, 0)[0].1["response"].clone();
     pair.a.child.as_ref().unwrap().signal("KILL");
+    pair.engine.let_go().await;
     other_turn(&pair, &conversation).await;
     let last = ended(&pair.b, &one).await;
     assert_eq!(last["status"], "failed", "{last}");
@@ -112,6 +116,7 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
         let conversation = new_conversation(&pair.b).await;
         let mut body = turn("A", &conversation, more.clone());
         body["max_output_tokens"] = json!(300);
+        pair.engine.hold_after(3).await;
         let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string());
         let mut open = std::pin::pin!(open);
         let is_background = more["background"] == true;
@@ -123,6 +128,7 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
         let stopped = async {
             pair.runs(1).await;
             sleeper.signal("STOP");
+            pair.engine.let_go().await;
             other_turn(&pair, &conversation).await;
             sleeper.signal("CONT");
         };
@@ -169,15 +175,18 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
         // Deleted while the turn runs.
         let conversation = new_conversation(&pair.b).await;
         let body = turn("A", &conversation, more.clone()).to_string();
+        pair.engine.hold_after(3).await;
         let open = client::open(pair.a.api, "POST", PATH, &[], body).await;
         pair.runs(1).await;
         let path = format!("/v1/conversations/{}", conversation.as_str().unwrap());
         let deleted = client::send(pair.b.api, "DELETE", &path, &[], "").await;
         assert_eq!(deleted.status, 200);
+        pair.engine.let_go().await;
         refused(&pair, open, "conversation_not_found").await;
         // Filled while the turn runs.
         let conversation = new_conversation(&pair.b).await;
         let body = turn("A", &conversation, more).to_string();
+        pair.engine.hold_after(3).await;
         let open = client::open(pair.a.api, "POST", PATH, &[], body).await;
         pair.runs(1).await;
         let id = conversation.as_str().unwrap();
@@ -185,6 +194,7 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
         let path = format!("/v1/conversations/{id}/items");
         let added = client::post(pair.b.api, &path, items.to_string()).await;
         assert_eq!(added.status, 200, "{}", added.text());
+        pair.engine.let_go().await;
         refused(&pair, open, "conversation_too_large").await;
         let items = client::get(pair.b.api, &path).await.json();
         assert_eq!(items["data"].as_array().unwrap().len(), 1);
@@ -215,6 +225,7 @@ async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() 
             let more = json!({"background": false, "stream": streams, "max_output_tokens": 300});
             let body = turn("A", &conversation, more).to_string();
             let path = format!("/v1/conversations/{}", conversation.as_str().unwrap());
+            pair.engine.hold_after(3).await;
             let refusing = async {
                 pair.runs(1).await;
                 let answer = match status {
@@ -227,6 +238,7 @@ async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() 
                     }
                 };
                 assert_eq!(answer.status, 200, "{}", answer.text());
+                pair.engine.let_go().await;
             };
             let asking = client::post(pair.a.api, PATH, body);
             let (answer, ()) = tokio::join!(asking, refusing);

@@ -26,6 +26,7 @@ async fn a_worker_that_leaves_keeps_the_requests_that_it_has() {
     };
     eventually("the worker takes requests", is_ready).await;
     let path = "/v1/chat/completions";
+    engines[0].hold_after(3).await;
     let request = client::post(
         router.app.api_address(),
         path,
@@ -42,6 +43,7 @@ async fn a_worker_that_leaves_keeps_the_requests_that_it_has() {
     api.delete("pods", "a");
     eventually("it has left", async || !router.workers().contains_key("a")).await;
     assert_eq!(engines[0].stats().await.running, 1, "it still generates");
+    engines[0].let_go().await;
     let answer = request.await.unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.text().contains("[DONE]"), "{}", answer.text());

@@ -271,6 +271,7 @@ async fn a_background_response_that_is_taken_over_is_charged_once() {
     let headers = [("authorization", &*key)];
     let body =
         json!({"model": "sim", "input": "hello", "max_output_tokens": 200, "background": true});
+    replicas.engine.hold_after(3).await;
     let mut id = String::new();
     eventually("it is created", async || {
         let path = "/v1/responses";
@@ -285,6 +286,7 @@ async fn a_background_response_that_is_taken_over_is_charged_once() {
     })
     .await;
     killed.child.take();
+    replicas.engine.let_go().await;
     let router = replicas.routers.remove(0);
     let own = bearer("a");
     let headers = [("authorization", &*own)];

@@ -333,14 +333,16 @@ async fn a_drain_closes_after_the_turns_that_run() {
     let mut cluster = Cluster::with_router_child(vec![unhurried()], |_| {}).await;
     let mut idle = Socket::open(cluster.router.api).await;
     let mut busy = Socket::open(cluster.router.api).await;
-    busy.create(json!({"max_output_tokens": 100})).await;
-    busy.create(json!({"max_output_tokens": 100})).await;
     let engine = &cluster.engines[0];
+    engine.hold_after(3).await;
+    busy.create(json!({"max_output_tokens": 100})).await;
+    busy.create(json!({"max_output_tokens": 100})).await;
     eventually("it runs", async || engine.stats().await.running == 1).await;
     cluster.router.child.as_ref().unwrap().signal("TERM");
     assert_eq!(idle.closed().await, 1012);
     let waiting = busy.turn().await.pop().unwrap();
     assert_eq!(waiting["error"]["code"], "stopping", "{waiting}");
+    cluster.engines[0].let_go().await;
     let events = busy.turn().await;
     assert_eq!(kinds(&events).last(), Some(&"response.incomplete"));
     assert_eq!(busy.closed().await, 1012);

@@ -27,6 +27,7 @@ async fn turns(socket: &mut Socket, mut count: usize) -> BTreeMap<String, Vec<Va
 async fn lanes_run_side_by_side_and_name_each_of_their_events() {
     let cluster = slow().await;
     let mut socket = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
     for lane in ["a", "b", "c"] {
         socket
             .create(json!({"stream_id": lane, "max_output_tokens": 20}))
@@ -37,6 +38,7 @@ async fn lanes_run_side_by_side_and_name_each_of_their_events() {
         cluster.engines[0].stats().await.running == 4
     })
     .await;
+    cluster.engines[0].let_go().await;
     let lanes = turns(&mut socket, 4).await;
     let names: Vec<&str> = lanes.keys().map(String::as_str).collect();
     assert_eq!(names, ["", "a", "b", "c"]);
@@ -80,6 +82,7 @@ async fn a_lane_runs_its_turns_one_after_the_other() {
 async fn sixteen_turns_run_at_a_time() {
     let cluster = slow().await;
     let mut socket = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
     for lane in 0..20 {
         let lane = format!("lane-{lane}");
         socket
@@ -90,6 +93,7 @@ async fn sixteen_turns_run_at_a_time() {
         cluster.engines[0].stats().await.running == 16
     })
     .await;
+    cluster.engines[0].let_go().await;
     let lanes = turns(&mut socket, 20).await;
     assert_eq!(lanes.len(), 20);
 }
