@@ -23,6 +23,12 @@ const ROUNDS: usize = 20;
 
 pub(crate) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
 
+/// Runs a test with both connectors at a time: most of it waits until leases end.
+pub(super) async fn with_both(test: impl AsyncFn(Connector)) {
+    let [one, other] = BOTH;
+    tokio::join!(test(one), test(other));
+}
+
 pub(crate) fn engine(role: Role, connector: Connector) -> Settings {
     let mut engine = with_role(fast(), connector, role);
     engine.transfer.lease_ms = Some(LEASE.as_millis() as u64);
@@ -318,7 +324,7 @@ pub(crate) fn split(config: &mut Config, connector: Connector) {
 
 #[tokio::test]
 async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let cases = [
             ("is busy", refuse(503)),
             ("is broken", refuse(500)),
@@ -345,12 +351,13 @@ async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
             assert!(fleet.prefill(1).kv_transfers().await.fetched > 0, "{what}");
             fleet.is_unpinned(&what).await;
         }
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_worker_of_a_pair_that_refuses_the_routers_key_costs_no_answer() {
-    for connector in BOTH {
+    with_both(async |connector| {
         // The place of the one that refuses, among prefill workers and then decode workers.
         for (workers, place) in [((2, 1), 0), ((1, 2), 1)] {
             let mut fleet = Fleet::start(connector, workers, |config| {
@@ -363,7 +370,8 @@ async fn a_worker_of_a_pair_that_refuses_the_routers_key_costs_no_answer() {
             fleet.each_is_answered(&what, place).await;
             fleet.is_unpinned(&what).await;
         }
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -436,7 +444,7 @@ async fn an_answer_of_any_other_status_shows_that_a_worker_takes_the_key_again()
 
 #[tokio::test]
 async fn what_a_prefill_worker_does_not_understand_is_the_clients_to_know() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (2, 1), unnoticed).await;
         for place in 0..2 {
             fleet.prefill(place).fault(refuse(400)).await;
@@ -452,7 +460,8 @@ async fn what_a_prefill_worker_does_not_understand_is_the_clients_to_know() {
         assert_eq!(fleet.decode(0).generated().await, before);
         assert_eq!(fleet.sum(|seen| seen.prefill_legs).await, legs + 6);
         fleet.is_unpinned("refused").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -558,7 +567,7 @@ async fn what_a_dead_process_computed_is_not_waited_for() {
 
 #[tokio::test]
 async fn where_no_prefill_worker_is_left_the_decode_worker_computes_or_nobody_does() {
-    for connector in BOTH {
+    with_both(async |connector| {
         for policy in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
             let mut fleet = Fleet::start(connector, (1, 1), |config| {
                 config.prefill_decode.on_prefill_failure = policy;
@@ -575,7 +584,8 @@ async fn where_no_prefill_worker_is_left_the_decode_worker_computes_or_nobody_do
             }
             fleet.is_unpinned("no prefill worker").await;
         }
-    }
+    })
+    .await;
 }
 
 async fn does_as(policy: OnPrefillFailure, fleet: &Fleet, path: &str, body: &str, stream: bool) {
@@ -598,7 +608,7 @@ async fn does_as(policy: OnPrefillFailure, fleet: &Fleet, path: &str, body: &str
 
 #[tokio::test]
 async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
-    for connector in BOTH {
+    with_both(async |connector| {
         for (what, fault) in [
             ("is busy", refuse(503)),
             ("is broken", refuse(500)),
@@ -619,12 +629,13 @@ async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
             assert!(fleet.sum(|seen| seen.received).await > answers, "{what}");
             fleet.is_unpinned(&what).await;
         }
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn what_a_decode_worker_does_not_understand_is_the_clients_to_know() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
         fleet.decode(0).fault(refuse(400)).await;
         let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
@@ -635,7 +646,8 @@ async fn what_a_decode_worker_does_not_understand_is_the_clients_to_know() {
         let after = fleet.prefill(0).kv_transfers().await.prefill_legs;
         assert_eq!(after, legs + 6, "each once");
         fleet.is_unpinned("refused").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -694,7 +706,7 @@ async fn a_decode_process_killed_while_it_fetches_costs_no_answer() {
 
 #[tokio::test]
 async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let slow = |settings| Settings {
             decode_ms: 20,
             ..settings
@@ -719,7 +731,8 @@ async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() 
             crate::failures::ends_with_an_error(path, &(started + &rest));
         }
         fleet.is_unpinned("d0 is killed").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -746,7 +759,7 @@ async fn a_whole_answer_whose_decode_worker_dies_in_it_is_begun_again() {
 
 #[tokio::test]
 async fn a_transfer_that_fails_is_begun_again_in_whatever_shape_it_fails() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
         fleet
             .decode(0)
@@ -759,7 +772,8 @@ async fn a_transfer_that_fails_is_begun_again_in_whatever_shape_it_fails() {
         fleet.each_is_answered(&what, 1).await;
         assert!(fleet.outcome("failed").await >= 6.0);
         fleet.is_unpinned(&what).await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -969,7 +983,7 @@ async fn bad_requests_of_several_clients_leave_half_of_the_decode_workers_to_oth
 
 #[tokio::test]
 async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 2), impatient).await;
         fleet
             .decode(0)
@@ -987,12 +1001,13 @@ async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
             "{what}"
         );
         fleet.is_unpinned(&what).await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 1), |config| {
             config.requests.first_byte_timeout = Duration::from_secs(600);
             config.requests.response_timeout = Duration::from_secs(600);
@@ -1035,7 +1050,8 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
         for name in ["p0", "d0"] {
             fleet.cluster.is_worker(name, "requests", 0).await;
         }
-    }
+    })
+    .await;
 }
 
 /// A client of each kind leaves while an engine has its leg, and the leg is aborted.
@@ -1101,7 +1117,7 @@ async fn a_client_that_leaves_in_mid_stream_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_model_that_ends_its_answer_at_once_is_made_to_go_on_where_it_only_computes() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
         let stops = Faults {
             stop_at_once: true,
@@ -1114,12 +1130,13 @@ async fn a_model_that_ends_its_answer_at_once_is_made_to_go_on_where_it_only_com
         }
         assert_eq!(fleet.decode(0).kv_transfers().await.received, before + 6);
         fleet.is_unpinned("it stops").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn kv_transfer_fields_of_a_client_reach_no_engine() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
         let lies = [
             json!({"do_remote_prefill": true}),
@@ -1153,5 +1170,6 @@ async fn kv_transfer_fields_of_a_client_reach_no_engine() {
             fleet.is_answered("afterwards", path, &body).await;
         }
         fleet.is_unpinned("lies").await;
-    }
+    })
+    .await;
 }

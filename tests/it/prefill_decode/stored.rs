@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use warmroute::sim::fault::{Faults, TransferFaults};
 use warmroute::sim::worker::Settings;
 
-use super::failures::{BOTH, Fleet, said};
+use super::failures::{Fleet, said, with_both};
 use crate::cluster::eventually;
 use crate::failures::{hang, refuse, unnoticed};
 
@@ -39,7 +39,7 @@ async fn ended(fleet: &Fleet, response: &Value) -> Value {
 
 #[tokio::test]
 async fn a_chain_goes_on_at_other_workers_when_those_of_its_past_fail() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
         let first = fleet.cluster.create(&ask("ships", 8, json!({}))).await;
         let healthy = fleet.cluster.create(&continued(&first)).await;
@@ -61,7 +61,8 @@ async fn a_chain_goes_on_at_other_workers_when_those_of_its_past_fail() {
             engine.fault(Faults::default()).await;
         }
         fleet.is_unpinned("a chain").await;
-    }
+    })
+    .await;
 }
 
 fn continued(response: &Value) -> Value {
@@ -74,7 +75,7 @@ fn continued(response: &Value) -> Value {
 
 #[tokio::test]
 async fn what_a_decode_engine_did_not_finish_is_stored_as_failed() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let slow = |settings| Settings {
             decode_ms: 20,
             ..settings
@@ -98,12 +99,13 @@ async fn what_a_decode_engine_did_not_finish_is_stored_as_failed() {
         let kept = stored(&fleet, &json!({"id": id})).await;
         assert_eq!(kept["status"], "failed", "{kept}");
         fleet.is_unpinned("it is killed").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_background_response_outlives_what_fails_at_either_engine() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
         let fails = Faults {
             transfer: TransferFaults {
@@ -131,12 +133,13 @@ async fn a_background_response_outlives_what_fails_at_either_engine() {
             engine.fault(Faults::default()).await;
         }
         fleet.is_unpinned("in the background").await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_cancelled_response_leaves_either_leg() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let fleet = Fleet::start(connector, (1, 1), |config| {
             config.requests.first_byte_timeout = Duration::from_secs(600);
             config.requests.response_timeout = Duration::from_secs(600);
@@ -168,7 +171,8 @@ async fn a_cancelled_response_leaves_either_leg() {
         .await;
         fleet.is_unpinned("cancelled").await;
         assert_eq!(fleet.prefill(0).kv_transfers().await.expired, 1);
-    }
+    })
+    .await;
 }
 
 /// A background response is cancelled once its leg, counted by `legs` with those that were aborted, has started.
@@ -191,7 +195,7 @@ async fn cancelled(fleet: &Fleet, what: &str, legs: impl AsyncFn() -> (u64, u64)
 
 #[tokio::test]
 async fn pairs_that_speak_chat_completions_only_answer_as_others_do() {
-    for connector in BOTH {
+    with_both(async |connector| {
         let chat_only = |settings| Settings {
             no_responses: true,
             ..settings
@@ -208,5 +212,6 @@ async fn pairs_that_speak_chat_completions_only_answer_as_others_do() {
             assert!(seen.prefill_legs + seen.decode_legs > 0, "{}", engine.name);
         }
         fleet.is_unpinned("chats").await;
-    }
+    })
+    .await;
 }
