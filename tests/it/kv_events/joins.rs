@@ -205,7 +205,7 @@ fn forty_engines_found_at_once_become_live_within_the_bounds() {
     let load = Load {
         publishers: 40,
         kept: 60,
-        pause: Duration::from_millis(60),
+        pause: Duration::from_millis(200),
     };
     let settings = joins::Settings {
         max_concurrent: 5,
