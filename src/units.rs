@@ -28,10 +28,23 @@ pub struct SizeText;
 /// `30s`, `1m 30s`, `250ms`, `30d`; of bare numbers only 0.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let expected = || "expected a duration such as `30s`, `250ms` or `30d`".to_owned();
-    if text.bytes().all(|byte| byte.is_ascii_digit()) && text != "0" {
-        return Err(expected());
+    if text == "0" {
+        return Ok(Duration::ZERO);
     }
-    humantime::parse_duration(text).map_err(|_| expected())
+    // One number with its unit after the other: the library panics at a sum that is a little too large, and clients send
+    // durations, too.
+    let (mut sum, mut rest) = (Duration::ZERO, text);
+    loop {
+        let unit = rest.find(char::is_alphabetic).ok_or_else(expected)?;
+        let length = rest[unit..].find(|char: char| char.is_ascii_digit());
+        let (first, others) = rest.split_at(length.map_or(rest.len(), |length| unit + length));
+        let first = humantime::parse_duration(first).map_err(|_| expected())?;
+        sum = sum.checked_add(first).ok_or_else(expected)?;
+        if others.is_empty() {
+            return Ok(sum);
+        }
+        rest = others;
+    }
 }
 
 /// A duration such as `250ms` as whole milliseconds, at most a year: for arguments of the command line.
@@ -180,8 +193,22 @@ mod tests {
         check("1h 30m", Some(5_400_000));
         check("0", Some(0));
         check("0s", Some(0));
-        for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5"] {
+        check("1.5m500 ms", Some(90_500));
+        for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5", "1h 30"] {
             check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn a_sum_that_no_duration_can_have_is_refused() {
+        let most = u64::MAX;
+        assert_eq!(
+            parse_duration(&format!("{most}s")),
+            Ok(Duration::from_secs(most))
+        );
+        for more in ["1s", "1000ms", "999999999ns 1ns", "1ns 1000ms"] {
+            let text = format!("{most}s {more}");
+            assert!(parse_duration(&text).is_err(), "{text}");
         }
     }
 

@@ -105,10 +105,7 @@ impl Lease {
     }
 
     pub fn on_timeout(&mut self, now: Instant) -> Step {
-        if let State::Held { until } = self.state
-            && until <= now
-        {
-            self.state = State::Lost;
+        if self.expire(now) == Step::Expired {
             return Step::Expired;
         }
         if self.sent.is_none() && self.due <= now {
@@ -117,6 +114,16 @@ impl Lease {
             return Step::SendHeartbeat;
         }
         Step::Wait
+    }
+
+    fn expire(&mut self, now: Instant) -> Step {
+        match self.state {
+            State::Held { until } if until <= now => {
+                self.state = State::Lost;
+                Step::Expired
+            }
+            State::Held { .. } | State::Lost => Step::Wait,
+        }
     }
 
     /// Makes the next heartbeat early, because the owner has a new run. A store that restarted empty has no
@@ -128,7 +135,7 @@ impl Lease {
     }
 
     /// The heartbeat succeeded: the lease is renewed from when it was sent. A reply after that lease has ended
-    /// renews nothing.
+    /// renews nothing. The next heartbeat is sent by [`Lease::on_timeout`] alone.
     pub fn on_heartbeat(&mut self, now: Instant) -> Step {
         let Some(sent) = self.sent.take() else {
             return Step::Wait;
@@ -138,7 +145,7 @@ impl Lease {
         let was_lost = matches!(self.state, State::Lost);
         let until = sent + self.lease;
         if until <= now {
-            return self.on_timeout(now);
+            return self.expire(now);
         }
         self.state = State::Held { until };
         // The lease expired before this reply, so another replica may have taken the runs over.
@@ -153,7 +160,7 @@ impl Lease {
     pub fn on_failure(&mut self, now: Instant) -> Step {
         self.sent = None;
         self.due = now + self.heartbeat_interval / 6;
-        self.on_timeout(now)
+        self.expire(now)
     }
 
     pub fn next_timeout(&self) -> Instant {
@@ -317,6 +324,22 @@ mod tests {
         assert_eq!(lease.on_timeout(started), Step::Wait);
         let _ = lease.on_heartbeat(started + Duration::from_secs(11));
         assert!(!lease.is_held(started + Duration::from_secs(11)));
+    }
+
+    #[test]
+    fn a_reply_that_comes_after_the_lease_was_lost_leaves_the_next_heartbeat_due() {
+        let started = observe::now();
+        let at = |seconds| started + Duration::from_secs(seconds);
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(started), Step::Wait);
+        assert_eq!(lease.on_timeout(at(3)), Step::SendHeartbeat);
+        // The process is paused, and sees its timer before the reply.
+        assert_eq!(lease.on_timeout(at(30)), Step::Expired);
+        assert_eq!(lease.on_heartbeat(at(30)), Step::Wait);
+        assert_eq!(lease.on_timeout(at(30)), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(at(30)), Step::Wait);
+        assert!(lease.is_held(at(39)));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 -- Settles requests of one tenant that have ended, and charges others, each to all of its limits or to none.
--- Times are microseconds of this server's clock. A limit is a field of `limits`: the time at which all of it may be
--- used again. `running` has the requests that are charged and not settled, by the end of their lease; `charged` the
--- background responses that were charged (`c:`) or settled (`s:`), by when that is forgotten, and the lines of batches
--- that are charged and not settled (`c:`). Lines are not among `running`.
+-- Times are microseconds of this server's clock; in `limits` of a clock that never runs back, which is this server's
+-- with the field `+` added, and was at `@` when a limit was written last. Each other field of `limits` is a limit: the
+-- time at which all of it may be used again. `running` has the requests that are charged and not settled, by the end of
+-- their lease; `charged` the background responses that were charged (`c:`) or settled (`s:`), by when that is
+-- forgotten, and the lines of batches that are charged and not settled (`c:`). Lines are not among `running`.
 -- KEYS limits, running, charged
 -- ARGV two arrays in MessagePack, the second of which may be left out:
 --      settlements: id, 1 if it is charged once (2: and given back; 3: a line), number of corrections, for each: limit,
@@ -22,6 +23,16 @@ local limits, running, charged = KEYS[1], KEYS[2], KEYS[3]
 
 local function format(micros)
   return string.format('%.0f', micros)
+end
+
+-- If this server's clock is set back, or a replica whose clock is behind takes over, limits would otherwise stay used
+-- up until the former time comes again.
+local clock = redis.call('HMGET', limits, '@', '+')
+local limits_now = now + (tonumber(clock[2] or '') or 0)
+local written = tonumber(clock[1] or '') or 0
+if written > limits_now then
+  limits_now = written
+  redis.call('HSET', limits, '+', format(written - now))
 end
 
 local values, at
@@ -47,9 +58,9 @@ end
 
 local function latest(limit)
   if limit == 'd' then
-    return now + DAY + MAX_DEBT
+    return limits_now + DAY + MAX_DEBT
   end
-  return now + MAX_DEBT
+  return limits_now + MAX_DEBT
 end
 
 values, at = cmsgpack.unpack(ARGV[1]), 0
@@ -74,7 +85,7 @@ while at < #values do
   for _ = 1, count do
     local limit, micros = next_value(), next_value()
     if applies then
-      micros = math.max(full_at(limit) or 0, now) + micros
+      micros = math.max(full_at(limit) or 0, limits_now) + micros
       set_full_at(limit, math.min(micros, latest(limit)))
     end
   end
@@ -111,11 +122,11 @@ if ARGV[2] then
     for i = 1, count do
       local name, burst, cost, believed = next_value(), next_value(), next_value(), next_value()
       local stored = full_at(name)
-      local micros = math.max(stored or 0, now)
+      local micros = math.max(stored or 0, limits_now)
       if was_apart or not stored then
-        micros = math.max(micros, now + believed)
+        micros = math.max(micros, limits_now + believed)
       end
-      if not is_charged and micros + cost - now > burst then
+      if not is_charged and micros + cost - limits_now > burst then
         is_granted = false
       end
       names[i], used[i], costs[i] = name, micros, cost
@@ -145,7 +156,7 @@ if ARGV[2] then
     end
     local reply = {is_granted and 'granted' or 'refused', others}
     for i = 1, count do
-      reply[i + 2] = format(used[i] - now)
+      reply[i + 2] = format(used[i] - limits_now)
     end
     replies[#replies + 1] = table.concat(reply, ' ')
   end
@@ -157,7 +168,7 @@ for limit in pairs(changed) do
   fields[#fields + 1] = format(known[limit])
 end
 if #fields > 0 then
-  redis.call('HSET', limits, unpack(fields))
+  redis.call('HSET', limits, '@', format(limits_now), unpack(fields))
   redis.call('PEXPIRE', limits, KEEP_MS)
 end
 if #members > 0 then

@@ -360,6 +360,36 @@ async fn requests_of_a_replica_that_is_gone_stop_counting() {
 }
 
 #[tokio::test]
+async fn a_redis_whose_clock_is_set_back_keeps_no_limit_used_up() {
+    let server = Server::start().await;
+    let replica = Replica::new(&at(&server), r#"{"requests_per_minute": 2}"#);
+    for _ in 0..2 {
+        replica.charge(new_id(), 0).await.unwrap().on_sent();
+    }
+    eventually("the charges are settled", async || {
+        replica.limits.report().unsettled == 0
+    })
+    .await;
+    let key = server.cli(&["KEYS", "wr:l:*"]);
+    // What was written is from an hour ahead, and so is the time at which it was.
+    for field in ["r", "@"] {
+        let written = server.cli(&["HGET", key.trim(), field]);
+        let ahead = written.trim().parse::<u64>().unwrap() + 3_600_000_000;
+        server.cli(&["HSET", key.trim(), field, &ahead.to_string()]);
+    }
+    let mut left = Duration::from_secs(60);
+    // The clock goes on, also while all is refused.
+    for _ in 0..3 {
+        let refused = replica.charge(new_id(), 0).await;
+        let Err(Refusal::Rate { retry_after, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(retry_after < left, "{retry_after:?} {left:?}");
+        left = retry_after;
+    }
+}
+
+#[tokio::test]
 async fn requests_that_run_on_while_their_replica_drains_keep_their_leases() {
     let server = Server::start().await;
     let lease = Duration::from_secs(6);
