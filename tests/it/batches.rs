@@ -249,7 +249,7 @@ async fn expiry_keeps_what_is_done() {
     ];
     let file = client.upload(&lines).await;
     let created = client
-        .create(&file, json!({"completion_window": "3s"}))
+        .create(&file, json!({"completion_window": "5s"}))
         .await;
     let batch = client.ended(&created).await;
     assert_eq!(batch["status"], "expired", "{batch}");

@@ -120,7 +120,7 @@ async fn a_stream_gets_comments_while_it_waits_for_its_next_worker() {
     .await;
     cluster.engines[0].fault(cut_after(3)).await;
     let slow = Faults {
-        slow_first_ms: 400,
+        slow_first_ms: 1_500,
         ..Faults::default()
     };
     cluster.engines[1].fault(slow).await;

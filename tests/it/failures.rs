@@ -434,7 +434,7 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
         by_turns(config);
         several_clients(config);
         config.fleet.circuit_breaker.failure_threshold = 3;
-        config.fleet.circuit_breaker.open_duration = Duration::from_secs(3);
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(5);
     })
     .await;
     cluster.engines[0].fault(refuse(500)).await;
@@ -1161,8 +1161,8 @@ async fn until_closed(stream: &mut TcpStream) -> String {
 #[tokio::test]
 async fn connections_that_dawdle_or_idle_are_closed() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.advanced.header_timeout = Duration::from_millis(300);
-        config.api.advanced.idle_timeout = Duration::from_millis(300);
+        config.api.advanced.header_timeout = Duration::from_secs(1);
+        config.api.advanced.idle_timeout = Duration::from_secs(1);
         config.api.requests.body_timeout = Duration::from_millis(300);
     })
     .await;
