@@ -1521,11 +1521,15 @@ async fn half_an_event_is_dropped_and_a_stream_without_an_end_gets_one() {
 #[tokio::test]
 async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
     let cluster = Cluster::start(vec![unhurried()], |config| {
-        config.requests.request_timeout = Duration::from_millis(400);
+        config.requests.request_timeout = Duration::from_secs(2);
     })
     .await;
+    let mut asked = tokio::task::JoinSet::new();
     for (path, body) in generating(3_000, true) {
-        let answer = cluster.post(path, body).await;
+        let api = cluster.router.api;
+        asked.spawn(async move { (client::post(api, path, body).await, path) });
+    }
+    for (answer, path) in asked.join_all().await {
         ends_with_an_error(path, answer.text());
     }
     let ends = "warmroute_requests_total";

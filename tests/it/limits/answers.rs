@@ -251,7 +251,8 @@ async fn requests_at_the_same_time_are_limited_until_they_end_or_their_client_le
         config.limits.output_reserve = 20;
         config.tenants = vec![tenant(
             "a",
-            r#"{"concurrent_requests": 2, "output_tokens_per_minute": 600}"#,
+            // It gives one token back in six seconds, so that what was read of the second is still seen.
+            r#"{"concurrent_requests": 2, "output_tokens_per_minute": 10, "burst": "1h"}"#,
         )];
     })
     .await;

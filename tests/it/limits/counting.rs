@@ -79,10 +79,7 @@ pub(super) fn new_id() -> ChargeId {
 }
 
 pub(super) fn at(server: &Server) -> redis::Settings {
-    redis::Settings {
-        urls: vec![server.url()],
-        ..redis::Settings::default()
-    }
+    patient(server)
 }
 
 /// What a limit of so many a minute gives back in this time.
