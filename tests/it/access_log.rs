@@ -97,9 +97,11 @@ async fn a_stream_has_its_line_when_it_ends() {
     let cluster = logged(unhurried(), |_| {}).await;
     let mut body: Value = serde_json::from_str(&chat("tell me a story", 20, true)).unwrap();
     body["stream_options"] = json!({"include_usage": true});
+    cluster.engines[0].hold_after(3).await;
     let mut stream = cluster.open(CHAT, &body.to_string()).await;
     let first = stream.until("data: ").await;
     assert_eq!(lines(&cluster), [] as [Value; 0]);
+    cluster.engines[0].let_go().await;
     let (rest, is_whole) = stream.rest().await;
     assert!(is_whole);
     let line = line(&cluster).await;

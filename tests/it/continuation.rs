@@ -120,7 +120,7 @@ async fn a_stream_gets_comments_while_it_waits_for_its_next_worker() {
     .await;
     cluster.engines[0].fault(cut_after(3)).await;
     let slow = Faults {
-        slow_first_ms: 400,
+        slow_first_ms: 1_500,
         ..Faults::default()
     };
     cluster.engines[1].fault(slow).await;
@@ -207,7 +207,7 @@ async fn a_stream_goes_on_wherever_its_worker_cuts_it() {
 async fn an_engine_error_and_a_silent_engine_are_continued_too() {
     let cluster = Cluster::start(vec![fast(); 2], |config| {
         continued(config, 1);
-        config.requests.stream_idle_timeout = Duration::from_millis(500);
+        config.requests.stream_idle_timeout = Duration::from_secs(2);
     })
     .await;
     let alone = Engine::here("alone", fast()).await;
@@ -243,6 +243,8 @@ async fn twenty_streams_outlive_a_worker_that_is_killed() {
     };
     let mut cluster = Cluster::start_children(vec![slow; 3], |config| continued(config, 1)).await;
     let alone = Engine::here("alone", fast()).await;
+    // None of the streams of the worker that is killed ends before.
+    cluster.engines[1].hold_after(3).await;
     let mut streams = Vec::new();
     for number in 0..20 {
         let body = asking(CHAT, &format!("stream number {number}"), 40);

@@ -395,10 +395,10 @@ async fn a_request_that_ends_engines_reaches_two_at_most_although_its_client_lea
     for _ in 0..6 {
         let before = fleet.seen(CUT);
         let mut sent = Box::pin(fleet.post_as(GUILTY, chat(CUT, 1, false)));
-        // Until an engine has cut the connection, or it is refused.
+        // Until an engine has cut the connection and the router has noticed, or it is refused.
         let is_over = async {
             eventually("an engine gets it", async || fleet.seen(CUT) > before).await;
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
         };
         tokio::select! {
             answer = &mut sent => assert_eq!(answer.status, 502),
@@ -577,7 +577,11 @@ async fn a_request_without_time_left_blames_no_worker() {
     }
     assert_eq!(cluster.requests().await, received);
     assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
-    assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+    // A busy machine may use up the time, too.
+    eventually("a request is answered in its time", async || {
+        cluster.post(CHAT, chat("x", 1, false)).await.status == 200
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -606,7 +610,7 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
     }
     // More requests at a time than descriptors: each needs a connection to an engine.
     let bodies = (0..200)
-        .map(|number| chat(&format!("{number}"), 20, false))
+        .map(|number| chat(&format!("{number}"), 100, false))
         .collect();
     for (status, text) in client::http2(api, CHAT, bodies).await {
         let is_named = status == 503 && text.contains("router_out_of_resources");

@@ -318,7 +318,7 @@ async fn a_silent_stream_gets_comments_for_its_client_until_it_is_given_up() {
     let engine = Stub::once(begun).await;
     let router = router_with(&[&engine], |config| {
         config.requests.keep_alive = Duration::from_millis(30);
-        config.requests.stream_idle_timeout = Duration::from_millis(600);
+        config.requests.stream_idle_timeout = Duration::from_secs(2);
     })
     .await;
     let answer = post(&router).await;

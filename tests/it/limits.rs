@@ -11,8 +11,8 @@ use warmroute::config::Config;
 use warmroute::limits::TenantLimitsSpec;
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
-use warmroute::store::redis;
 
+use crate::background::patient;
 use crate::client::{self, Answer};
 use crate::cluster::{self, Engine, Router, eventually};
 use crate::redis_server::Server;
@@ -77,10 +77,7 @@ impl Replicas {
         let engine = Engine::here("w0", engine).await;
         let mut config = cluster::config();
         config.workers = vec![engine.listed()];
-        config.responses.store.redis = Some(redis::Settings {
-            urls: vec![redis.url()],
-            ..redis::Settings::default()
-        });
+        config.responses.store.redis = Some(patient(&redis));
         config.responses.state_token.keys = vec![Secret::new(KEY)];
         // A busy machine is not a Redis that is away.
         config.limits.advanced.timeout = std::time::Duration::from_secs(5);

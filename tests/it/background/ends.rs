@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use warmroute::observe;
 
-use super::{PATH, Pair, ask, create, ended, events, over, part, path, patient, short_lease};
+use super::{PATH, Pair, ask, create, ended, events, over, part, path, short_lease};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
@@ -114,7 +114,6 @@ async fn pair(cut: Cut) -> (Pair, Gate) {
     let engine = Engine::here("w0", unhurried()).await;
     let mut config = over(&engine, &redis);
     short_lease(&mut config);
-    patient(&mut config);
     // A router that is killed leaves its conversation locked for this long.
     config.responses.advanced.conversation_lease = Duration::from_millis(1_500);
     let b = Router::here(&config).await;
@@ -231,7 +230,7 @@ async fn is_not_continued(router: &Router, response: &Value) {
 
 #[tokio::test]
 async fn a_child_whose_parent_was_deleted_while_it_ran_says_that_it_is_not_stored() {
-    let pair = Pair::with(unhurried(), patient).await;
+    let pair = Pair::new(unhurried()).await;
     for (is_background, streams) in [(true, true), (true, false), (false, true), (false, false)] {
         let parent = create(&pair.a, &ask(2, json!({"background": false}))).await;
         let more = json!({"background": is_background, "stream": streams, "previous_response_id": parent["id"]});
@@ -266,7 +265,6 @@ async fn a_child_whose_parent_was_deleted_while_it_ran_says_that_it_is_not_store
 #[tokio::test]
 async fn what_a_run_continues_outlives_it_however_long_it_takes() {
     let pair = Pair::with(unhurried(), |config| {
-        patient(config);
         config.responses.store.retention.responses = Duration::from_secs(4);
     })
     .await;

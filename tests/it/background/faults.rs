@@ -96,10 +96,12 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
         config.responses.store.lease.duration = Duration::from_secs(60);
     })
     .await;
+    fleet.engine.hold_after(3).await;
     let one = polled(&fleet, 250).await;
     let (mut live, seen, two) = started(&fleet, 250, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
+    fleet.engine.let_go().await;
     // One is in the middle of its events when Redis is killed, the other at its end.
     eventually("the engine has said all", async || {
         fleet.engine.stats().await.finished == 2
@@ -140,11 +142,13 @@ async fn a_store_that_is_away_is_said_once_however_many_runs_end() {
     })
     .await;
     let mut responses = Vec::new();
+    fleet.engine.hold_after(3).await;
     for _ in 0..RUNS {
-        responses.push(polled(&fleet, 500).await);
+        responses.push(polled(&fleet, 60).await);
     }
     fleet.runs(RUNS).await;
     fleet.redis.kill();
+    fleet.engine.let_go().await;
     eventually("the engine has said all", async || {
         fleet.engine.stats().await.finished == RUNS
     })
@@ -178,6 +182,7 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
             config.responses.store.lease.duration = Duration::from_secs(7);
         })
         .await;
+        fleet.engine.hold_after(3).await;
         let one = polled(&fleet, 600).await;
         let (mut live, seen, two) = started(&fleet, 600, "output_text.delta").await;
         fleet.runs(2).await;
@@ -186,6 +191,7 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
         } else {
             fleet.redis.pause();
         }
+        fleet.engine.let_go().await;
         eventually("the leases have expired", async || {
             let mut expired = 0.0;
             for place in 0..3 {
@@ -353,16 +359,17 @@ async fn a_background_response_has_its_own_time_and_waits_for_an_engine_from_whe
         config.responses.background.queue_timeout = Duration::from_secs(6);
     })
     .await;
-    // Each takes longer than a request may.
+    // Each takes longer than a request may, and the long one does not end before its engine.
+    fleet.engine.hold_after(150).await;
     let short = polled(&fleet, 100).await;
-    let long = polled(&fleet, 500).await;
+    let long = polled(&fleet, 300).await;
     assert_eq!(tokens(&fleet.end(&short).await), &json!(100));
     // And one has run for longer than it may wait for an engine when its engine is lost.
     tokio::time::sleep(Duration::from_secs(6)).await;
     fleet.engine.kill().await;
     fleet.engine.restart(unhurried()).await;
     let last = fleet.end(&long).await;
-    assert_eq!(tokens(&last), &json!(500), "{last}");
+    assert_eq!(tokens(&last), &json!(300), "{last}");
 }
 
 #[tokio::test]
@@ -421,6 +428,7 @@ async fn nothing_is_generated_while_no_node_of_the_stores_cluster_replies() {
     let nodes = redis_server::cluster_with_replicas(0).await;
     let engine = Engine::here("w0", fast()).await;
     let mut config = over(&engine, &nodes[0]);
+    super::impatient(&mut config);
     let redis = config.responses.store.redis.as_mut().unwrap();
     redis.mode = Mode::Cluster;
     redis.urls = nodes.iter().map(Server::url).collect();
@@ -514,10 +522,12 @@ async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
     let sleeper = fleet.routers[0].child.as_ref().unwrap();
     // It resumes while another router runs its response again, and after that has ended.
     for (round, has_ended) in [false, true].into_iter().enumerate() {
+        fleet.engine.hold_after(3).await;
         let one = polled(&fleet, 180).await;
         let (mut live, seen, two) = started(&fleet, 180, "output_text.delta").await;
         fleet.runs(2).await;
         sleeper.signal("STOP");
+        fleet.engine.let_go().await;
         let failed = end(&routers[1..], &two).await;
         assert_eq!(failed["status"], "failed");
         // The engine's whole answer waits in the paused router's socket.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use warmroute::config::Config;
 use warmroute::sim::worker::Settings;
 
-use super::{PATH, over, part, path, patient, short_lease};
+use super::{PATH, over, part, path, short_lease};
 use crate::client::{self, Open};
 use crate::cluster::{Engine, Router, eventually};
 use crate::redis_server::Server;
@@ -40,7 +40,6 @@ impl Fleet {
         let engine = Engine::here("w0", engine).await;
         let mut config = over(&engine, &redis);
         short_lease(&mut config);
-        patient(&mut config);
         change(&mut config);
         let mut routers = Vec::new();
         for _ in 0..3 {

@@ -12,6 +12,7 @@ use crate::cluster::{Router, eventually};
 const LOG_BYTES: u64 = 32 << 10;
 /// Some 220 bytes of events each: twice as many as a log may have.
 const TOKENS: usize = 300;
+const BEHIND: &str = "warmroute_background_readers_behind_total";
 
 async fn count(router: &Router, name: &str) -> f64 {
     let page = client::get(router.admin, "/metrics").await;
@@ -33,6 +34,8 @@ async fn a_stream_longer_than_its_log_goes_on_being_readable() {
     })
     .await;
     let body = ask(TOKENS, json!({"stream": true}));
+    // More than the log takes.
+    pair.engine.hold_after(260).await;
     let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
     let mut text = live.until("output_text.delta").await;
     let response = part(&text, 0)[0].1["response"].clone();
@@ -51,7 +54,15 @@ async fn a_stream_longer_than_its_log_goes_on_being_readable() {
         let mut recently = client::open(pair.b.api, "GET", &after, &[], "").await;
         let first = recently.until("\n\n").await;
         assert!(!first.contains("response.incomplete"), "{first}");
-        let late = resumed(&pair.b, &response, Some(4)).await;
+        let late = resumed(&pair.b, &response, Some(4));
+        let found = async {
+            eventually("one wants dropped events", async || {
+                count(&pair.b, BEHIND).await == 1.0
+            })
+            .await;
+            pair.engine.let_go().await;
+        };
+        let (late, ()) = tokio::join!(late, found);
         let recently = first + &recently.rest().await.0;
         (recent, events(&recently, recent + 1), late)
     };
@@ -66,9 +77,8 @@ async fn a_stream_longer_than_its_log_goes_on_being_readable() {
     assert_eq!(events(&other.0, 0), all);
     assert_eq!(recently, all[recent as usize + 1..]);
     assert_eq!(late, all[5..]);
-    let behind = "warmroute_background_readers_behind_total";
     assert_eq!(
-        (count(&pair.a, behind).await, count(&pair.b, behind).await),
+        (count(&pair.a, BEHIND).await, count(&pair.b, BEHIND).await),
         (0.0, 1.0)
     );
     let last = ended(&pair.b, &response).await;

@@ -14,7 +14,7 @@ use warmroute::store::{
     Status,
 };
 
-use super::{PATH, cancel, create, short_lease, store_running};
+use super::{PATH, cancel, create, patient, short_lease, store_running};
 use crate::client::{self, Answer};
 use crate::cluster::{Router, eventually};
 use crate::patience::too_long;
@@ -319,10 +319,7 @@ async fn an_orphan_without_memory_stays_with_its_owner_until_there_is_some() {
 async fn wait_and_run(lost: Option<Owner>) {
     let stub = endless().await;
     let redis = Server::start().await;
-    let settings = redis::Settings {
-        urls: vec![redis.url()],
-        ..redis::Settings::default()
-    };
+    let settings = patient(&redis);
     let router = router(&stub, 600 << 10, |config| {
         config.responses.store.redis = Some(settings.clone());
         config.responses.state_token.keys = vec![super::key()];

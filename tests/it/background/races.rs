@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::fleet::{end, ends_once};
-use super::{PATH, Pair, ask, cancel, events, part, patient, resumed};
+use super::{PATH, Pair, ask, cancel, events, part, resumed};
 use crate::client::{self, Open};
 use crate::cluster::fast;
 
@@ -80,7 +80,7 @@ async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_cancel_and_an_end_one_wins_on_every_router() {
-    let pair = Arc::new(Pair::with(fast(), patient).await);
+    let pair = Arc::new(Pair::new(fast()).await);
     let score = Arc::new(Score::default());
     let mut lanes = JoinSet::new();
     for lane in 0..LANES {

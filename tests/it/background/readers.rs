@@ -104,7 +104,7 @@ async fn a_polled_response_that_is_not_stored_carries_its_state_token() {
 
 #[tokio::test]
 async fn a_reader_learns_that_events_it_was_told_are_lost() {
-    let pair = Pair::with(unhurried(), patient).await;
+    let pair = Pair::new(unhurried()).await;
     let (_live, _, response) = streaming(&pair.a, 2_000).await;
     let path = format!("{}?stream=true", path(&response));
     let mut reader = client::open(pair.b.api, "GET", &path, &[], String::new()).await;

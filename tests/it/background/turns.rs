@@ -9,7 +9,6 @@ use super::*;
 /// A router of its own beside another one. A lock is lost long before a response is taken over.
 async fn pair() -> Pair {
     Pair::with_child(unhurried(), |config| {
-        patient(config);
         config.responses.advanced.conversation_lease = Duration::from_secs(1);
         config.responses.store.lease.duration = Duration::from_secs(4);
     })
@@ -166,7 +165,6 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
 #[tokio::test]
 async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output() {
     let pair = Pair::with(unhurried(), |config| {
-        patient(config);
         config.responses.store.retention.max_record = 64 << 10;
     })
     .await;
@@ -212,7 +210,6 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
 #[tokio::test]
 async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() {
     let pair = Pair::with(unhurried(), |config| {
-        patient(config);
         config.responses.store.retention.max_record = 64 << 10;
     })
     .await;

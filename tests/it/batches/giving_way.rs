@@ -22,6 +22,7 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     };
     let (cluster, _folder) = start(engine, |config| config.workers[0].slots = Some(SLOTS)).await;
     let client = Client::of(&cluster.router);
+    cluster.engines[0].hold_after(3).await;
     let lines = ["a", "b", "c"].map(|id| chat_line(id, "Go on", 1_000));
     let file = client.upload(&lines).await;
     let batch = client.create(&file, json!({})).await;
@@ -46,6 +47,7 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     let ended = ["api=\"chat\"", "outcome=\"complete\""];
     let answers = cluster.metric("warmroute_requests_total", &ended).await;
     assert_eq!(answers, 0.0, "no line had to end for that");
+    cluster.engines[0].let_go().await;
     while let Some(answer) = people.join_next().await {
         assert_eq!(answer.unwrap().status, 200);
     }

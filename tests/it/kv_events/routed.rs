@@ -10,7 +10,7 @@ use crate::cluster::{Engine, eventually, telling};
 #[tokio::test]
 async fn a_sibling_goes_where_the_prompt_is_being_computed() {
     let slow = Settings {
-        prefill_tokens_per_second: 1_000.try_into().unwrap(),
+        prefill_tokens_per_second: 400.try_into().unwrap(),
         ..telling()
     };
     let engines = vec![

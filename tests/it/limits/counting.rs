@@ -11,7 +11,7 @@ use warmroute::limits::{
 };
 use warmroute::observe::metrics::Registry;
 use warmroute::store::RetentionSettings;
-use warmroute::store::redis::Redis;
+use warmroute::store::redis::{self, Redis};
 
 use super::*;
 
@@ -79,14 +79,11 @@ pub(super) fn new_id() -> ChargeId {
 }
 
 pub(super) fn at(server: &Server) -> redis::Settings {
-    redis::Settings {
-        urls: vec![server.url()],
-        ..redis::Settings::default()
-    }
+    patient(server)
 }
 
 /// What a limit of so many a minute gives back in this time.
-fn given_back(per_minute: u64, since: Instant) -> u64 {
+pub(super) fn given_back(per_minute: u64, since: Instant) -> u64 {
     (since.elapsed().as_secs_f64() * per_minute as f64 / 60.0) as u64 + 1
 }
 
@@ -210,7 +207,8 @@ async fn many_tenants_are_settled_at_the_same_time() {
 #[tokio::test]
 async fn charges_that_are_made_together_are_decided_one_after_the_other() {
     let server = Server::start().await;
-    let limits = r#"{"input_tokens_per_minute": 100, "burst": "60s", "concurrent_requests": 150,
+    // It gives back two a minute, and this takes seconds.
+    let limits = r#"{"input_tokens_per_minute": 2, "burst": "50m", "concurrent_requests": 150,
         "models": ["*", {"name": "m", "requests_per_minute": 1000}]}"#;
     let replica = Replica::new(&at(&server), limits);
     let calls = || {

@@ -260,10 +260,7 @@ async fn a_background_response_that_is_taken_over_is_charged_once() {
     // The printed configuration of a child has the key of state tokens in the place of every secret.
     let mut config = cluster::config();
     config.workers = vec![replicas.engine.listed()];
-    config.responses.store.redis = Some(redis::Settings {
-        urls: vec![replicas.redis.url()],
-        ..redis::Settings::default()
-    });
+    config.responses.store.redis = Some(patient(&replicas.redis));
     config.responses.state_token.keys = vec![Secret::new(KEY)];
     config.tenants = vec![tenant("a", r#"{"requests_per_minute": 100}"#)];
     let mut killed = Router::child(&config).await;
