@@ -34,6 +34,7 @@ async fn a_tenant_s_key_is_revoked_and_its_stream_goes_on() {
     let cluster = folder.start(engines, &with("old", "pepper")).await;
     cluster.is_worker("w0", "health", "up").await;
     assert_eq!(post_as(&cluster, "old").await.status, 200);
+    cluster.engines[0].hold_after(3).await;
     let headers = [("authorization", "Bearer old")];
     let body = chat("a long story", 60, true);
     let mut stream = client::open(cluster.router.api, "POST", PATH, &headers, body).await;
@@ -51,6 +52,7 @@ async fn a_tenant_s_key_is_revoked_and_its_stream_goes_on() {
     assert_eq!(post_as(&cluster, "new").await.status, 200);
     let sent = cluster.engines[0].last_body().await;
     assert_eq!(sent["cache_salt"], "salt");
+    cluster.engines[0].let_go().await;
     let (rest, is_whole) = stream.rest().await;
     assert!(is_whole && rest.contains("[DONE]"), "{rest}");
     let counted = cluster
@@ -102,6 +104,7 @@ async fn limits_and_timeouts_change_for_requests_that_start_later() {
     let base = text(&workers(&engines));
     let cluster = folder.start(engines, &base).await;
     cluster.is_worker("w0", "health", "up").await;
+    cluster.engines[0].hold_after(3).await;
     let body = chat("a long story", 60, true);
     let mut before = cluster.open(PATH, &body).await;
     before.until("data: ").await;
@@ -119,6 +122,7 @@ async fn limits_and_timeouts_change_for_requests_that_start_later() {
     let mut after = cluster.open(PATH, &body).await;
     let (rest, _) = after.rest().await;
     assert!(client::has_error(&rest), "{rest}");
+    cluster.engines[0].let_go().await;
     let (rest, is_whole) = before.rest().await;
     assert!(is_whole && !client::has_error(&rest), "{rest}");
 }
@@ -193,6 +197,10 @@ async fn streams_go_on_through_many_reloads() {
     cluster.is_worker("w0", "health", "up").await;
     cluster.is_worker("w1", "health", "up").await;
     let clients = Clients::start(&cluster, 4);
+    // More tokens than an answer of those clients has.
+    for engine in &cluster.engines {
+        engine.hold_after(5).await;
+    }
     let mut streams = Vec::new();
     for number in 0..6 {
         let body = chat(&format!("story {number}"), 80, true);
@@ -205,6 +213,9 @@ async fn streams_go_on_through_many_reloads() {
             2 + number % 2
         ));
         applied(&cluster).await;
+    }
+    for engine in &cluster.engines {
+        engine.let_go().await;
     }
     for mut stream in streams {
         let (rest, is_whole) = stream.rest().await;
