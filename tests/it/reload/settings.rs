@@ -1,6 +1,7 @@
 //! Settings that requests read: each request keeps those with which it started.
 
 use warmroute::config::Config;
+use warmroute::sim::fault::Faults;
 
 use super::{Clients, Folder, applied, engines, reload, text, workers};
 use crate::client::{self, Answer};
@@ -132,24 +133,28 @@ async fn the_health_check_and_the_admin_token_change() {
     let folder = Folder::new();
     let engines = engines(1).await;
     let base = text(&workers(&engines));
-    let cluster = folder.start(engines, &base).await;
+    let patient = base.replace("50ms", "50ms, unhealthy_threshold: 1000000");
+    let cluster = folder.start(engines, &patient).await;
     cluster.is_worker("w0", "health", "up").await;
     assert_eq!(cluster.admin("/fleet").await.status, 200);
-    folder.write(&base.replace("admin: {", "admin: {token: 0123456789abcdef, "));
+    folder.write(&patient.replace("admin: {", "admin: {token: 0123456789abcdef, "));
     applied(&cluster).await;
     assert_eq!(cluster.admin("/fleet").await.status, 401);
     assert_eq!(reload(&cluster).await.status, 401);
     let headers = [("authorization", "Bearer 0123456789abcdef")];
     let admin = cluster.router.admin;
-    folder.write(&base.replace("50ms", "20s"));
+    folder.write(&base);
     let answer = client::send(admin, "POST", "/reload", &headers, "").await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(cluster.admin("/fleet").await.status, 200);
-    let checks = async || cluster.engines[0].stats().await.last.len();
-    let _ = checks().await;
     let page = cluster.admin("/config").await.json();
-    assert_eq!(page["config"]["fleet"]["health"]["interval"], "20s");
     assert_eq!(page["config"]["admin"]["token"], "");
+    let unhealthy = Faults {
+        unhealthy: true,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(unhealthy).await;
+    cluster.is_worker("w0", "health", "down").await;
 }
 
 #[tokio::test]

@@ -274,10 +274,17 @@ async fn an_old_connection_ends_when_its_turns_have() {
 #[tokio::test]
 async fn a_connection_without_turns_is_closed_in_the_end() {
     let cluster =
-        with(|config| config.responses.websocket.idle_timeout = Duration::from_secs(1)).await;
-    let mut socket = Socket::open(cluster.router.api).await;
-    socket.respond(json!({"max_output_tokens": 70})).await;
-    assert_eq!(socket.closed().await, 1000);
+        with(|config| config.responses.websocket.idle_timeout = Duration::from_secs(2)).await;
+    let mut busy = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
+    busy.create(json!({"max_output_tokens": 20})).await;
+    assert_eq!(busy.event().await["type"], "response.created");
+    let mut idle = Socket::open(cluster.router.api).await;
+    assert_eq!(idle.closed().await, 1000);
+    cluster.engines[0].let_go().await;
+    let events = busy.turn().await;
+    assert_eq!(kinds(&events).last(), Some(&"response.incomplete"));
+    assert_eq!(busy.closed().await, 1000);
 }
 
 #[tokio::test]
