@@ -177,6 +177,7 @@ async fn the_log_level_changes() {
     applied(&cluster).await;
     send().await;
     eventually("it is logged", async || count("\"DEBUG\"") > 0).await;
+    eventually("it is logged", async || count("warmroute::access") > 1).await;
     folder.write(&with("access: false"));
     applied(&cluster).await;
     let before = count("warmroute::access");
