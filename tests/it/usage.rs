@@ -322,7 +322,7 @@ async fn the_last_lines_are_written_before_the_process_ends_and_rotation_loses_n
     let body = json!({"model": "sim", "prompt": "x", "max_tokens": 1}).to_string();
     for number in 0..60 {
         if number == 30 {
-            eventually("those before are written", async || lines(&file).len() == 30).await;
+            eventually("the first are written", async || lines(&file).len() == 30).await;
             fs::rename(&file, &old).unwrap();
         }
         assert_eq!(
