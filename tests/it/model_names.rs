@@ -9,6 +9,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, Router, chat, eventually, fast};
+use crate::failures::unnoticed;
 use crate::reload::{Folder, applied, text, workers};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -253,9 +254,21 @@ async fn the_fallback_answers_while_the_workers_are_down() {
     cluster.is_worker("w0", "health", "up").await;
     let answer = completion(cluster.router.api, "best", &[]).await;
     assert_eq!(decided(&answer, "model"), "big");
-    cluster.engines[0].kill().await;
-    cluster.engines[1].kill().await;
-    let answer = completion(cluster.router.api, "best", &[]).await;
+}
+
+#[tokio::test]
+async fn a_request_that_the_workers_of_no_model_answer_has_failed_once() {
+    let entries = json!([{"name": "big", "fallback": "small"}]);
+    let engines = vec![serving("big"), serving("small")];
+    let mut cluster = Cluster::start(engines, |config| {
+        unnoticed(config);
+        config.models = named(entries);
+    })
+    .await;
+    for engine in &mut cluster.engines {
+        engine.kill().await;
+    }
+    let answer = completion(cluster.router.api, "big", &[]).await;
     assert!([502, 503].contains(&answer.status), "{}", answer.text());
     assert_eq!(
         failed(&cluster).await,

@@ -29,6 +29,8 @@ fn with_queue(config: &mut Config, change: impl FnOnce(&mut queue::Settings)) {
     let mut settings = queue::Settings {
         max_worker_queued_tokens: 1,
         no_worker_timeout: seconds(30),
+        // A worker that a test keeps busy is busy for as long as the test takes.
+        stale_after: seconds(3_600),
         ..queue::Settings::default()
     };
     change(&mut settings);

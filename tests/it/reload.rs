@@ -181,12 +181,14 @@ async fn a_stream_goes_on_when_its_worker_leaves() {
     let first = text(&workers(&both[..1]));
     let cluster = folder.start(both, &first).await;
     cluster.is_worker("gone", "health", "up").await;
+    cluster.engines[0].hold_after(3).await;
     let body = chat("a long story", 100, true);
     let mut stream = cluster.open("/v1/chat/completions", &body).await;
     stream.until("data: ").await;
     folder.write(&text(&workers(&cluster.engines[1..])));
     applied(&cluster).await;
     eventually("it left", async || cluster.worker("gone").await.is_null()).await;
+    cluster.engines[0].let_go().await;
     let (rest, is_whole) = stream.rest().await;
     assert!(is_whole && rest.contains("[DONE]"), "{rest}");
 }
@@ -304,7 +306,10 @@ async fn a_changed_file_is_noticed_also_by_the_swap_of_a_symlink() {
     cluster.is_worker("w2", "health", "up").await;
     assert_eq!(cluster.metric(reloads, &invalid).await, 1.0);
     let applied = ["result=\"applied\""];
-    assert_eq!(cluster.metric(reloads, &applied).await, 2.0);
+    eventually("both others are applied", async || {
+        cluster.metric(reloads, &applied).await == 2.0
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -335,6 +340,9 @@ async fn sighup_reloads_and_ends_the_process_in_no_phase() {
     assert_eq!(log.matches("refused as a whole").count(), 1, "{log}");
     assert!(log.contains("+ workers["), "{log}");
 
+    for engine in &cluster.engines {
+        engine.hold_after(3).await;
+    }
     let body = chat("a long story", 60, true);
     let mut streams = Vec::new();
     for _ in 0..4 {
@@ -348,6 +356,9 @@ async fn sighup_reloads_and_ends_the_process_in_no_phase() {
     })
     .await;
     signal(&cluster, "HUP");
+    for engine in &cluster.engines {
+        engine.let_go().await;
+    }
     for mut stream in streams {
         let (rest, is_whole) = stream.rest().await;
         assert!(is_whole && rest.contains("[DONE]"), "{rest}");

@@ -743,11 +743,11 @@ async fn a_disconnected_client_stops_the_engine_and_nothing_is_stored() {
         stats.aborted == 1 && stats.running == 0
     })
     .await;
-    refused(&cluster.get(&format!("{PATH}/{id}")).await, 404, "", "");
     eventually("nothing is in flight", async || {
         cluster.metric("warmroute_responses_in_flight", &[]).await == 0.0
     })
     .await;
+    refused(&cluster.get(&format!("{PATH}/{id}")).await, 404, "", "");
 }
 
 #[tokio::test]

@@ -176,21 +176,34 @@ async fn a_burst_of_siblings_spreads() {
     let cluster = Cluster::start(vec![slow_prefill; 4], |_| {}).await;
     let shared = "the same long instructions for everyone. ".repeat(8);
     let own = "and a question of its own, longer than what is shared. ".repeat(40);
+    // No first token comes before all are there.
+    for engine in &cluster.engines {
+        engine.hold_after(0).await;
+    }
     let bodies: Vec<String> = (0..32)
-        .map(|n| chat(&format!("{shared}{n}{own}"), 4, false))
+        .map(|n| chat(&format!("{shared}{n}{own}"), 4, true))
         .collect();
     let running = bodies.into_iter().map(|body| {
         let api = cluster.router.api;
         tokio::spawn(async move { client::post(api, CHAT, body).await.status })
     });
-    for status in running.collect::<Vec<_>>() {
-        assert_eq!(status.await.unwrap(), 200);
-    }
-    let counts = cluster.requests().await;
+    let running: Vec<_> = running.collect();
+    let mut counts = Vec::new();
+    eventually("all are there", async || {
+        counts = cluster.requests().await;
+        counts.iter().sum::<u64>() == 32
+    })
+    .await;
     assert!(
         counts.iter().all(|count| (4..=12).contains(count)),
         "{counts:?}"
     );
+    for engine in &cluster.engines {
+        engine.let_go().await;
+    }
+    for status in running {
+        assert_eq!(status.await.unwrap(), 200);
+    }
 }
 
 #[tokio::test]
@@ -201,6 +214,9 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
         50,
         true,
     );
+    for engine in &cluster.engines {
+        engine.hold_after(3).await;
+    }
     let headers = [("x-warmroute-decision", "1")];
     let mut running = client::open(cluster.router.api, "POST", CHAT, &headers, body.clone()).await;
     let decision = running.headers["x-warmroute-decision"].to_str().unwrap();
@@ -214,6 +230,9 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
         let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
         assert_eq!(answer.status, 200);
         assert_ne!(decided.worker, warm);
+    }
+    for engine in &cluster.engines {
+        engine.let_go().await;
     }
     let (rest, whole) = running.rest().await;
     assert!(whole && rest.ends_with("data: [DONE]\n\n"), "{rest}");

@@ -276,6 +276,8 @@ async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_
         ..unhurried()
     };
     let cluster = pairs(1, NIXL, slow, |_| {}).await;
+    // The prompt is not computed before both were seen.
+    cluster.engines[0].hold_after(0).await;
     let (path, body) = &generating(200, true)[0];
     let counts = async |name: &str| {
         let row = cluster.worker(name).await;
@@ -289,6 +291,7 @@ async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_
             both.0[0] == 1 && both.1[0] == 1
         })
         .await;
+        cluster.engines[0].let_go().await;
         both
     };
     let (mut open, (prefill, decode)) = tokio::join!(asked, seen);
@@ -312,7 +315,7 @@ async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_
 
 #[tokio::test]
 async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends() {
-    const LEASE_MS: u64 = 1_500;
+    const LEASE_MS: u64 = 5_000;
     let cluster = pairs(1, NIXL, fast(), |config| {
         config.prefill_decode.advanced.kv_lease = Duration::from_millis(LEASE_MS);
     })
@@ -484,7 +487,12 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
 
 #[tokio::test]
 async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
-    let cluster = pairs(2, NIXL, fast(), several_clients).await;
+    let cluster = pairs(2, NIXL, fast(), |config| {
+        several_clients(config);
+        // Longer than the test.
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
+    })
+    .await;
     let fails = transfer_faults(TransferFaults {
         no_params: true,
         ..TransferFaults::default()

@@ -583,7 +583,7 @@ async fn how_fast_a_prefill_worker_is_is_learnt_from_the_first_tokens_of_streams
         };
         [of_role("prefill"), of_role("decode")]
     };
-    let mut tokens = 0.0;
+    let (mut tokens, mut longest) = (0.0, 0.1);
     let mut rates = page().await;
     assert!(rates[0].is_null(), "{rates:?}");
     let until = Instant::now() + Duration::from_secs(40);
@@ -592,8 +592,10 @@ async fn how_fast_a_prefill_worker_is_is_learnt_from_the_first_tokens_of_streams
         let prompt = format!("{number} ").repeat(900);
         let headers = [("x-warmroute-decision", "1")];
         let body = chat(&prompt, true).to_string();
+        let asked = Instant::now();
         let answer = client::send(pairs.router.api, "POST", PATH, &headers, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
+        longest = asked.elapsed().as_secs_f64().max(longest);
         let of_prompt = decision(&answer, "prompt_tokens").parse::<f64>().unwrap();
         tokens = of_prompt.max(tokens);
         if number % 16 == 0 {
@@ -610,8 +612,9 @@ async fn how_fast_a_prefill_worker_is_is_learnt_from_the_first_tokens_of_streams
     // step, since prompts of one length do not show which is which.
     let rate = rates[0]["tokens_per_second"].as_f64().unwrap();
     let real = tokens / 0.1;
+    // A busy machine takes longer, which is time before a first token, too.
     assert!(
-        (real / 3.0..=real * 1.4).contains(&rate),
+        (tokens / longest / 3.0..=real * 1.4).contains(&rate),
         "{rate}, not {real}"
     );
     assert_eq!(rates[0]["source"], "learnt");

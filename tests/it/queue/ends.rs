@@ -199,7 +199,8 @@ async fn a_target_that_cannot_be_met_any_more_ends_the_wait() {
 async fn a_drain_sends_new_requests_at_once_and_finishes_those_that_wait() {
     let cluster = Cluster::with_router_child(vec![fast()], |config| {
         with_queue(config, |_| {});
-        config.api.drain_delay = seconds(2);
+        // Longer than the test.
+        config.api.drain_delay = seconds(600);
     })
     .await;
     let blocker = block(&cluster, "busy ").await;

@@ -3,7 +3,7 @@
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::sim::worker::{self, Role, Settings};
 
-use super::{CHAT, block, seconds, send, wait, waiting, with_queue};
+use super::{CHAT, block, send, wait, waiting, with_queue};
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast, with_role};
 use crate::patience::too_long;
@@ -15,7 +15,7 @@ fn engine(role: Role) -> Settings {
 async fn pair() -> Cluster {
     let engines = vec![engine(Role::Prefill), engine(Role::Decode)];
     Cluster::start(engines, |config| {
-        with_queue(config, |settings| settings.stale_after = seconds(3_600));
+        with_queue(config, |_| {});
         config.prefill_decode.connector = Some(Connector::Nixl);
         config.prefill_decode.advanced.min_remote_tokens = 24;
     })

@@ -5,7 +5,7 @@ use std::thread;
 use tokio::task::JoinSet;
 use warmroute::fleet::ResponsesApi;
 
-use super::{CHAT, block, cluster, row, seconds, send, wait, waiting, with_queue};
+use super::{CHAT, block, cluster, row, send, wait, waiting, with_queue};
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
 use crate::failures::refuse;
@@ -194,7 +194,7 @@ async fn however_many_wait_for_the_only_worker_with_an_adapter_others_go_to_idle
         ..fast()
     };
     let cluster = Cluster::start(vec![fast(), with_adapter], |config| {
-        super::with_queue(config, |settings| settings.stale_after = seconds(3_600));
+        super::with_queue(config, |_| {});
     })
     .await;
     let adapter = |text: &str| chat(text, 1, true).replace("\"sim\"", "\"adapter\"");

@@ -23,6 +23,7 @@ async fn a_worker_that_moves_to_another_entry_keeps_its_requests_and_its_cached_
     ));
     let cluster = folder.start(vec![engine], &first).await;
     cluster.is_worker("w0", "health", "up").await;
+    cluster.engines[0].hold_after(3).await;
     let body = chat("a long story", 150, true);
     let mut stream = cluster.open("/v1/chat/completions", &body).await;
     stream.until("data: ").await;
@@ -37,6 +38,7 @@ async fn a_worker_that_moves_to_another_entry_keeps_its_requests_and_its_cached_
         // It was never unknown.
         assert_eq!(row["health"], "up", "{row}");
     }
+    cluster.engines[0].let_go().await;
     let (_, is_whole) = stream.rest().await;
     assert!(is_whole);
 }

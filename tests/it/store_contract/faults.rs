@@ -522,21 +522,22 @@ async fn a_password_is_needed_where_one_is_set_and_a_wrong_one_is_no_missing_res
             &["-a", "all"],
         )
         .await;
-        let with = |username: &str, password: &str| {
+        let with = |username: &str, password: &str, settings: Settings| {
             let settings = Settings {
                 username: username.to_owned(),
                 password: Secret::new(password),
-                ..impatient(&server)
+                ..settings
             };
             open(&settings, &keep())
         };
         for (username, password) in [("", "all"), ("wr", "pass")] {
-            let (store, key) = (with(username, password), new_key());
+            let (store, key) = (with(username, password, at(&server)), new_key());
             store.create(key, finished()).await.unwrap();
             assert!(store.get(key).await.unwrap().is_some());
         }
         for (username, password) in [("", ""), ("", "wrong"), ("wr", "wrong")] {
-            let found = with(username, password).get(new_key()).await;
+            let store = with(username, password, impatient(&server));
+            let found = store.get(new_key()).await;
             assert!(is_unavailable(&found), "{username} {password}: {found:?}");
         }
     })
@@ -1616,6 +1617,8 @@ async fn a_reply_that_is_lost_on_the_way_gives_nobody_the_record_of_another() {
     let registry = Registry::default();
     let store = Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap();
     let store: Store = Arc::new(store);
+    // This one waits for as long as a busy machine takes.
+    let near = open(&at(&server), &keep());
     let own = |number: usize| Content {
         response: format!("{{\"id\":{number}}}").into(),
         output: format!("[{number}]").into(),
@@ -1630,9 +1633,10 @@ async fn a_reply_that_is_lost_on_the_way_gives_nobody_the_record_of_another() {
             content: own(number),
             ..finished()
         };
-        store.create(key, record).await.unwrap();
+        near.create(key, record).await.unwrap();
         keys.push(key);
     }
+    eventually("it connects", async || store.get(keys[0]).await.is_ok()).await;
     for _ in 0..3 {
         swallows.store(true, Relaxed);
         let lost = tokio::spawn({

@@ -1,7 +1,7 @@
 //! What every outbox must do: one event for one end, one claim at a time, and nothing lost with a replica.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 use warmroute::store::memory::Memory;
@@ -238,17 +238,17 @@ async fn a_cancel_and_an_end_at_once_are_one_event() {
 async fn what_a_lost_replica_claimed_is_claimed_by_another() {
     on_each(Bounds::default(), async |a, b| {
         let (key, _) = a.end(Status::Completed).await;
-        let claimed = a.claim(HOOK, 5, Duration::from_millis(300)).await;
+        let (lease, asked) = (Duration::from_millis(300), Instant::now());
+        let claimed = a.claim(HOOK, 5, lease).await;
         assert_eq!((claimed.events.len(), claimed.waiting), (1, 1));
-        assert!(
-            claimed
-                .next_due
-                .is_some_and(|due| due <= Duration::from_millis(300))
-        );
-        assert!(b.due("hook").await.is_empty());
-        let mut taken_over = Vec::new();
+        assert!(claimed.next_due.is_some_and(|due| due <= lease));
+        let mut taken_over = b.due("hook").await;
+        // A busy machine may stand still for as long as the lease.
+        assert!(taken_over.is_empty() || asked.elapsed() >= lease);
         eventually("the lease ends", async || {
-            taken_over = b.due("hook").await;
+            if taken_over.is_empty() {
+                taken_over = b.due("hook").await;
+            }
             !taken_over.is_empty()
         })
         .await;
@@ -289,10 +289,10 @@ async fn replicas_that_claim_at_once_share_the_events() {
 }
 
 #[tokio::test]
-async fn a_full_queue_drops_its_oldest_and_old_events_are_dropped() {
+async fn a_full_queue_drops_its_oldest() {
     let bounds = Bounds {
         max_events: 2,
-        max_age: Duration::from_millis(700),
+        ..Bounds::default()
     };
     on_each(bounds, async |a, b| {
         let mut ends = Vec::new();
@@ -306,13 +306,26 @@ async fn a_full_queue_drops_its_oldest_and_old_events_are_dropped() {
         let mut kept: Vec<_> = b.due("hook").await.iter().map(|due| due.0).collect();
         kept.sort_by_key(|key| ends.iter().position(|end| end == key));
         assert_eq!(kept, ends[2..]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn old_events_are_dropped() {
+    let bounds = Bounds {
+        max_age: Duration::from_millis(700),
+        ..Bounds::default()
+    };
+    on_each(bounds, async |a, b| {
+        let (key, _) = a.end(Status::Completed).await;
+        a.end(Status::Completed).await;
         let mut expired = 0;
         eventually("they are old", async || {
             expired += b.claim(HOOK, 5, CLAIM_LEASE).await.expired;
             expired == 2
         })
         .await;
-        assert!(!b.settle(kept[0], 1, None).await);
+        assert!(!b.settle(key, 1, None).await);
     })
     .await;
 }

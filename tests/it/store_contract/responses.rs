@@ -404,13 +404,15 @@ async fn a_log_that_is_full_drops_its_oldest_events_and_stops_nothing() {
 #[tokio::test]
 async fn after_its_time_the_log_is_read_from_its_delta_table_and_the_record_goes_after_its_own() {
     let keep = RetentionSettings {
-        responses: Duration::from_secs(3),
+        // The log is seen without its events for longer than a busy machine takes to look.
+        responses: Duration::from_secs(5),
         ephemeral: Duration::from_secs(1),
         event_logs: Duration::from_secs(1),
         ..keep()
     };
     on_each_with(&keep, async |Pair { a, b, .. }| {
         let (stored, brief) = (new_key(), new_key());
+        let began = std::time::Instant::now();
         a.create(stored, queued()).await.unwrap();
         a.create(brief, kept_as(Retention::Ephemeral))
             .await
@@ -427,10 +429,8 @@ async fn after_its_time_the_log_is_read_from_its_delta_table_and_the_record_goes
                 WriteOutcome::Done
             );
         }
-        assert_eq!(
-            b.events(stored, None, 99).await.unwrap().unwrap().log,
-            LogState::Whole
-        );
+        let log = b.events(stored, None, 99).await.unwrap().unwrap().log;
+        assert!(log == LogState::Whole || began.elapsed() >= keep.event_logs);
         eventually("the log is sealed", async || {
             let events = b.events(stored, None, 99).await.unwrap().unwrap();
             events.log == LogState::Expired(Bytes::from_static(b"cut")) && events.last == Some(2)

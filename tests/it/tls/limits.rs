@@ -1,9 +1,9 @@
 //! The time-outs of connections count over TLS, too.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use warmroute::http::server;
 
 use super::ca::{Ca, Folder};
 use super::client::{Client, SHORT};
@@ -21,13 +21,17 @@ async fn is_closed(admin: SocketAddr, reason: &str) {
     .await;
 }
 
-async fn router(stub: &Stub, folder: &Folder, ca: &Ca) -> Router {
+/// A router of which one time-out is short: another one could end a connection of a busy machine first.
+async fn router(
+    stub: &Stub,
+    folder: &Folder,
+    ca: &Ca,
+    shorten: impl FnOnce(&mut server::Settings),
+) -> Router {
     let settings = folder.server(&ca.issue(&["localhost"]));
     let change = |config: &mut warmroute::config::Config| {
         config.api.tls = Some(settings);
-        config.api.advanced.send_timeout = SHORT;
-        config.api.advanced.idle_timeout = SHORT;
-        config.api.advanced.header_timeout = SHORT;
+        shorten(&mut config.api.advanced);
     };
     stub.router(change).await
 }
@@ -36,7 +40,7 @@ async fn router(stub: &Stub, folder: &Folder, ca: &Ca) -> Router {
 async fn a_client_that_takes_nothing_is_cut_off() {
     let (ca, folder) = (Ca::new("clients"), Folder::new());
     let stub = Stub::endless().await;
-    let router = router(&stub, &folder, &ca).await;
+    let router = router(&stub, &folder, &ca, |times| times.send_timeout = SHORT).await;
     let mut lazy = Client::new(&ca)
         .connect(router.api, "http/1.1")
         .await
@@ -59,7 +63,7 @@ async fn a_client_that_takes_nothing_is_cut_off() {
 async fn a_connection_without_a_request_ends_with_a_notice() {
     let (ca, folder) = (Ca::new("clients"), Folder::new());
     let stub = Stub::endless().await;
-    let router = router(&stub, &folder, &ca).await;
+    let router = router(&stub, &folder, &ca, |times| times.idle_timeout = SHORT).await;
     let mut idle = Client::new(&ca)
         .connect(router.api, "http/1.1")
         .await
@@ -74,13 +78,13 @@ async fn a_connection_without_a_request_ends_with_a_notice() {
 async fn a_head_that_does_not_end_is_cut_off() {
     let (ca, folder) = (Ca::new("clients"), Folder::new());
     let stub = Stub::endless().await;
-    let router = router(&stub, &folder, &ca).await;
+    let router = router(&stub, &folder, &ca, |times| times.header_timeout = SHORT).await;
     let mut slow = Client::new(&ca)
         .connect(router.api, "http/1.1")
         .await
         .unwrap();
     slow.write_all(b"GET /health HTTP/1.1\r\n").await.unwrap();
     is_closed(router.admin, "header_timeout").await;
-    let read = tokio::time::timeout(Duration::from_secs(5), slow.read(&mut [0; 64])).await;
+    let read = tokio::time::timeout(too_long(), slow.read(&mut [0; 64])).await;
     assert!(matches!(read.unwrap(), Ok(0) | Err(_)));
 }

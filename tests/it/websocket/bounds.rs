@@ -131,9 +131,16 @@ async fn a_reload_cuts_no_connection_and_turns_use_the_new_configuration() {
 async fn a_turn_beyond_the_queue_is_refused() {
     let cluster = with(|config| config.responses.websocket.max_queued_turns = 1).await;
     let mut socket = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
     for _ in 0..3 {
         socket.create(json!({"max_output_tokens": 30})).await;
     }
+    let name = "warmroute_websocket_limits_reached_total";
+    eventually("one is refused", async || {
+        cluster.metric(name, &["bound=\"queue\""]).await == 1.0
+    })
+    .await;
+    cluster.engines[0].let_go().await;
     let mut errors = 0;
     for _ in 0..3 {
         let events = socket.turn().await;
@@ -141,7 +148,6 @@ async fn a_turn_beyond_the_queue_is_refused() {
         errors += usize::from(events.last().unwrap()["type"] == "error");
     }
     assert_eq!(errors, 1);
-    let name = "warmroute_websocket_limits_reached_total";
     assert_eq!(cluster.metric(name, &["bound=\"queue\""]).await, 1.0);
 }
 
@@ -242,17 +248,23 @@ async fn a_ping_between_the_fragments_of_a_message_hides_none_of_them() {
 
 #[tokio::test]
 async fn an_old_connection_ends_when_its_turns_have() {
-    let cluster = with(|config| config.responses.websocket.max_age = Duration::from_secs(1)).await;
+    let cluster = with(|config| config.responses.websocket.max_age = Duration::from_secs(3)).await;
     let mut socket = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
     socket
-        .create(json!({"max_output_tokens": 150, "stream_id": "a"}))
+        .create(json!({"max_output_tokens": 20, "stream_id": "a"}))
         .await;
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
-    socket.create(json!({"stream_id": "b"})).await;
-    let mut events = socket.turn().await;
-    let error = events.pop().unwrap();
+    let mut error = json!(null);
+    eventually("it takes no new turn", async || {
+        let other = json!({"stream_id": "b", "generate": false, "store": false});
+        socket.create(other).await;
+        error = socket.turn().await.pop().unwrap();
+        error["type"] == "error"
+    })
+    .await;
     assert_eq!(error["error"]["code"], "websocket_connection_limit_reached");
     assert_eq!(error.get("stream_id"), None);
+    cluster.engines[0].let_go().await;
     let rest = socket.turn().await;
     assert_eq!(kinds(&rest).last(), Some(&"response.incomplete"));
     assert_eq!(socket.closed().await, 1000);
@@ -262,10 +274,17 @@ async fn an_old_connection_ends_when_its_turns_have() {
 #[tokio::test]
 async fn a_connection_without_turns_is_closed_in_the_end() {
     let cluster =
-        with(|config| config.responses.websocket.idle_timeout = Duration::from_secs(1)).await;
-    let mut socket = Socket::open(cluster.router.api).await;
-    socket.respond(json!({"max_output_tokens": 70})).await;
-    assert_eq!(socket.closed().await, 1000);
+        with(|config| config.responses.websocket.idle_timeout = Duration::from_secs(2)).await;
+    let mut busy = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
+    busy.create(json!({"max_output_tokens": 20})).await;
+    assert_eq!(busy.event().await["type"], "response.created");
+    let mut idle = Socket::open(cluster.router.api).await;
+    assert_eq!(idle.closed().await, 1000);
+    cluster.engines[0].let_go().await;
+    let events = busy.turn().await;
+    assert_eq!(kinds(&events).last(), Some(&"response.incomplete"));
+    assert_eq!(busy.closed().await, 1000);
 }
 
 #[tokio::test]

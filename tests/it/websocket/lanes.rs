@@ -56,11 +56,13 @@ async fn lanes_run_side_by_side_and_name_each_of_their_events() {
 async fn a_lane_runs_its_turns_one_after_the_other() {
     let cluster = slow().await;
     let mut socket = Socket::open(cluster.router.api).await;
+    cluster.engines[0].hold_after(3).await;
     for _ in 0..3 {
         socket
             .create(json!({"stream_id": "a", "max_output_tokens": 10}))
             .await;
     }
+    cluster.engines[0].let_go().await;
     let events = turns(&mut socket, 3).await.remove("a").unwrap();
     let mut numbers = events
         .iter()
