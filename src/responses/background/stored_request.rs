@@ -199,7 +199,10 @@ mod tests {
             "is_portable":true,"added":[1],"client":{"model":"m"},"input":[1]}"#;
         let read = StoredRequest::read(other.as_bytes()).unwrap();
         assert!(read.may_move() && read.create_span().is_none());
-        assert_eq!((read.client(), read.input()), (&br#"{"model":"m"}"#[..], &b"[1]"[..]));
+        assert_eq!(
+            (read.client(), read.input()),
+            (&br#"{"model":"m"}"#[..], &b"[1]"[..])
+        );
     }
 
     #[test]
