@@ -1,7 +1,8 @@
 //! The record of a batch: what the store keeps of it between requests. Pure.
 //!
-//! It is JSON that older and newer releases read: unknown members are ignored, and missing ones have their default. It
-//! has no line of the input and none of the results. `claims` changes it, `object` says what clients get of it.
+//! It is JSON that older and newer releases read and change by turns: unknown members are kept as they are, and missing
+//! ones have their default. It has no line of the input and none of the results. `claims` changes it, `object` says what
+//! clients get of it.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::file::UNCONFIRMED_LIMIT;
 use super::line::{Flavor, LineEndpoint, LineError};
@@ -221,6 +223,9 @@ pub struct BatchRecord {
     /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
     /// `delete_ms`.
     pub is_unconfirmed: bool,
+    /// Members that only a newer release knows. Each change writes the whole record, and they would be lost with it.
+    #[serde(flatten)]
+    pub unknown: Map<String, Value>,
 }
 
 impl BatchRecord {

@@ -109,7 +109,7 @@ impl Records {
 /// Fails for a record that is damaged or that a newer release wrote.
 pub(super) fn record_of(document: &Document) -> Result<BatchRecord, store::Error> {
     BatchRecord::from_json(&document.value).map_err(|error| {
-        let reason = format!("the record of a batch: {error}");
+        let reason = format!("the record of a batch is damaged or of a newer release: {error}");
         store::Error::Unreadable(reason.into())
     })
 }

@@ -61,6 +61,19 @@ mod tests {
         assert_eq!(all.iter().flatten().collect::<HashSet<_>>().len(), 4);
     }
 
+    /// Replicas of other releases read paths as their own. Expected values made with another implementation.
+    #[test]
+    fn paths_do_not_change_between_versions() {
+        assert_eq!(
+            paths("m", None, &[1, u64::MAX]),
+            [0xd2a2_c99f_0fa5_df11, 0x6d07_f795_40be_63cd]
+        );
+        assert_eq!(
+            paths("m", Some("s"), &[1, 2]),
+            [0x472a_8318_0ebf_66a3, 0x0ef0_8d13_9c35_a4e6]
+        );
+    }
+
     #[test]
     fn tokens_add_up_along_the_chain() {
         let blocks = chain(chain_root("m", None), [(1, 10), (2, 6)].into_iter());

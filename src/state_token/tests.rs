@@ -84,6 +84,24 @@ fn a_token_of_an_earlier_release_is_accepted() {
     assert_eq!(opened.response_id, "resp_1");
 }
 
+/// Clients keep a token for as long as it is valid, and send it to a replica of another release. Made by another program,
+/// from the description and RFC 5869.
+#[test]
+fn an_encrypted_token_stays_as_it_is() {
+    const TOKEN: &str = concat!(
+        "wrc1.ae216c2e.eyJ2IjoxLCJrIjoidHVybiIsInJpZCI6InJlc3BfMSIsInQiOiI2MmNlMTYzOWZlNjBkYTBhIiwi",
+        "bSI6InNpbSIsImlhdCI6MTgwMDAwMDAwMCwiZXhwIjoxODAyNTkyMDAwLCJ6Ijoibm9uZSIsIm4iOjQ5LCJlbmMiOi",
+        "JYQzIwUCJ9.u2-sc1Zb8-5LdzjAN3xK8rd1v_Ibwsox1RdCiYTNGe0q_YHjZhmx4cC3zLAXAhNz5oxRQKxqTEPmxKx",
+        "H3yD_to1xy_l2Xebrt3Nrqe7kh6ir3QS-wMhMji0.x1L7wGHlAzkxB3rTktep29Or8YfhG_upmhoA5m7164U",
+    );
+    let items = r#"[{"type":"message","role":"user","content":"hi"}]"#;
+    let key_ring = key_ring(&[1]);
+    let opened = key_ring.open(NOW, Tenant::default(), TOKEN).unwrap();
+    assert_eq!(opened.items, items);
+    let issued = key_ring.issue(NOW, Tenant::default(), &turn(items));
+    assert_eq!(issued.unwrap(), TOKEN);
+}
+
 #[test]
 fn the_holder_of_a_token_cannot_read_it_unless_it_is_only_signed() {
     use base64::Engine;

@@ -4,6 +4,7 @@
 mod conversations;
 mod documents;
 mod faults;
+mod formats;
 mod large_conversation;
 mod model;
 mod outbox;

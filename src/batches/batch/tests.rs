@@ -91,11 +91,47 @@ fn the_texts_of_a_record_stay_as_they_are() {
         ending: Ending::Cancelled,
         ..BatchRecord::default()
     };
-    let json: serde_json::Value = serde_json::from_slice(&record.to_json()).unwrap();
+    let json: Value = serde_json::from_slice(&record.to_json()).unwrap();
     assert_eq!(json["status"], "in_progress");
     assert_eq!(json["flavor"], "messages");
     assert_eq!(json["endpoint"], "chat_completions");
     assert_eq!(json["ending"], "cancelled");
+}
+
+/// Each member has another value than its default.
+#[test]
+fn the_members_of_a_record_stay_as_they_are() {
+    const WRITTEN: &str = r#"{
+        "id": "msgbatch_1", "tenant_name": "t", "flavor": "messages", "endpoint": "messages",
+        "input_file_id": "input.jsonl", "completion_window": "24h", "metadata": {"k": "v"},
+        "output_expires_after_s": 1, "status": "finalizing", "ending": "expired", "model": "m",
+        "errors": [{"code": "c", "line": 4, "message": "m", "param": "p"}],
+        "output_file_id": "o", "error_file_id": "e", "created_ms": 2, "expires_ms": 3, "delete_ms": 4,
+        "in_progress_ms": 5, "finalizing_ms": 6, "completed_ms": 7, "failed_ms": 8, "expired_ms": 9,
+        "cancelling_ms": 10, "cancelled_ms": 11, "is_validated": true, "shard_count": 12, "tokens": 13,
+        "next_shard": 14, "returned": [15],
+        "claims": [{"work": {"shard": 3}, "owner": 18446744073709551615, "until_ms": 16}],
+        "counts": {"total": 20, "completed": 17, "failed": 1, "not_run": 2},
+        "usage": {"input_tokens": 18, "output_tokens": 19, "cached_tokens": 20},
+        "webhooks_sent": true, "parts_deleted": true, "parts_retry_ms": 21, "accepted_by": 22,
+        "is_unconfirmed": true
+    }"#;
+    let record = BatchRecord::from_json(WRITTEN.as_bytes()).unwrap();
+    assert_eq!(record.unknown, Map::new());
+    let written: Value = serde_json::from_slice(&record.to_json()).unwrap();
+    let expected: Value = serde_json::from_str(WRITTEN).unwrap();
+    assert_eq!(written, expected);
+}
+
+#[test]
+fn what_a_newer_release_has_added_to_a_record_outlasts_a_change_of_it() {
+    let newer = br#"{"id":"batch_1","added":3,"new":{"x":[1,null]}}"#;
+    let mut record = BatchRecord::from_json(newer).unwrap();
+    assert!(record.cancel(5));
+    let written: Value = serde_json::from_slice(&record.to_json()).unwrap();
+    assert_eq!(written["status"], "cancelling");
+    assert_eq!(written["added"], 3);
+    assert_eq!(written["new"], serde_json::json!({"x": [1, null]}));
 }
 
 #[test]

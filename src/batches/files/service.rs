@@ -303,7 +303,7 @@ impl Files {
 /// A record that cannot be read is a fault of the router's, and not a file that is missing.
 fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
     FileRecord::from_json(value).map_err(|error| {
-        let reason = format!("a file's record: {error}");
+        let reason = format!("a file's record is damaged or of a newer release: {error}");
         store::Error::Unreadable(reason.into()).into()
     })
 }

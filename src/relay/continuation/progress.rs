@@ -244,6 +244,29 @@ mod tests {
         assert_eq!(Resume::read([&*part]), Err("not_stored"));
     }
 
+    /// A replica of another release goes on after it.
+    #[test]
+    fn the_bytes_of_a_part_stay_as_they_are() {
+        let progress = Progress::default();
+        progress.begin("m");
+        let counts = Counts {
+            times: 1,
+            reasoning: 2,
+            last_ids: 3,
+            cached: 4,
+            refusal: None,
+        };
+        progress.note(counts, &[10], &[11, 12]);
+        progress.refuse(Refusal::Seed);
+        let mut expected = vec![1];
+        // The counts, lengths of the refusal and the model's name, ids before, ids of prompt and answer, the ids.
+        for number in [1_u32, 2, 3, 4, 4, 1, 0, 1, 2, 10, 11, 12] {
+            expected.extend_from_slice(&number.to_le_bytes());
+        }
+        expected.extend_from_slice(b"seedm");
+        assert_eq!(progress.take(), (expected, false));
+    }
+
     proptest! {
         #[test]
         fn parts_are_read_as_the_whole(

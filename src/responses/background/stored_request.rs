@@ -182,6 +182,29 @@ mod tests {
         assert!(read.may_move() && read.conversation().is_none());
     }
 
+    /// Replicas of other releases take a run over.
+    #[test]
+    fn the_texts_of_a_stored_request_stay_as_they_are() {
+        const WRITTEN: &str = concat!(
+            r#"{"created_at":7,"previous":"resp_0","conversation":"conv_1","store":true,"salt":"\"s\":1","#,
+            r#""is_portable":false,"lock":{"token":9,"items":[["msg_1",{"n":1}]]},"#,
+            r#""trace":"00-000000000000000000000000000000ab-00000000000000cd-01","#,
+            r#""client":{"model":"m"},"input":[1]}"#,
+        );
+        let read = StoredRequest::read(WRITTEN.as_bytes()).unwrap();
+        assert_eq!(read.write(), WRITTEN);
+        assert!(read.create_span().is_some() && read.conversation().is_some());
+        // Release 0.2 wrote neither lock nor trace; a newer release may add members.
+        let other = r#"{"created_at":7,"previous":null,"conversation":null,"store":true,"salt":null,
+            "is_portable":true,"added":[1],"client":{"model":"m"},"input":[1]}"#;
+        let read = StoredRequest::read(other.as_bytes()).unwrap();
+        assert!(read.may_move() && read.create_span().is_none());
+        assert_eq!(
+            (read.client(), read.input()),
+            (&br#"{"model":"m"}"#[..], &b"[1]"[..])
+        );
+    }
+
     #[test]
     fn the_lock_of_a_conversation_goes_with_the_response() {
         let body = br#"{"model":"m","input":"hi","background":true}"#;
