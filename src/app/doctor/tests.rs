@@ -396,6 +396,37 @@ fn each_lack_is_found_with_the_line_to_change() {
     );
 }
 
+/// The lines of a histogram: bounds with their cumulative counts.
+fn histogram(name: &str, buckets: &[(&str, u32)]) -> String {
+    let line = |(bound, count): &(&str, u32)| format!("{name}_bucket{{le=\"{bound}\"}} {count}\n");
+    buckets.iter().map(line).collect()
+}
+
+#[test]
+fn a_timeout_is_held_against_what_is_known_of_the_requests_that_it_ends() {
+    let durations = histogram(
+        "warmroute_request_duration_seconds",
+        &[("60", 100), ("300", 150), ("+Inf", 200)],
+    );
+    let streams = histogram(
+        "warmroute_time_to_first_token_seconds",
+        &[("60", 150), ("+Inf", 200)],
+    );
+    let found = |response_timeout: &str, metrics: &str| {
+        let change = |_: &mut Value, _: &mut Value, config: &mut Value| {
+            config["requests"]["response_timeout"] = response_timeout.into();
+        };
+        let found = examine(&observed(change, metrics)).into_iter();
+        found.map(|finding| finding.change).collect::<Vec<_>>()
+    };
+    // How far beyond the last bucket is not known: defaults are no finding, and neither is what a finding asks for.
+    assert_eq!(found("10m", &(durations.clone() + &streams)), [""; 0]);
+    assert_eq!(found("5m", &durations), ["requests: {response_timeout: 10m}"]);
+    assert_eq!(found("10m", &durations), [""; 0]);
+    // The time-out ends none of the streams.
+    assert_eq!(found("5m", &(durations + &streams)), [""; 0]);
+}
+
 #[test]
 fn an_adapter_needs_no_tokenizer_beside_that_of_its_base_model() {
     let rules_with = |base: &str| {
