@@ -516,6 +516,32 @@ fn a_worker_whose_health_check_fails_is_none_that_reports_nothing() {
 }
 
 #[test]
+fn a_fleet_that_is_scaled_to_zero_is_not_broken_while_requests_wait_for_a_worker() {
+    let check = |timeout: &str, has_workers: bool, is_broken: bool, effect: &str| {
+        let change = |fleet: &mut Value, kv: &mut Value, config: &mut Value| {
+            if has_workers {
+                fleet["workers"][0]["health"] = "down".into();
+                fleet["workers"][1]["health"] = "down".into();
+            } else {
+                fleet["workers"] = json!([]);
+            }
+            kv["ranks"] = json!([]);
+            config["queue"] = json!({"no_worker_timeout": timeout});
+        };
+        let found = examine(&observed(change, ""));
+        let [finding] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(finding.rule, "no_worker_up");
+        assert_eq!(finding.is_broken, is_broken, "{timeout} {has_workers}");
+        assert!(finding.effect.contains(effect), "{finding:?}");
+    };
+    check("0s", false, true, "every request is refused");
+    check("5m", false, false, "wait for a worker");
+    check("5m", true, true, "wait for a worker");
+}
+
+#[test]
 fn a_fleet_whose_workers_all_lack_models_is_broken() {
     let found = observed(
         |fleet, kv, _| {
