@@ -49,7 +49,7 @@ impl Observed {
     /// The bounds of the bucket that has a histogram's quantile, and how many values there are. `None` without values; the
     /// upper bound of the last bucket is infinite.
     pub(super) fn quantile(&self, name: &str, quantile: f64) -> Option<(Range<f64>, f64)> {
-        let counts = self.metrics.buckets(name, |_| true);
+        let counts = self.metrics.buckets(name);
         let total = *counts.values().last()?;
         let mut lower = 0.0;
         for (bound, count) in counts {
