@@ -895,7 +895,7 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
 #[tokio::test]
 async fn the_log_says_why_a_kv_transfer_failed() {
     let engines = [Role::Prefill, Role::Decode].map(|role| engine(role, Connector::Nixl));
-    let cluster = Cluster::with_router_child(engines.to_vec(), |config| {
+    let cluster = Cluster::with_router_child(Vec::from(engines), |config| {
         split(config, Connector::Nixl);
     })
     .await;
