@@ -421,7 +421,10 @@ fn a_timeout_is_held_against_what_is_known_of_the_requests_that_it_ends() {
     };
     // How far beyond the last bucket is not known: defaults are no finding, and neither is what a finding asks for.
     assert_eq!(found("10m", &(durations.clone() + &streams)), [""; 0]);
-    assert_eq!(found("5m", &durations), ["requests: {response_timeout: 10m}"]);
+    assert_eq!(
+        found("5m", &durations),
+        ["requests: {response_timeout: 10m}"]
+    );
     assert_eq!(found("10m", &durations), [""; 0]);
     // The time-out ends none of the streams.
     assert_eq!(found("5m", &(durations + &streams)), [""; 0]);

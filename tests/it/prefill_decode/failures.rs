@@ -906,7 +906,9 @@ async fn the_log_says_why_a_kv_transfer_failed() {
         let (path, body, _) = kinds(asked, 3).swap_remove(0);
         cluster.post(path, body).await;
         let log = cluster.router.log();
-        let mut lines = log.lines().filter(|line| line.contains("KV transfer failed"));
+        let mut lines = log
+            .lines()
+            .filter(|line| line.contains("KV transfer failed"));
         lines.any(|line| line.contains("it answered 500"))
     })
     .await;
