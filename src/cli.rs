@@ -110,7 +110,7 @@ struct Configuration {
     /// The configuration, as --config.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The configuration, a YAML file. `warmroute config reference` describes its keys.
+    /// The configuration, a YAML file; - reads standard input. `warmroute config reference` describes its keys.
     #[arg(short, long, value_name = "FILE", env = CONFIG_VARIABLE)]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod metrics_text;
 pub mod process;
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
@@ -189,7 +190,9 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     set_access_sample(settings);
     let writer = LOG.get().expect("set just now").clone();
     // A file has no colours, and both have one format.
-    let has_colours = settings.access_file.is_empty() && io::stderr().is_terminal();
+    let is_terminal = settings.access_file.is_empty() && io::stderr().is_terminal();
+    let [no_color, term] = ["NO_COLOR", "TERM"].map(std::env::var_os);
+    let has_colours = is_terminal && allows_colours(no_color.as_deref(), term.as_deref());
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter(settings))
         .with_timer(Timestamp)
@@ -201,6 +204,12 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
         Format::Json => start!(logs.json().flatten_event(true)),
     }
     Ok(LogGuard(()))
+}
+
+/// Whether the environment of a terminal wants colours, by the convention of <https://no-color.org> and as far as it can show
+/// them.
+fn allows_colours(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
 /// Where the lines of the access log go, if not with the others.
@@ -251,5 +260,23 @@ pub fn shortened(text: &str) -> &str {
     match text.char_indices().nth(CHARS_MAX) {
         Some((end, _)) => &text[..end],
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_that_wants_no_colours_gets_none() {
+        let check = |no_color: Option<&str>, term: Option<&str>, expected: bool| {
+            let allows = allows_colours(no_color.map(OsStr::new), term.map(OsStr::new));
+            assert_eq!(allows, expected, "{no_color:?} {term:?}");
+        };
+        check(None, None, true);
+        check(Some(""), Some("xterm"), true);
+        check(Some("1"), Some("xterm"), false);
+        check(Some("0"), None, false);
+        check(None, Some("dumb"), false);
     }
 }

@@ -9,6 +9,7 @@ use clap::Args;
 use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::config::Config;
 #[cfg(feature = "top")]
@@ -138,13 +139,19 @@ impl AdminClient {
         let page = tokio::time::timeout(TIMEOUT, page).await;
         let page = page.map_err(|_| failed(&"no answer within 10 s"))?;
         let (status, body) = page.map_err(|error| failed(&format!("{error}; {ASK_WHERE}")))?;
+        let answered = || format!("answered {status}{}", reason(&body));
         match status {
             status if status.is_success() => Ok(body),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(failed(&format!(
-                "answered {status}; it needs a token of `read` (--token, WARMROUTE_ADMIN_TOKEN)"
+            StatusCode::UNAUTHORIZED => Err(failed(&format!(
+                "{}; give a token by --token or WARMROUTE_ADMIN_TOKEN",
+                answered()
+            ))),
+            StatusCode::FORBIDDEN => Err(failed(&format!(
+                "{}; give another token (--token) or a certificate (--certificate, --key)",
+                answered()
             ))),
             StatusCode::NOT_FOUND => Err(failed(&format!("answered {status}; {ASK_WHERE}"))),
-            status => Err(failed(&format!("answered {status}"))),
+            _ => Err(failed(&answered())),
         }
     }
 
@@ -172,6 +179,13 @@ impl AdminClient {
             status => Err(failed(&format!("answered {status}"))),
         }
     }
+}
+
+/// What a router says of an error, after a colon. Nothing of another program.
+fn reason(body: &[u8]) -> String {
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    let reason = answer["error"].as_str();
+    reason.map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
 /// The value of an `authorization` header.
@@ -226,5 +240,14 @@ mod tests {
         check("127.0.0.1:9090", None);
         check("router", None);
         assert!(of_url("ftp://x").unwrap_err().contains("http://HOST:PORT"));
+    }
+
+    #[test]
+    fn an_error_of_a_router_is_repeated_and_none_of_another_program() {
+        let of_router = br#"{"error": "call this listener as `localhost`"}"#;
+        assert_eq!(reason(of_router), ": call this listener as `localhost`");
+        for other in ["", "<html>", r#"{"error": {"message": "no"}}"#, "[]", "1"] {
+            assert_eq!(reason(other.as_bytes()), "", "{other}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::admin_client::{AdminClient, ListenerTls};
+use super::admin_client::{AdminAccess, AdminClient};
 use crate::admin::RunningConfig;
 use crate::config::diff::Comparable;
 use crate::config::{Config, Effect};
@@ -26,11 +26,12 @@ pub(super) struct ConfigDiff {
     /// The configuration that it is compared with; without it, that of the running router.
     #[arg(long, value_name = "OTHER", conflicts_with = "url")]
     with: Option<PathBuf>,
-    /// The admin listener of the running router; without it, `admin.listen` of FILE. The token is one of FILE's `admin`, too.
+    /// The admin listener of the running router; without it, `admin.listen` of FILE. Without --token, the token is one of
+    /// FILE's `admin`, too.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     #[command(flatten)]
-    tls: ListenerTls,
+    access: AdminAccess,
 }
 
 impl ConfigDiff {
@@ -83,7 +84,13 @@ impl ConfigDiff {
     }
 
     async fn running(&self, new: &Config) -> Result<Comparable, String> {
-        let client = AdminClient::new(self.url.as_deref(), Some(new), None, &self.tls)?;
+        let token = self.access.token()?;
+        let client = AdminClient::new(
+            self.url.as_deref(),
+            Some(new),
+            token.as_ref(),
+            &self.access.tls,
+        )?;
         let hint = "name the router's admin listener with --url (and --ca), or compare with a file by --with";
         let page: Result<RunningConfig, String> = client.read("/config").await;
         let page = page.map_err(|error| format!("{error}; {hint}"))?;

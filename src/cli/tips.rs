@@ -28,20 +28,23 @@ pub(super) fn explained(mut error: clap::Error, given: &[String]) -> clap::Error
 fn tip(given: &[String], wrong: &str) -> Option<String> {
     let command = given.first()?.as_str();
     let flag = wrong.split('=').next().unwrap_or(wrong);
-    let is_configuration = match flag {
-        "--config" | "-c" => command.starts_with('-'),
+    let is_of_serve = match flag {
+        "--config" | "-c" | "--worker" | "--listen" => command.starts_with('-'),
         file => file == command && (file.ends_with(".yaml") || file.ends_with(".yml")),
     };
     let has_command = given
         .iter()
         .any(|argument| matches!(argument.as_str(), "serve" | "check"));
-    if is_configuration && !has_command {
+    if is_of_serve && !has_command {
         let all = given.join(" ");
         return Some(format!("did you mean `warmroute serve {all}`?"));
     }
     match (command, flag) {
         ("run" | "start", flag) if flag == command => Some("did you mean `serve`?".to_owned()),
-        ("validate", "validate") => Some("did you mean `check`?".to_owned()),
+        ("validate" | "-t", flag) if flag == command => Some("did you mean `check`?".to_owned()),
+        ("config", "check" | "validate" | "show") => {
+            Some("did you mean `warmroute check`? It checks a file and prints it".to_owned())
+        }
         ("version", "version") => Some("did you mean `--version`?".to_owned()),
         ("serve" | "check", "--port" | "-p" | "--host" | "--bind" | "--address") => Some(
             "the address and port are one value: `--listen :8080`, or `api.listen` in the configuration"
@@ -70,9 +73,17 @@ mod tests {
         check("--config x.yaml", "--config", serve);
         check("--config=x.yaml", "--config", Some("serve --config=x.yaml"));
         check("--config x.yaml serve", "--config", None);
+        check(
+            "--worker http://a:1",
+            "--worker",
+            Some("`warmroute serve --worker http://a:1`"),
+        );
+        check("demo --worker 3", "--worker", None);
         check("x.yaml", "x.yaml", Some("`warmroute serve x.yaml`"));
         check("run x.yaml", "run", Some("`serve`"));
         check("validate x.yaml", "validate", Some("`check`"));
+        check("-t -c x.yaml", "-t", Some("`check`"));
+        check("config check x.yaml", "check", Some("`warmroute check`"));
         check("version", "version", Some("`--version`"));
         check("serve x.yaml --port 80", "--port", Some("`api.listen`"));
         check("serve x.yaml --host=::", "--host", Some("`--listen :8080`"));

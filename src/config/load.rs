@@ -13,6 +13,9 @@ use super::tokenizer::Loaded;
 use super::watched::FileHash;
 use super::{check, set_flags};
 
+/// How arguments name standard input.
+const STANDARD_INPUT: &str = "-";
+
 /// Why a file cannot replace the configuration that runs.
 #[derive(Clone, Debug)]
 pub enum Refused {
@@ -33,9 +36,14 @@ impl Refused {
 impl Config {
     /// Reads a file, if there is one, puts the values of flags in, and checks the result.
     pub fn load_with(path: Option<&Path>, flags: Flags) -> Result<Self, Problems> {
-        let Some(path) = path else {
+        let Some(given) = path else {
             return Self::read("", b"", flags, Loaded::default())
                 .and_then(|(reader, config)| reader.finish(Some(config)));
+        };
+        let path = if given == Path::new(STANDARD_INPUT) {
+            Path::new("/dev/stdin")
+        } else {
+            given
         };
         let name = path.display().to_string();
         let text = std::fs::read(path).map_err(|error| unreadable(&name, &error))?;

@@ -40,25 +40,49 @@ impl Families {
         self.0.get(family).map_or(&[], Vec::as_slice)
     }
 
-    /// The sum of the series that a condition holds for.
-    pub fn sum(&self, family: &str, holds: impl Fn(&Series) -> bool) -> f64 {
-        let series = self.all(family).iter().filter(|series| holds(series));
-        // Of no series it is 0, and not the -0 that `sum` begins with.
-        series.fold(0.0, |sum, series| sum + series.value)
+    /// Puts the series of each family in the order of a label's values, for [`Families::with_label`].
+    pub fn sort_by_label(&mut self, label: &str) {
+        for series in self.0.values_mut() {
+            series.sort_by(|a, b| a.label(label).cmp(&b.label(label)));
+        }
     }
 
-    /// The cumulative counts of a histogram's buckets by the bits of their upper bounds, over the series that a condition
-    /// holds for. Bounds are positive, so that their bits are in their order; `+Inf` is the last.
-    pub fn buckets(&self, histogram: &str, holds: impl Fn(&Series) -> bool) -> BTreeMap<u64, f64> {
-        let mut counts = BTreeMap::new();
-        let series = self.all(&format!("{histogram}_bucket")).iter();
-        for series in series.filter(|series| holds(series)) {
-            if let Some(Ok(bound)) = series.label("le").map(str::parse::<f64>) {
-                *counts.entry(bound.to_bits()).or_default() += series.value;
-            }
-        }
-        counts
+    /// The series of a family with one value of the label that they are sorted by, without a look at all others.
+    pub fn with_label(&self, family: &str, label: &str, value: &str) -> &[Series] {
+        let all = self.all(family);
+        let start = all.partition_point(|series| series.label(label) < Some(value));
+        let found = &all[start..];
+        &found[..found.partition_point(|series| series.label(label) == Some(value))]
     }
+
+    /// The sum of the series that a condition holds for.
+    pub fn sum(&self, family: &str, holds: impl Fn(&Series) -> bool) -> f64 {
+        total(self.all(family).iter().filter(|series| holds(series)))
+    }
+
+    /// The [`buckets`] of all series of a histogram.
+    pub fn buckets(&self, histogram: &str) -> BTreeMap<u64, f64> {
+        buckets(self.all(&format!("{histogram}_bucket")))
+    }
+}
+
+/// The sum of some series.
+pub fn total<'s>(series: impl IntoIterator<Item = &'s Series>) -> f64 {
+    // Of no series it is 0, and not the -0 that `sum` begins with.
+    let series = series.into_iter();
+    series.fold(0.0, |sum, series| sum + series.value)
+}
+
+/// The cumulative counts of a histogram's buckets by the bits of their upper bounds, over some series. Bounds are positive, so
+/// that their bits are in their order; `+Inf` is the last.
+pub fn buckets<'s>(series: impl IntoIterator<Item = &'s Series>) -> BTreeMap<u64, f64> {
+    let mut counts = BTreeMap::new();
+    for series in series {
+        if let Some(Ok(bound)) = series.label("le").map(str::parse::<f64>) {
+            *counts.entry(bound.to_bits()).or_default() += series.value;
+        }
+    }
+    counts
 }
 
 /// What follows a name: `{a="x",b="y"} 1`, or ` 1`.
@@ -128,6 +152,21 @@ mod tests {
         );
         assert_eq!(families.sum("warmroute_queue_requests", |_| true), 2.0);
         assert_eq!(families.all("process_cpu_seconds_total"), []);
+    }
+
+    #[test]
+    fn the_series_of_one_worker_are_found_among_those_of_others() {
+        let text = "a{worker=\"w10\"} 1\na{worker=\"w1\",x=\"1\"} 2\na{x=\"1\"} 3\na{worker=\"w0\"} 4\n\
+                    a{worker=\"w1\",x=\"2\"} 5\n";
+        let mut families = Families::parse(text, |_| true);
+        families.sort_by_label("worker");
+        let found = |worker: &str| {
+            let series = families.with_label("a", "worker", worker).iter();
+            series.map(|series| series.value).collect::<Vec<_>>()
+        };
+        assert_eq!(found("w1"), [2.0, 5.0]);
+        assert_eq!((found("w0"), found("w10")), (vec![4.0], vec![1.0]));
+        assert_eq!((found(""), found("w2")), (vec![], vec![]));
     }
 
     proptest! {

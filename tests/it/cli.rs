@@ -1,6 +1,7 @@
 //! The command line: what it prints, and the codes it ends with.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output, Stdio};
 
@@ -130,6 +131,21 @@ fn help_and_version_go_to_standard_output() {
     for command in ["serve", "check", "demo", "bridge", "sim", "replay"] {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
+}
+
+#[test]
+fn a_configuration_may_come_on_standard_input() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(GOOD.as_bytes()).unwrap();
+    drop(writer);
+    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(["check", "-"])
+        .stdin(reader)
+        .output()
+        .unwrap();
+    let verdict = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{verdict}");
+    assert!(verdict.contains("the configuration is valid"), "{verdict}");
 }
 
 #[test]

@@ -73,7 +73,8 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
     config.admin.token = Secret::new("a-token-of-operators");
     let router = Router::here(&config).await;
     let url = format!("http://{}", router.admin);
-    check(&["--url", &url], "401").await;
+    let lacks_token = "401 Unauthorized: this page needs the role `read`";
+    check(&["--url", &url], lacks_token).await;
     let api = format!("http://{}", router.api);
     let other_listener = "404 Not Found; is this the router's admin listener? (--url";
     check(&["--url", &api], other_listener).await;

@@ -48,13 +48,21 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
             workers::why_down(&down),
         ),
     };
+    let timeout = observed.duration("/queue/no_worker_timeout");
+    let is_waited_for =
+        !observed.models().is_empty() && timeout.is_some_and(|timeout| !timeout.is_zero());
     Some(Finding {
         rule: "no_worker_up",
         model: None,
-        is_broken: true,
+        // A fleet that scales from zero has none at times.
+        is_broken: !all.is_empty() || !is_waited_for,
         cost: 1.0,
         problem,
-        effect: "every request is refused with 503",
+        effect: if is_waited_for {
+            "requests for the names in `models` wait for a worker (`queue.no_worker_timeout`), and get 503 if none comes"
+        } else {
+            "every request is refused with 503"
+        },
         change,
     })
 }

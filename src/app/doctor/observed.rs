@@ -1,6 +1,7 @@
 //! The pages of a running router, as far as the rules read them. Pure.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -45,14 +46,20 @@ impl Observed {
         sample.map(|series| series.value)
     }
 
-    /// The upper bound of the bucket that has a histogram's quantile, and how many values there are. `None` without
-    /// values; infinite beyond the last bucket.
-    pub(super) fn quantile(&self, name: &str, quantile: f64) -> Option<(f64, f64)> {
-        let counts = self.metrics.buckets(name, |_| true);
+    /// The bounds of the bucket that has a histogram's quantile, and how many values there are. `None` without values; the
+    /// upper bound of the last bucket is infinite.
+    pub(super) fn quantile(&self, name: &str, quantile: f64) -> Option<(Range<f64>, f64)> {
+        let counts = self.metrics.buckets(name);
         let total = *counts.values().last()?;
-        let mut buckets = counts.iter();
-        let (bound, _) = buckets.find(|(_, count)| **count >= quantile * total)?;
-        (total > 0.0).then_some((f64::from_bits(*bound), total))
+        let mut lower = 0.0;
+        for (bound, count) in counts {
+            let upper = f64::from_bits(bound);
+            if count >= quantile * total {
+                return (total > 0.0).then_some((lower..upper, total));
+            }
+            lower = upper;
+        }
+        None
     }
 
     /// A duration of the configuration, such as `/requests/first_byte_timeout`.
@@ -118,13 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_the_bound_of_its_bucket_over_all_series() {
+    fn a_quantile_is_within_its_bucket_over_all_series() {
         let text = "t_bucket{w=\"0\",le=\"0.5\"} 90\nt_bucket{w=\"0\",le=\"2\"} 100\nt_bucket{w=\"0\",le=\"+Inf\"} 100\n\
                     t_bucket{w=\"1\",le=\"0.5\"} 90\nt_bucket{w=\"1\",le=\"2\"} 99\nt_bucket{w=\"1\",le=\"+Inf\"} 100\n";
         let observed = observed(text);
-        assert_eq!(observed.quantile("t", 0.5), Some((0.5, 200.0)));
-        assert_eq!(observed.quantile("t", 0.99), Some((2.0, 200.0)));
-        assert_eq!(observed.quantile("t", 1.0), Some((f64::INFINITY, 200.0)));
+        assert_eq!(observed.quantile("t", 0.5), Some((0.0..0.5, 200.0)));
+        assert_eq!(observed.quantile("t", 0.99), Some((0.5..2.0, 200.0)));
+        let beyond = Some((2.0..f64::INFINITY, 200.0));
+        assert_eq!(observed.quantile("t", 1.0), beyond);
         assert_eq!(observed.quantile("other", 0.5), None);
     }
 }

@@ -396,6 +396,40 @@ fn each_lack_is_found_with_the_line_to_change() {
     );
 }
 
+/// The lines of a histogram: bounds with their cumulative counts.
+fn histogram(name: &str, buckets: &[(&str, u32)]) -> String {
+    let line = |(bound, count): &(&str, u32)| format!("{name}_bucket{{le=\"{bound}\"}} {count}\n");
+    buckets.iter().map(line).collect()
+}
+
+#[test]
+fn a_timeout_is_held_against_what_is_known_of_the_requests_that_it_ends() {
+    let durations = histogram(
+        "warmroute_request_duration_seconds",
+        &[("60", 100), ("300", 150), ("+Inf", 200)],
+    );
+    let streams = histogram(
+        "warmroute_time_to_first_token_seconds",
+        &[("60", 150), ("+Inf", 200)],
+    );
+    let found = |response_timeout: &str, metrics: &str| {
+        let change = |_: &mut Value, _: &mut Value, config: &mut Value| {
+            config["requests"]["response_timeout"] = response_timeout.into();
+        };
+        let found = examine(&observed(change, metrics)).into_iter();
+        found.map(|finding| finding.change).collect::<Vec<_>>()
+    };
+    // How far beyond the last bucket is not known: defaults are no finding, and neither is what a finding asks for.
+    assert_eq!(found("10m", &(durations.clone() + &streams)), [""; 0]);
+    assert_eq!(
+        found("5m", &durations),
+        ["requests: {response_timeout: 10m}"]
+    );
+    assert_eq!(found("10m", &durations), [""; 0]);
+    // The time-out ends none of the streams.
+    assert_eq!(found("5m", &(durations + &streams)), [""; 0]);
+}
+
 #[test]
 fn an_adapter_needs_no_tokenizer_beside_that_of_its_base_model() {
     let rules_with = |base: &str| {
@@ -482,6 +516,32 @@ fn a_worker_whose_health_check_fails_is_none_that_reports_nothing() {
          warmroute_worker_slots{worker=\"w0\"} 64\n",
     );
     assert_eq!(rules(&failing), [""; 0]);
+}
+
+#[test]
+fn a_fleet_that_is_scaled_to_zero_is_not_broken_while_requests_wait_for_a_worker() {
+    let check = |timeout: &str, has_workers: bool, is_broken: bool, effect: &str| {
+        let change = |fleet: &mut Value, kv: &mut Value, config: &mut Value| {
+            if has_workers {
+                fleet["workers"][0]["health"] = "down".into();
+                fleet["workers"][1]["health"] = "down".into();
+            } else {
+                fleet["workers"] = json!([]);
+            }
+            kv["ranks"] = json!([]);
+            config["queue"] = json!({"no_worker_timeout": timeout});
+        };
+        let found = examine(&observed(change, ""));
+        let [finding] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(finding.rule, "no_worker_up");
+        assert_eq!(finding.is_broken, is_broken, "{timeout} {has_workers}");
+        assert!(finding.effect.contains(effect), "{finding:?}");
+    };
+    check("0s", false, true, "every request is refused");
+    check("5m", false, false, "wait for a worker");
+    check("5m", true, true, "wait for a worker");
 }
 
 #[test]

@@ -195,17 +195,13 @@ struct Line<'a> {
 impl<'a> Line<'a> {
     fn new(worker: &'a WorkerRow, samples: &'a Samples) -> Self {
         let name = &*worker.name;
-        let percentile = |family, share| {
-            samples.percentile(family, share, |series| series.label("worker") == Some(name))
-        };
+        let percentile = |family, share| samples.percentile(Some(name), family, share);
         Self {
             worker,
             events: samples.events(name),
             running: worker.requests,
             cache: worker.reported.as_ref().map(|reported| reported.kv_usage),
-            rate: samples.rate("warmroute_requests_total", |series| {
-                series.label("worker") == Some(name)
-            }),
+            rate: samples.rate_of(name, "warmroute_requests_total"),
             ttft: percentile(TTFT, 0.5),
             ttft_p99: percentile(TTFT, 0.99),
             itl: percentile(ITL, 0.5),
@@ -272,7 +268,7 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
     let growth = |family| samples.rate(family, is_any);
     let percentile = |family, share| {
         samples
-            .percentile(family, share, is_any)
+            .percentile(None, family, share)
             .map_or_else(none, seconds)
     };
     let of_workers = format!(

@@ -205,7 +205,7 @@ impl LegContext<'_> {
             // The decode worker takes no request; the transfer is dropped, since only it could fetch the blocks.
             drop(transfer);
         } else if fault.is_some_and(|fault| fault.stage == Stage::Transfer) {
-            self.transfer_failed(transfer);
+            self.transfer_failed(transfer, &format!("it answered {status}"));
         } else {
             // A decode engine that refuses the request itself, or its rank, makes the prefill engine free the blocks.
             transfer.release();
@@ -275,18 +275,20 @@ impl LegContext<'_> {
                 FailureOwner::Unattributed,
             ),
         };
-        self.transfer_failed(transfer);
+        self.transfer_failed(transfer, why);
         FailedAttempt::new(Fault::of_transfer(owner), format!("{name}: {why}"))
     }
 
     /// Which of the two workers is at fault is not known. If transfers from one prefill worker fail for one request
     /// after another, it gets no prefill legs for a while, and decode workers compute the prompts.
-    fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
+    /// `reason`: what was seen of it.
+    fn transfer_failed(&self, transfer: PendingTransfer<'_>, reason: &str) {
         transfer.fail();
         warn!(
             id = %self.job.context.id,
             prefill = %self.prefill.worker.name,
             decode = %self.choice.worker.name,
+            reason,
             "KV transfer failed"
         );
     }

@@ -906,6 +906,28 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "closed");
 }
 
+#[tokio::test]
+async fn the_log_says_why_a_kv_transfer_failed() {
+    let engines = [Role::Prefill, Role::Decode].map(|role| engine(role, Connector::Nixl));
+    let cluster = Cluster::with_router_child(Vec::from(engines), |config| {
+        split(config, Connector::Nixl);
+    })
+    .await;
+    cluster.engines[1].fault(failing_transfers()).await;
+    let mut asked = 0;
+    eventually("the log has the reason", async || {
+        asked += 1;
+        let (path, body, _) = kinds(asked, 3).swap_remove(0);
+        cluster.post(path, body).await;
+        let log = cluster.router.log();
+        let mut lines = log
+            .lines()
+            .filter(|line| line.contains("KV transfer failed"));
+        lines.any(|line| line.contains("it answered 500"))
+    })
+    .await;
+}
+
 /// Prefill workers of which no KV transfers are asked for.
 async fn stopped_transfers(fleet: &Fleet) -> usize {
     let mut stopped = 0;

@@ -9,6 +9,7 @@ fn diff(arguments: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
         .args(["config", "diff"])
         .args(arguments)
+        .env_remove("WARMROUTE_ADMIN_TOKEN")
         .output()
         .unwrap();
     let text = [output.stdout, output.stderr].concat();
@@ -77,7 +78,12 @@ async fn a_file_is_compared_with_what_runs() {
         "{text}"
     );
     // Without the token it cannot ask, and nothing is compared.
-    let (code, text) = compare(&good.replace("abcdef", "abcdeX")).await.unwrap();
+    let replaced = good.replace("abcdef", "abcdeX");
+    let (code, text) = compare(&replaced).await.unwrap();
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("401"), "{text}");
+    // The token that runs stands beside a file that has another one.
+    let with_token = move || diff(&[path(&new), "--url", &url, "--token", "0123456789abcdef"]);
+    let (code, text) = tokio::task::spawn_blocking(with_token).await.unwrap();
+    assert_eq!(code, 0, "{text}");
 }
