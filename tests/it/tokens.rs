@@ -69,6 +69,11 @@ fn tokenized_by_engine() -> ModelOverride {
     })
 }
 
+/// An engine on a busy machine has time to count.
+fn patient(config: &mut Config) {
+    config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
+}
+
 /// A router that follows the KV events of these engines.
 async fn cluster_with_events(
     engines: Vec<Settings>,
@@ -476,8 +481,6 @@ async fn engines_tokenize_for_models_without_a_folder() {
         enable_scale_out: true,
         ..folder.engine()
     };
-    let patient =
-        |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
     let cluster = cluster_with_events(vec![settings; 2], tokenized_by_engine(), patient).await;
     check_exact_cached_tokens(&cluster, "sim").await;
     let count = async |source: &str| {
@@ -493,8 +496,6 @@ async fn engines_tokenize_for_models_without_a_folder() {
 #[tokio::test]
 async fn without_render_endpoints_tokenize_is_used() {
     let folder = Folder::new();
-    let patient =
-        |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
     let cluster = cluster_with_events(vec![folder.engine()], tokenized_by_engine(), patient).await;
     for (path, body) in bodies("sim") {
         let body = body.to_string();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Folder, cluster_with_events, row, tokenized_by_engine};
+use super::{Folder, cluster_with_events, patient, row, tokenized_by_engine};
 use crate::cluster::Cluster;
 
 const PATH: &str = "/v1/messages";
@@ -112,7 +112,7 @@ async fn engines_tokenize_messages_too() {
         enable_scale_out: true,
         ..folder.engine()
     };
-    let cluster = cluster_with_events(vec![settings], tokenized_by_engine(), |_| {}).await;
+    let cluster = cluster_with_events(vec![settings], tokenized_by_engine(), patient).await;
     for body in bodies().into_iter().take(3) {
         let answer = cluster.post_to_engine(0, PATH, &body.to_string()).await;
         let page = explained(&cluster, &body).await;
