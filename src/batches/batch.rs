@@ -1,8 +1,9 @@
 //! The record of a batch: what the store keeps of it between requests. Pure.
 //!
 //! It is JSON that older and newer releases read and change by turns: unknown members are kept as they are, and missing
-//! ones have their default. It has no line of the input and none of the results. `claims` changes it, `object` says what
-//! clients get of it.
+//! ones have their default. Unknown members of a claim, of counts or of usage are not kept: a release that needs more there
+//! adds a member to the record. It has no line of the input and none of the results. `claims` changes it, `object` says
+//! what clients get of it.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;

@@ -168,8 +168,8 @@ impl Lease {
             (State::Held { until }, None) => until.min(self.due),
             (State::Held { until }, Some(_)) => until,
             (State::Lost, None) => self.due,
-            // The reply or a failure comes by the store's own deadline.
-            (State::Lost, Some(_)) => self.due + self.lease,
+            // The reply or a failure comes by the store's own deadline. `due` may have passed long ago.
+            (State::Lost, Some(sent)) => sent + self.lease,
         }
     }
 }
@@ -340,6 +340,18 @@ mod tests {
         assert_eq!(lease.on_timeout(at(30)), Step::SendHeartbeat);
         assert_eq!(lease.on_heartbeat(at(30)), Step::Wait);
         assert!(lease.is_held(at(39)));
+    }
+
+    #[test]
+    fn an_owner_that_was_paused_has_nothing_to_do_before_the_reply() {
+        let started = observe::now();
+        let at = |seconds| started + Duration::from_secs(seconds);
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(started), Step::Wait);
+        assert_eq!(lease.on_timeout(at(30)), Step::Expired);
+        assert_eq!(lease.on_timeout(at(30)), Step::SendHeartbeat);
+        assert!(lease.next_timeout() > at(39));
     }
 
     #[test]
