@@ -22,6 +22,8 @@ use crate::secret::Secret;
 /// A page of 10,000 workers has some megabytes.
 const MAX_PAGE_BYTES: usize = 64 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Letters of an error that are shown: more than any of a router's has.
+const SHOWN_REASON: usize = 500;
 /// Where a router's admin listener is by default.
 pub(super) const LOCAL: &str = "http://127.0.0.1:9090";
 
@@ -181,11 +183,16 @@ impl AdminClient {
     }
 }
 
-/// What a router says of an error, after a colon. Nothing of another program.
+/// What a router says of an error, after a colon. Another program may write its errors so, too: what it says is short, and
+/// has no control characters for the terminal.
 fn reason(body: &[u8]) -> String {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-    let reason = answer["error"].as_str();
-    reason.map_or_else(String::new, |reason| format!(": {reason}"))
+    let Some(reason) = answer["error"].as_str() else {
+        return String::new();
+    };
+    let letters = reason.chars().filter(|letter| !letter.is_control());
+    let shown: String = letters.take(SHOWN_REASON).collect();
+    format!(": {shown}")
 }
 
 /// The value of an `authorization` header.
@@ -224,6 +231,8 @@ fn of_url(url: &str) -> Result<(String, bool), String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -243,11 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_a_router_is_repeated_and_none_of_another_program() {
+    fn an_error_is_repeated_if_it_may_be_a_routers_and_cannot_write_to_the_terminal() {
         let of_router = br#"{"error": "call this listener as `localhost`"}"#;
         assert_eq!(reason(of_router), ": call this listener as `localhost`");
         for other in ["", "<html>", r#"{"error": {"message": "no"}}"#, "[]", "1"] {
             assert_eq!(reason(other.as_bytes()), "", "{other}");
         }
+        let text = format!("\u{1b}[2Jno\n{}", "x".repeat(9_000));
+        let of_another = json!({"error": text}).to_string();
+        let shown = reason(of_another.as_bytes());
+        assert!(shown.starts_with(": [2Jnox"), "{shown}");
+        assert_eq!(shown.len(), 2 + SHOWN_REASON);
     }
 }

@@ -64,36 +64,41 @@ impl Doctor {
 
     /// What the router shows, and what is found in it. What may be so for a moment only is looked at twice.
     async fn examine(&self) -> Result<(Observed, Vec<Finding>), String> {
-        let observed = self.observe().await?;
+        let client = self.client()?;
+        let observed = observe(&client).await?;
         let findings = doctor::examine(&observed);
         if !doctor::may_pass(&findings) {
             return Ok((observed, findings));
         }
         tokio::time::sleep(SECOND_LOOK).await;
-        let later = self.observe().await?;
+        let later = observe(&client).await?;
         let findings = doctor::lasting(&findings, doctor::examine(&later));
         Ok((later, findings))
     }
 
-    async fn observe(&self) -> Result<Observed, String> {
+    /// Made once for both looks: a configuration or a token from a pipe can be read once.
+    fn client(&self) -> Result<AdminClient, String> {
         let config = self.config.as_deref().map(Config::load).transpose();
         let config = config.map_err(|problems| problems.to_string())?;
         let token = self.access.token()?;
-        let client = AdminClient::new(
+        AdminClient::new(
             self.url.as_deref(),
             config.as_ref(),
             token.as_ref(),
             &self.access.tls,
-        )?;
-        Ok(Observed {
-            fleet: client.read("/fleet").await?,
-            kv: client.read("/kv").await?,
-            config: client.read::<RunningConfig>("/config").await?.config,
-            store: client.read::<ResponsesReport>("/responses").await?.health,
-            metrics: {
-                let text = client.get("/metrics").await?;
-                Families::parse(&String::from_utf8_lossy(&text), |_| true)
-            },
-        })
+        )
     }
+}
+
+async fn observe(client: &AdminClient) -> Result<Observed, String> {
+    Ok(Observed {
+        fleet: client.read("/fleet").await?,
+        kv: client.read("/kv").await?,
+        config: client.read::<RunningConfig>("/config").await?.config,
+        store: client.read::<ResponsesReport>("/responses").await?.health,
+        metrics: {
+            let text = client.get("/metrics").await?;
+            Families::parse(&String::from_utf8_lossy(&text), |_| true)
+        },
+    })
 }

@@ -1,6 +1,7 @@
 //! Reading a configuration from its file, and again while a router runs with it.
 
 use std::cell::RefCell;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::diff::{Change, Comparable};
@@ -34,24 +35,24 @@ impl Refused {
 }
 
 impl Config {
-    /// Reads a file, if there is one, puts the values of flags in, and checks the result.
+    /// Reads a file or standard input, if there is one, puts the values of flags in, and checks the result.
     pub fn load_with(path: Option<&Path>, flags: Flags) -> Result<Self, Problems> {
-        let Some(given) = path else {
+        let Some(path) = path else {
             return Self::read("", b"", flags, Loaded::default())
                 .and_then(|(reader, config)| reader.finish(Some(config)));
         };
-        let path = if given == Path::new(STANDARD_INPUT) {
-            Path::new("/dev/stdin")
+        let is_input = path == Path::new(STANDARD_INPUT);
+        let (name, read) = if is_input {
+            ("standard input".to_owned(), standard_input())
         } else {
-            given
+            (path.display().to_string(), std::fs::read(path))
         };
-        let name = path.display().to_string();
-        let text = std::fs::read(path).map_err(|error| unreadable(&name, &error))?;
+        let text = read.map_err(|error| unreadable(&name, &error))?;
         let (reader, config) = Self::read(&name, &text, flags, Loaded::default())?;
         let mut config = reader.finish(Some(config))?;
         // A pipe, as of `<(...)`, gives its text once: later it is empty, or holds up who reads it.
-        let is_pipe = path.metadata().is_ok_and(|seen| !seen.is_file());
-        config.source.path = (!is_pipe).then(|| path.to_owned());
+        let is_read_once = is_input || path.metadata().is_ok_and(|seen| !seen.is_file());
+        config.source.path = (!is_read_once).then(|| path.to_owned());
         Ok(config)
     }
 
@@ -139,8 +140,16 @@ impl Config {
     }
 }
 
+/// All of standard input. /dev/stdin would open anew what is behind it: a socket, as of `ssh HOST warmroute check -`, cannot be
+/// opened, and neither can what belongs to another user, as with `sudo -u`.
+fn standard_input() -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    io::stdin().lock().read_to_end(&mut text)?;
+    Ok(text)
+}
+
 /// The problem of a file that cannot be read.
-pub fn unreadable(name: &str, error: &std::io::Error) -> Problems {
+pub fn unreadable(name: &str, error: &io::Error) -> Problems {
     Problems::one(name, &format!("cannot be read: {error}"))
 }
 

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::net::UnixDatagram;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Output, Stdio};
 
 use warmroute::config::Config;
@@ -135,17 +136,24 @@ fn help_and_version_go_to_standard_output() {
 
 #[test]
 fn a_configuration_may_come_on_standard_input() {
-    let (reader, mut writer) = std::io::pipe().unwrap();
+    let check = |input: OwnedFd| {
+        let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["check", "-"])
+            .stdin(input)
+            .output()
+            .unwrap();
+        let verdict = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{verdict}");
+        assert!(verdict.contains("the configuration is valid"), "{verdict}");
+    };
+    // As through ssh: a socket, which no path opens.
+    let (reader, mut writer) = UnixStream::pair().unwrap();
     writer.write_all(GOOD.as_bytes()).unwrap();
     drop(writer);
-    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
-        .args(["check", "-"])
-        .stdin(reader)
-        .output()
-        .unwrap();
-    let verdict = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{verdict}");
-    assert!(verdict.contains("the configuration is valid"), "{verdict}");
+    check(reader.into());
+    // Nothing of a file is known but its text: another file that takes its place would not be seen.
+    let file = Removed::new(GOOD);
+    check(File::open(&file.0).unwrap().into());
 }
 
 #[test]

@@ -49,8 +49,10 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
         ),
     };
     let timeout = observed.duration("/queue/no_worker_timeout");
-    let is_waited_for =
-        !observed.models().is_empty() && timeout.is_some_and(|timeout| !timeout.is_zero());
+    // Models are known from the configuration, and from workers that have been up.
+    let has_models =
+        !observed.models().is_empty() || all.iter().any(|worker| !worker.models.is_empty());
+    let is_waited_for = has_models && timeout.is_some_and(|timeout| !timeout.is_zero());
     Some(Finding {
         rule: "no_worker_up",
         model: None,
@@ -59,7 +61,7 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
         cost: 1.0,
         problem,
         effect: if is_waited_for {
-            "requests for the names in `models` wait for a worker (`queue.no_worker_timeout`), and get 503 if none comes"
+            "requests for models that are known wait for a worker (`queue.no_worker_timeout`), and get 503 if none comes"
         } else {
             "every request is refused with 503"
         },

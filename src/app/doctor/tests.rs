@@ -542,6 +542,16 @@ fn a_fleet_that_is_scaled_to_zero_is_not_broken_while_requests_wait_for_a_worker
     check("0s", false, true, "every request is refused");
     check("5m", false, false, "wait for a worker");
     check("5m", true, true, "wait for a worker");
+    // Models that workers served before they were down are known, too.
+    let change = |fleet: &mut Value, _: &mut Value, config: &mut Value| {
+        fleet["workers"][0]["health"] = "down".into();
+        fleet["workers"][1]["health"] = "down".into();
+        config["models"] = json!([]);
+        config["queue"] = json!({"no_worker_timeout": "5m"});
+    };
+    let found = examine(&observed(change, ""));
+    assert!(found[0].is_broken, "{found:?}");
+    assert!(found[0].effect.contains("wait for a worker"), "{found:?}");
 }
 
 #[test]
