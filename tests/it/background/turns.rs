@@ -68,17 +68,18 @@ async fn an_orphan_that_another_turn_came_before_is_generated_on_the_history_of_
     let body = turn("first", &conversation, json!({"background": false}));
     create(&pair.a, &body).await;
     let more = json!({"max_output_tokens": 40});
-    pair.engine.hold_after(3).await;
+    // More tokens than the other turn has.
+    pair.engine.hold_after(9).await;
     let one = create(&pair.a, &turn("A", &conversation, more)).await;
     pair.runs(1).await;
     pair.a.child.as_ref().unwrap().signal("KILL");
-    pair.engine.let_go().await;
     other_turn(&pair, &conversation).await;
     assert_eq!(read(&pair.b, &conversation).await, ["first", "B"]);
     eventually("it is generated again", async || {
         asked(&pair).await == ["first", "B", "A"]
     })
     .await;
+    pair.engine.let_go().await;
     let last = ended(&pair.b, &one).await;
     assert_eq!(last["status"], "incomplete", "{last}");
     assert_eq!(read(&pair.b, &conversation).await, ["first", "B", "A"]);
