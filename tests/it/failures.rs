@@ -970,7 +970,7 @@ async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
         for engine in &cluster.engines {
             engine.hold_after(3).await;
         }
-        let open = streams(&cluster, 20, 200).await;
+        let open = streams(&cluster, 20, 40).await;
         if by_signal {
             cluster.router.child.as_ref().unwrap().signal("TERM");
         } else {

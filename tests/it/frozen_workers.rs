@@ -203,7 +203,9 @@ async fn a_whole_answer_goes_on_without_the_prefill_worker_whose_blocks_were_fet
             }
         }
         let decode = &cluster.engines[2];
-        let [(path, body), ..] = generating(300, false);
+        // The answer does not end before.
+        decode.hold_after(3).await;
+        let [(path, body), ..] = generating(40, false);
         let waiting = tokio::spawn(client::post(cluster.router.api, path, body));
         eventually("its blocks are fetched", async || {
             decode.kv_transfers().await.received == 1
@@ -213,6 +215,7 @@ async fn a_whole_answer_goes_on_without_the_prefill_worker_whose_blocks_were_fet
         let frozen = &cluster.engines[usize::from(granted == 0)];
         frozen.signal("STOP");
         cluster.is_worker(&frozen.name, "health", "down").await;
+        decode.let_go().await;
         let answer = waiting.await.unwrap();
         frozen.signal("CONT");
         assert_eq!(answer.status, 200, "{connector:?}: {}", answer.text());
@@ -257,9 +260,11 @@ async fn a_stream_that_is_silent_while_its_worker_is_down_does_not_wait_for_more
             }
         })
         .await;
+        // Its stream does not end before it is stopped.
+        cluster.engines[0].hold_after(3).await;
         let mut streams = Vec::new();
         for _ in 0..2 {
-            let mut stream = cluster.open(CHAT, &chat("once", 300, true)).await;
+            let mut stream = cluster.open(CHAT, &chat("once", 40, true)).await;
             stream.until("\"content\":\"").await;
             streams.push(stream);
         }

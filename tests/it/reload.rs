@@ -182,7 +182,7 @@ async fn a_stream_goes_on_when_its_worker_leaves() {
     let cluster = folder.start(both, &first).await;
     cluster.is_worker("gone", "health", "up").await;
     cluster.engines[0].hold_after(3).await;
-    let body = chat("a long story", 100, true);
+    let body = chat("a long story", 40, true);
     let mut stream = cluster.open("/v1/chat/completions", &body).await;
     stream.until("data: ").await;
     folder.write(&text(&workers(&cluster.engines[1..])));

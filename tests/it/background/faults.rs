@@ -97,8 +97,8 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
     })
     .await;
     fleet.engine.hold_after(3).await;
-    let one = polled(&fleet, 250).await;
-    let (mut live, seen, two) = started(&fleet, 250, "output_text.delta").await;
+    let one = polled(&fleet, 60).await;
+    let (mut live, seen, two) = started(&fleet, 60, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
     fleet.engine.let_go().await;
@@ -125,7 +125,7 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
         let last = fleet.end(response).await;
         assert_eq!(
             (&last["status"], tokens(&last)),
-            (&json!("incomplete"), &json!(250))
+            (&json!("incomplete"), &json!(60))
         );
     }
     let received = rest(&mut live, seen).await;
@@ -183,15 +183,16 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
         })
         .await;
         fleet.engine.hold_after(3).await;
-        let one = polled(&fleet, 600).await;
-        let (mut live, seen, two) = started(&fleet, 600, "output_text.delta").await;
+        let one = polled(&fleet, 60).await;
+        let (mut live, seen, two) = started(&fleet, 60, "output_text.delta").await;
         fleet.runs(2).await;
         if is_killed {
             fleet.redis.kill();
         } else {
             fleet.redis.pause();
         }
-        fleet.engine.let_go().await;
+        // Some tokens come meanwhile, and the rest afterwards.
+        fleet.engine.hold_after(30).await;
         eventually("the leases have expired", async || {
             let mut expired = 0.0;
             for place in 0..3 {
@@ -206,11 +207,12 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
         } else {
             fleet.redis.wake();
         }
+        fleet.engine.let_go().await;
         for response in [&one, &two] {
             let last = fleet.end(response).await;
             assert_eq!(
                 (&last["status"], tokens(&last)),
-                (&json!("incomplete"), &json!(600))
+                (&json!("incomplete"), &json!(60))
             );
         }
         let received = rest(&mut live, seen).await;
@@ -256,20 +258,26 @@ async fn orphans_of_a_tenant_at_its_limit_wait_for_room_and_run() {
     })
     .await;
     let mut all = Vec::new();
+    fleet.engine.hold_after(3).await;
     for router in &fleet.routers {
         for _ in 0..2 {
-            all.push(create(router, &ask(500, json!({}))).await);
+            all.push(create(router, &ask(20, json!({}))).await);
         }
     }
     fleet.runs(6).await;
     let killed = all.split_off(4);
     fleet.routers[2].child.as_ref().unwrap().signal("KILL");
+    fleet.runs(4).await;
+    // Twice the lease, after which they would be taken over.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(fleet.engine.stats().await.running, 4);
+    fleet.engine.let_go().await;
     let left = [&fleet.routers[0], &fleet.routers[1]];
     for response in all.iter().chain(&killed) {
         let last = end(&left, response).await;
         assert_eq!(
             (&last["status"], tokens(&last)),
-            (&json!("incomplete"), &json!(500)),
+            (&json!("incomplete"), &json!(20)),
             "{last}"
         );
     }
@@ -322,7 +330,9 @@ async fn a_redis_that_restarts_empty_ends_all_runs() {
 #[tokio::test]
 async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     let mut fleet = Fleet::new(unhurried()).await;
-    let one = polled(&fleet, 700).await;
+    // Neither ends before the engine does.
+    fleet.engine.hold_after(3).await;
+    let one = polled(&fleet, 40).await;
     let (mut live, seen, two) = started(&fleet, 2_000, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.engine.kill().await;
@@ -347,7 +357,7 @@ async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     let last = fleet.end(&one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
-        (&json!("incomplete"), &json!(700)),
+        (&json!("incomplete"), &json!(40)),
         "{last}"
     );
 }
@@ -360,16 +370,16 @@ async fn a_background_response_has_its_own_time_and_waits_for_an_engine_from_whe
     })
     .await;
     // Each takes longer than a request may, and the long one does not end before its engine.
-    fleet.engine.hold_after(150).await;
-    let short = polled(&fleet, 100).await;
-    let long = polled(&fleet, 300).await;
-    assert_eq!(tokens(&fleet.end(&short).await), &json!(100));
+    fleet.engine.hold_after(80).await;
+    let short = polled(&fleet, 75).await;
+    let long = polled(&fleet, 100).await;
+    assert_eq!(tokens(&fleet.end(&short).await), &json!(75));
     // And one has run for longer than it may wait for an engine when its engine is lost.
     tokio::time::sleep(Duration::from_secs(6)).await;
     fleet.engine.kill().await;
     fleet.engine.restart(unhurried()).await;
     let last = fleet.end(&long).await;
-    assert_eq!(tokens(&last), &json!(300), "{last}");
+    assert_eq!(tokens(&last), &json!(100), "{last}");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
     })
     .await;
     fleet.engine.hold_after(3).await;
-    let one = create(&fleet.routers[0], &ask(200, json!({}))).await;
+    let one = create(&fleet.routers[0], &ask(40, json!({}))).await;
     let body = ask(2_000, json!({"stream": true}));
     let live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
     eventually("both have started", async || {
@@ -54,7 +54,7 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
     let last = end(&others, &one).await;
     assert_eq!(
         (&last["status"], &last["usage"]["output_tokens"]),
-        (&json!("incomplete"), &json!(200))
+        (&json!("incomplete"), &json!(40))
     );
     fleet.runs(0).await;
 }
@@ -70,7 +70,7 @@ async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
         let made = client::post(fleet.routers[1].api, "/v1/conversations", "{}").await;
         let conversation = made.json()["id"].clone();
         let in_it = json!({"conversation": conversation});
-        let one = create(&fleet.routers[0], &ask(150, in_it.clone())).await;
+        let one = create(&fleet.routers[0], &ask(40, in_it.clone())).await;
         eventually("it has started", async || {
             get(&fleet.routers[1], &one).await["status"] == "in_progress"
         })
@@ -82,7 +82,7 @@ async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
         let last = end(&others, &one).await;
         assert_eq!(
             (&last["status"], &last["usage"]["output_tokens"]),
-            (&json!("incomplete"), &json!(150)),
+            (&json!("incomplete"), &json!(40)),
             "{signal}: {last}"
         );
         // Its items came with its end, and the conversation is free.

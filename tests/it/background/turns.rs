@@ -67,18 +67,19 @@ async fn an_orphan_that_another_turn_came_before_is_generated_on_the_history_of_
     let conversation = new_conversation(&pair.b).await;
     let body = turn("first", &conversation, json!({"background": false}));
     create(&pair.a, &body).await;
-    let more = json!({"max_output_tokens": 200});
-    pair.engine.hold_after(3).await;
+    let more = json!({"max_output_tokens": 40});
+    // More tokens than the other turn has.
+    pair.engine.hold_after(9).await;
     let one = create(&pair.a, &turn("A", &conversation, more)).await;
     pair.runs(1).await;
     pair.a.child.as_ref().unwrap().signal("KILL");
-    pair.engine.let_go().await;
     other_turn(&pair, &conversation).await;
     assert_eq!(read(&pair.b, &conversation).await, ["first", "B"]);
     eventually("it is generated again", async || {
         asked(&pair).await == ["first", "B", "A"]
     })
     .await;
+    pair.engine.let_go().await;
     let last = ended(&pair.b, &one).await;
     assert_eq!(last["status"], "incomplete", "{last}");
     assert_eq!(read(&pair.b, &conversation).await, ["first", "B", "A"]);
@@ -114,8 +115,9 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
     ] {
         let conversation = new_conversation(&pair.b).await;
         let mut body = turn("A", &conversation, more.clone());
-        body["max_output_tokens"] = json!(300);
-        pair.engine.hold_after(3).await;
+        body["max_output_tokens"] = json!(40);
+        // More tokens than the other turn has.
+        pair.engine.hold_after(9).await;
         let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string());
         let mut open = std::pin::pin!(open);
         let is_background = more["background"] == true;
@@ -127,9 +129,9 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
         let stopped = async {
             pair.runs(1).await;
             sleeper.signal("STOP");
-            pair.engine.let_go().await;
             other_turn(&pair, &conversation).await;
             sleeper.signal("CONT");
+            pair.engine.let_go().await;
         };
         let mut open = match created {
             Some(open) => {
@@ -169,7 +171,7 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
     })
     .await;
     for streams in [false, true] {
-        let more = json!({"stream": streams, "max_output_tokens": 300});
+        let more = json!({"stream": streams, "max_output_tokens": 40});
         // Deleted while the turn runs.
         let conversation = new_conversation(&pair.b).await;
         let body = turn("A", &conversation, more.clone()).to_string();
@@ -188,7 +190,7 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
         let open = client::open(pair.a.api, "POST", PATH, &[], body).await;
         pair.runs(1).await;
         let id = conversation.as_str().unwrap();
-        let items = json!({"items": [{"role": "user", "content": "x".repeat(65_000)}]});
+        let items = json!({"items": [{"role": "user", "content": "x".repeat(65_200)}]});
         let path = format!("/v1/conversations/{id}/items");
         let added = client::post(pair.b.api, &path, items.to_string()).await;
         assert_eq!(added.status, 200, "{}", added.text());
@@ -219,7 +221,7 @@ async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() 
             ("conversation_too_large", 400),
         ] {
             let conversation = new_conversation(&pair.b).await;
-            let more = json!({"background": false, "stream": streams, "max_output_tokens": 300});
+            let more = json!({"background": false, "stream": streams, "max_output_tokens": 40});
             let body = turn("A", &conversation, more).to_string();
             let path = format!("/v1/conversations/{}", conversation.as_str().unwrap());
             pair.engine.hold_after(3).await;
@@ -229,7 +231,7 @@ async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() 
                     404 => client::send(pair.b.api, "DELETE", &path, &[], "").await,
                     _ => {
                         let items =
-                            json!({"items": [{"role": "user", "content": "x".repeat(65_000)}]});
+                            json!({"items": [{"role": "user", "content": "x".repeat(65_200)}]});
                         let path = format!("{path}/items");
                         client::post(pair.b.api, &path, items.to_string()).await
                     }

@@ -23,7 +23,7 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     let (cluster, _folder) = start(engine, |config| config.workers[0].slots = Some(SLOTS)).await;
     let client = Client::of(&cluster.router);
     cluster.engines[0].hold_after(3).await;
-    let lines = ["a", "b", "c"].map(|id| chat_line(id, "Go on", 1_000));
+    let lines = ["a", "b", "c"].map(|id| chat_line(id, "Go on", 100));
     let file = client.upload(&lines).await;
     let batch = client.create(&file, json!({})).await;
     eventually("a slot is left free", async || {
@@ -33,7 +33,7 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     let mut people = JoinSet::new();
     for number in 0..SLOTS.get() {
         let client = client.clone();
-        let body = json!({"model": "sim", "prompt": format!("{number}: hi"), "max_tokens": 400});
+        let body = json!({"model": "sim", "prompt": format!("{number}: hi"), "max_tokens": 40});
         let body = body.to_string();
         people.spawn(async move { client.send("POST", "/v1/completions", body).await });
     }
@@ -57,6 +57,6 @@ async fn lines_give_way_to_people_and_have_their_results_later() {
     assert_eq!(custom_ids(&results), ["a", "b", "c"]);
     for result in &results {
         let usage = &result["response"]["body"]["usage"];
-        assert_eq!(usage["completion_tokens"], 1_000, "{result}");
+        assert_eq!(usage["completion_tokens"], 100, "{result}");
     }
 }

@@ -267,7 +267,7 @@ async fn a_background_response_that_is_taken_over_is_charged_once() {
     let key = format!("Bearer {KEY}");
     let headers = [("authorization", &*key)];
     let body =
-        json!({"model": "sim", "input": "hello", "max_output_tokens": 200, "background": true});
+        json!({"model": "sim", "input": "hello", "max_output_tokens": 40, "background": true});
     replicas.engine.hold_after(3).await;
     let mut id = String::new();
     eventually("it is created", async || {

@@ -24,7 +24,7 @@ async fn a_worker_that_moves_to_another_entry_keeps_its_requests_and_its_cached_
     let cluster = folder.start(vec![engine], &first).await;
     cluster.is_worker("w0", "health", "up").await;
     cluster.engines[0].hold_after(3).await;
-    let body = chat("a long story", 150, true);
+    let body = chat("a long story", 40, true);
     let mut stream = cluster.open("/v1/chat/completions", &body).await;
     stream.until("data: ").await;
     let row = cluster.worker("w0").await;
