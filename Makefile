@@ -134,8 +134,8 @@ templates: ## Chat templates of models that people run, against what transformer
 	$(PYTHON) tests/templates/fetch.py $(CACHE)/templates
 	WARMROUTE_TEMPLATES=$(abspath $(CACHE))/templates $(CARGO) test --locked $(FEATURES) --lib -- prompt::render::tests::corpus --nocapture
 
-# They wait more than they compute: four threads leave two cores idle for a third of the time.
-IT_THREADS ?= 6
+# They wait more than they compute: six threads leave two cores idle for a third of the time.
+IT_THREADS ?= 8
 
 .PHONY: integration
 integration: redis ## Only the integration tests, IT_THREADS at a time.
