@@ -22,7 +22,7 @@ use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
 use self::health_check::HealthCheck;
 pub use self::health_check::OnConnected;
-use self::schedule::{LoggedState, ProbeSchedule, Step, WorkerUse};
+use self::schedule::{ListedModels, LoggedState, ProbeSchedule, Step, WorkerUse};
 use self::sleep::SleepPage;
 use super::engine::Capabilities;
 use super::health::{self, Health};
@@ -224,12 +224,12 @@ impl Prober {
         }
     }
 
-    /// Whether the engine lists models. What it says about itself is published.
+    /// What the engine lists. What it says about itself is published.
     async fn list_models(
         &mut self,
         asks_messages: bool,
         asks_responses: bool,
-    ) -> Result<bool, String> {
+    ) -> Result<ListedModels, String> {
         let (worker, limit) = (&self.worker, self.settings.timeout);
         let mut found = match models::fetch(worker, limit).await {
             Ok(found) => found,
@@ -244,16 +244,26 @@ impl Prober {
         models::complete(worker, limit, &mut found, &before).await;
         found.lacks_responses = before.lacks_responses;
         found.lacks_messages = before.lacks_messages;
-        if asks_messages {
-            found.lacks_messages = served_api::lacks_messages(worker, &found, limit).await;
+        // Another release may be there although no health check has failed.
+        let is_other = (&found.version, found.engine) != (&before.version, before.engine);
+        let mut has_said_apis = true;
+        if asks_messages || is_other {
+            let lacks = served_api::lacks_messages(worker, limit).await;
+            has_said_apis &= lacks.is_some();
+            found.lacks_messages = lacks.unwrap_or(before.lacks_messages);
         }
-        if asks_responses {
-            found.lacks_responses = served_api::lacks_responses(worker, &found, limit).await;
+        if asks_responses || is_other {
+            let lacks = served_api::lacks_responses(worker, &found, limit).await;
+            has_said_apis &= lacks.is_some();
+            found.lacks_responses = lacks.unwrap_or(before.lacks_responses);
         }
         self.registry.set_facts(worker.id, found.clone());
-        let lists_any = !found.models.is_empty();
+        let has_any = !found.models.is_empty();
         self.facts = Some(found);
-        Ok(lists_any)
+        Ok(ListedModels {
+            has_any,
+            has_said_apis,
+        })
     }
 
     /// Asks for the engine's load, and for what its metrics say of its cache.
@@ -443,8 +453,10 @@ pub async fn once(
         }
         let mut facts = models::fetch(worker, limit).await?;
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
-        facts.lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
-        facts.lacks_messages = served_api::lacks_messages(worker, &facts, limit).await;
+        let lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
+        facts.lacks_responses = lacks_responses.unwrap_or_default();
+        let lacks_messages = served_api::lacks_messages(worker, limit).await;
+        facts.lacks_messages = lacks_messages.unwrap_or_default();
         if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);

@@ -149,7 +149,7 @@ fn warn_of_unusable(worker: &Worker, unusable: &[UnusableSource], logged: &[Unus
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -161,7 +161,7 @@ mod tests {
 
     const KNOWN: &str = "0.30.0";
 
-    fn worker_at(listener: &TcpListener) -> Arc<Worker> {
+    pub(in crate::fleet::probe) fn worker_at(listener: &TcpListener) -> Arc<Worker> {
         let fleet = registry(&[]);
         let listed = Member {
             address: listener.local_addr().unwrap().to_string(),
@@ -171,7 +171,7 @@ mod tests {
         fleet.snapshot().workers[0].worker.clone()
     }
 
-    async fn give(listener: &TcpListener, answer: &str) {
+    pub(in crate::fleet::probe) async fn give(listener: &TcpListener, answer: &str) {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut head = [0; 4_096];
         assert!(stream.read(&mut head).await.unwrap() > 0);

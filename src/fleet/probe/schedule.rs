@@ -67,6 +67,14 @@ pub(super) enum LoggedState {
     Down,
 }
 
+/// What a worker has said when it was asked for its models, and for the APIs that it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListedModels {
+    pub(super) has_any: bool,
+    /// Of each API that it was asked for it has said whether it serves it.
+    pub(super) has_said_apis: bool,
+}
+
 /// What the router has counted of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerUse {
@@ -97,6 +105,8 @@ pub(super) struct ProbeSchedule {
     has_facts: bool,
     /// Why a worker that is up has no models.
     no_models: Option<String>,
+    /// Another process may be there than the one that last said which APIs it serves.
+    may_serve_other_apis: bool,
     /// The setting with which it was found out whether the worker serves the Responses API.
     asked_for: Option<ResponsesApi>,
     /// The worker's requests when its load was last asked for.
@@ -156,6 +166,7 @@ impl ProbeSchedule {
     fn record(&mut self, error: Option<String>) -> Step {
         self.is_good = error.is_none();
         self.turned_up = self.is_good && !self.is_up();
+        self.may_serve_other_apis |= self.turned_up;
         Step::Record {
             error,
             is_failure: !self.is_good && !self.is_asleep,
@@ -169,18 +180,21 @@ impl ProbeSchedule {
         if !must_list {
             return Step::ReadUse;
         }
+        let asks_all = self.may_serve_other_apis;
         Step::ListModels {
-            asks_messages: self.turned_up,
-            asks_responses: self.turned_up || self.asked_for != Some(self.responses),
+            asks_messages: asks_all,
+            asks_responses: asks_all || self.asked_for != Some(self.responses),
         }
     }
 
-    /// Whether the engine lists models, or why it could not be asked. Models that were listed before stay then.
-    pub(super) fn on_models(&mut self, lists_any: Result<bool, String>) -> Step {
-        match lists_any {
-            Ok(lists_any) => {
-                self.no_models = (!lists_any).then(|| NO_MODELS.to_owned());
+    /// What the engine lists, or why it could not be asked. Models that were listed before stay then. It is asked for the
+    /// APIs again with the next list, until it has said of each whether it serves it.
+    pub(super) fn on_models(&mut self, listed: Result<ListedModels, String>) -> Step {
+        match listed {
+            Ok(listed) => {
+                self.no_models = (!listed.has_any).then(|| NO_MODELS.to_owned());
                 self.has_facts = true;
+                self.may_serve_other_apis = !listed.has_said_apis;
                 self.asked_for = Some(self.responses);
             }
             Err(error) => self.no_models = (!self.has_facts).then_some(error),
@@ -207,7 +221,10 @@ impl ProbeSchedule {
     pub(super) fn on_start_time(&mut self, started: Option<f64>) -> bool {
         let before = self.started;
         self.started = started.or(before);
-        before.is_some() && self.started != before
+        let is_other = before.is_some() && self.started != before;
+        // One that was down was asked in this round.
+        self.may_serve_other_apis |= is_other && !self.turned_up;
+        is_other
     }
 
     /// The load was asked for. The bootstrap server is asked after that: a restart clears what it said.
@@ -283,6 +300,7 @@ mod tests {
         failure: Option<(bool, &'static str)>,
         sleep_page: SleepPage,
         lists_any: Result<bool, &'static str>,
+        says_apis: bool,
         responses: ResponsesApi,
         used: WorkerUse,
         has_bootstrap: bool,
@@ -297,6 +315,7 @@ mod tests {
         failure: None,
         sleep_page: SleepPage::Missing,
         lists_any: Ok(true),
+        says_apis: true,
         responses: ResponsesApi::Auto,
         used: IDLE,
         has_bootstrap: false,
@@ -350,8 +369,11 @@ mod tests {
                         (true, false) => "models+messages",
                         (false, false) => "models",
                     };
-                    let listed = found.lists_any.map_err(str::to_owned);
-                    (word, schedule.on_models(listed))
+                    let listed = found.lists_any.map(|has_any| ListedModels {
+                        has_any,
+                        has_said_apis: found.says_apis,
+                    });
+                    (word, schedule.on_models(listed.map_err(str::to_owned)))
                 }
                 Step::ReadUse => ("", schedule.on_use(now, found.used)),
                 Step::FetchLoad => ("load", schedule.on_load()),
@@ -496,8 +518,8 @@ mod tests {
         };
         check(&[
             (silent, "sleep? models+apis load up log:without"),
-            (silent, "models+responses"),
-            (empty, "models+responses log:without"),
+            (silent, "models+apis"),
+            (empty, "models+apis log:without"),
             (GOOD, ""),
         ]);
         // What was listed before stays.
@@ -508,6 +530,49 @@ mod tests {
             let _ = round(&mut schedule, start, 0, GOOD);
         }
         assert_eq!(round(&mut schedule, start, 0, silent), "sleep? models");
+    }
+
+    #[test]
+    fn a_worker_is_asked_which_apis_it_serves_until_it_has_said_so() {
+        let mute = Found {
+            says_apis: false,
+            ..GOOD
+        };
+        let silent = Found {
+            lists_any: Err("no response"),
+            ..GOOD
+        };
+        let mut rows = vec![(mute, "sleep? models+apis load up log:up")];
+        rows.extend([(GOOD, ""); 4]);
+        rows.extend([(GOOD, "load"), (GOOD, ""), (GOOD, "")]);
+        rows.extend([(GOOD, "sleep? models+apis"), (GOOD, "")]);
+        rows.extend([(GOOD, "load"), (GOOD, ""), (GOOD, ""), (GOOD, "")]);
+        rows.extend([(GOOD, ""), (GOOD, "load"), (GOOD, "sleep? models")]);
+        check(&rows);
+        check(&[
+            (GOOD, "sleep? models+apis load up log:up"),
+            (FAILED, "failed expire"),
+            (FAILED, "failed expire"),
+            (FAILED, "failed expire down log:down"),
+            (silent, "sleep? models+apis load up log:up"),
+            (GOOD, "load"),
+            (GOOD, ""),
+            (GOOD, ""),
+            (GOOD, "sleep? models+apis"),
+        ]);
+    }
+
+    #[test]
+    fn a_process_that_started_again_unnoticed_is_asked_which_apis_it_serves() {
+        let (mut schedule, start) = (ProbeSchedule::default(), observe::now());
+        let _ = round(&mut schedule, start, 0, GOOD);
+        assert!(!schedule.on_start_time(Some(1.0)));
+        for _ in 1..8 {
+            let _ = round(&mut schedule, start, 0, GOOD);
+        }
+        assert!(schedule.on_start_time(Some(2.0)));
+        let done = round(&mut schedule, start, 0, GOOD);
+        assert_eq!(done, "sleep? models+apis");
     }
 
     #[test]
