@@ -159,10 +159,10 @@ impl Pool {
         max_idle: Duration,
     ) -> Result<Response<EngineBody>, Error> {
         if let Some(http2) = &self.http2
-            && let Some(sender) = http2.open()
+            && let Some(connection) = http2.open()
         {
             // Boxed, so that requests of HTTP/1.1 do not carry its state.
-            return Box::pin(self.exchange_http2(sender, request)).await;
+            return Box::pin(self.exchange_http2(http2, connection, request)).await;
         }
         let max_idle = max_idle.min(self.settings.idle_connection_timeout);
         let taken = match self.take(max_idle) {
@@ -207,8 +207,8 @@ impl Pool {
             let sender = Box::pin(http2::over(socket))
                 .await
                 .map_err(Error::Connect)?;
-            connections.put(&sender);
-            return Box::pin(self.exchange_http2(sender, request)).await;
+            let connection = connections.put(sender);
+            return Box::pin(self.exchange_http2(connections, connection, request)).await;
         }
         let connection = Connection::over(socket)
             .await
@@ -239,11 +239,13 @@ impl Pool {
 
     async fn exchange_http2(
         self: &Arc<Self>,
-        sender: http2::Sender,
+        connections: &http2::Connections,
+        connection: http2::SharedConnection,
         mut request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
         self.below_path(&mut request);
-        let answer = http2::exchange(sender, request, self.authority()).await?;
+        let authority = self.authority();
+        let answer = http2::exchange(connections, connection, request, authority).await?;
         Ok(answer.map(|incoming| EngineBody::of_stream(incoming, self.clone())))
     }
 

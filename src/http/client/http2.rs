@@ -2,6 +2,9 @@
 //! requests; one that is dropped half-way resets its own stream and no other.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,20 +29,40 @@ const ANSWER_WINDOW_BYTES: u32 = 256 << 10;
 /// yet are too many for half of the window.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
+/// One that requests share.
+#[derive(Clone, Debug)]
+pub(super) struct SharedConnection {
+    sender: Sender,
+    /// Requests whose answers have begun, or that have failed.
+    answered: Arc<AtomicU64>,
+}
+
 /// The connections, by I/O thread.
 #[derive(Debug, Default)]
-pub(super) struct Connections([Mutex<Option<Sender>>; SHARDS]);
+pub(super) struct Connections([Mutex<Option<SharedConnection>>; SHARDS]);
 
 impl Connections {
     /// This thread's connection, if it is open.
-    pub(super) fn open(&self) -> Option<Sender> {
-        let sender = self.shard().lock().clone()?;
-        (!sender.is_closed()).then_some(sender)
+    pub(super) fn open(&self) -> Option<SharedConnection> {
+        let connection = self.shard().lock().clone()?;
+        (!connection.sender.is_closed()).then_some(connection)
     }
 
     /// Has later requests use this connection.
-    pub(super) fn put(&self, sender: &Sender) {
-        *self.shard().lock() = Some(sender.clone());
+    pub(super) fn put(&self, sender: Sender) -> SharedConnection {
+        let connection = SharedConnection {
+            sender,
+            answered: Arc::default(),
+        };
+        *self.shard().lock() = Some(connection.clone());
+        connection
+    }
+
+    /// Has later requests use another connection than the one with this count. It ends with the requests that it carries.
+    fn forget(&self, answered: &Arc<AtomicU64>) {
+        let is_same = |known: &mut SharedConnection| Arc::ptr_eq(&known.answered, answered);
+        let forgotten = self.shard().lock().take_if(is_same);
+        drop(forgotten);
     }
 
     /// Lets the connections end with the requests that they carry.
@@ -70,9 +93,26 @@ pub(super) async fn over(socket: Socket) -> io::Result<Sender> {
     Ok(sender)
 }
 
+/// A request that waits for its answer. If it is given up and its connection has answered nothing meanwhile, the
+/// connection may answer nothing any more, although its server takes others.
+struct Unanswered<'a> {
+    connections: &'a Connections,
+    answered: Arc<AtomicU64>,
+    answered_before: u64,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if self.answered.load(Relaxed) == self.answered_before {
+            self.connections.forget(&self.answered);
+        }
+    }
+}
+
 /// `authority`: of the server.
 pub(super) async fn exchange(
-    mut sender: Sender,
+    connections: &Connections,
+    connection: SharedConnection,
     mut request: Request<Full<Bytes>>,
     authority: &str,
 ) -> Result<Response<Incoming>, Error> {
@@ -86,7 +126,18 @@ pub(super) async fn exchange(
     if let Ok(target) = target.build() {
         *request.uri_mut() = target;
     }
+    let SharedConnection {
+        mut sender,
+        answered,
+    } = connection;
+    let unanswered = Unanswered {
+        connections,
+        answered_before: answered.load(Relaxed),
+        answered,
+    };
     let answer = sender.send_request(request).await;
+    unanswered.answered.fetch_add(1, Relaxed);
+    drop(unanswered);
     answer.map_err(|error| {
         if !is_unprocessed(&error) {
             return Error::Broken(error);

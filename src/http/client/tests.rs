@@ -253,6 +253,9 @@ async fn a_body_wakes_the_task_that_waits_for_it_and_not_the_one_that_polled_it_
     assert_eq!(rest.unwrap().unwrap().to_bytes(), "cd");
 }
 
+/// A path whose requests get no answer.
+const HELD: &str = "/held";
+
 /// A server of HTTP/2, which says what it was sent. Returns its address and the number of connections that it accepted.
 #[expect(
     clippy::disallowed_methods,
@@ -270,6 +273,9 @@ async fn http2_server() -> (String, Arc<AtomicUsize>) {
             let service =
                 hyper::service::service_fn(async |request: Request<hyper::body::Incoming>| {
                     assert_eq!(request.version(), hyper::Version::HTTP_2);
+                    if request.uri().path().ends_with(HELD) {
+                        std::future::pending::<()>().await;
+                    }
                     let said = format!(
                         "{} {}",
                         request.uri(),
@@ -335,6 +341,31 @@ async fn answers_that_nobody_reads_stop_no_other_of_their_connection() {
         assert!(answer.ends_with(&large));
     }
     assert_eq!(accepted.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_connection_of_http2_that_answers_nothing_gets_no_more_requests() {
+    let (address, accepted) = http2_server().await;
+    let pool = Pool::new(address, Settings::default());
+    let answered = async || {
+        let answer = tokio::time::timeout(PATIENCE, pool.get("/a", None, 1 << 10));
+        answer.await.unwrap().unwrap();
+    };
+    let held = || {
+        let mut held = Box::pin(pool.get(HELD, None, 1 << 10));
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(held.as_mut().poll(context).is_pending());
+        held
+    };
+    answered().await;
+    let given_up = held();
+    answered().await;
+    drop(given_up);
+    answered().await;
+    assert_eq!(accepted.load(SeqCst), 1);
+    drop(held());
+    answered().await;
+    assert_eq!(accepted.load(SeqCst), 2);
 }
 
 /// A server of HTTP/2 that answers the first request with this frame. Returns its address.
