@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::StatusCode;
 
 use crate::fleet::Worker;
 use crate::http::client;
@@ -21,6 +22,8 @@ pub(super) struct ProbeError {
     pub(super) is_timeout: bool,
     /// The worker answered with a status that is no success: it does not have the page, or does not give it.
     pub(super) is_status: bool,
+    /// The status says that there is no such page.
+    pub(super) is_missing: bool,
 }
 
 impl From<ProbeError> for String {
@@ -36,6 +39,7 @@ pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<
         is_local: false,
         is_timeout: false,
         is_status: false,
+        is_missing: false,
     };
     let get = worker
         .pool
@@ -53,6 +57,7 @@ pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<
         }),
         Ok(Ok((status, _))) if !status.is_success() => Err(ProbeError {
             is_status: true,
+            is_missing: status == StatusCode::NOT_FOUND,
             ..failed(format!("{path} answered {status}"))
         }),
         Ok(Ok((_, body))) => Ok(body),

@@ -89,8 +89,13 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
             }
             // Other engines, and vLLM before 0.29, have no such page.
             let page = get(worker, SelfDescription::KvEventSources.path(), limit).await;
-            page.map_err(String::from)
-                .and_then(|page| events::parse_sources(&page))
+            match page {
+                // It may have taken the place of one that listed some.
+                Err(error) if error.is_missing => Ok(Default::default()),
+                page => page
+                    .map_err(String::from)
+                    .and_then(|page| events::parse_sources(&page)),
+            }
         }
         SelfDescription::ServerInfo => {
             let page = get(worker, SelfDescription::ServerInfo.path(), limit).await;
@@ -157,6 +162,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::fleet::Member;
+    use crate::fleet::events::{Endpoint, Transport};
     use crate::fleet::registry::tests::{member, registry};
 
     const KNOWN: &str = "0.30.0";
@@ -209,6 +215,41 @@ pub(super) mod tests {
         check(Some(other), Some("0.31.0")).await;
         // The connection is closed before the answer.
         check(Some(""), Some(KNOWN)).await;
+    }
+
+    #[tokio::test]
+    async fn kv_event_sources_are_forgotten_only_if_the_engine_has_no_page_of_them() {
+        for (status, is_kept) in [("404 Not Found", false), ("503 Service Unavailable", true)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let listed = Member {
+                events: Events::Auto,
+                address: listener.local_addr().unwrap().to_string(),
+                ..member("a")
+            };
+            let fleet = registry(&[]);
+            fleet.set_members("static", vec![listed]);
+            let worker = fleet.snapshot().workers[0].worker.clone();
+            let source = Endpoint::Grpc {
+                address: "a.test:1".to_owned(),
+                transport: Transport::Clear,
+            };
+            let before = Facts {
+                event_endpoints: BTreeMap::from([(0, source)]),
+                ..Facts::default()
+            };
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            let mut found = Facts::default();
+            let engine = async {
+                // Its version, and then the page.
+                give(&listener, &answer).await;
+                give(&listener, &answer).await;
+            };
+            let limit = Duration::from_secs(60);
+            tokio::join!(complete(&worker, limit, &mut found, &before), engine);
+            assert_eq!(!found.event_endpoints.is_empty(), is_kept, "{status}");
+        }
     }
 
     #[tokio::test]

@@ -350,6 +350,7 @@ mod tests {
                         is_local,
                         is_timeout: false,
                         is_status: false,
+                        is_missing: false,
                     });
                     let checked = failed.map_or(Ok(()), Err);
                     ("", schedule.on_health(checked))

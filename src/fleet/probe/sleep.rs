@@ -72,6 +72,7 @@ mod tests {
                 is_local: false,
                 is_timeout: !is_status,
                 is_status,
+                is_missing: is_status,
             };
             assert_eq!(parse(&Err(error)), expected);
         }
