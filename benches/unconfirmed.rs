@@ -39,7 +39,7 @@ fn bench(criterion: &mut Criterion) {
             bencher.iter(|| unconfirmed::prefix_keys(root, black_box(&locals)));
         });
         group.bench_function(format!("overlap/{blocks}"), |bencher| {
-            bencher.iter(|| black_box(unconfirmed.overlap(black_box(&keys), 8)));
+            bencher.iter(|| black_box(unconfirmed.overlap(black_box(&keys), 8, 0)));
         });
         group.bench_function(format!("insert/{blocks}"), |bencher| {
             bencher.iter(|| drop(unconfirmed.insert(WorkerId(5), black_box(&keys))));

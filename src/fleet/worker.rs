@@ -153,7 +153,7 @@ pub struct WorkerState {
     newest_taken_us: AtomicU64,
     /// What its answers reported of their prompts.
     pub usage: PromptUsage,
-    /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
+    /// Capacity of its prefix cache in tokens, of all dp ranks together; 0 if the engine does not report it.
     pub cache_tokens: AtomicU64,
     /// The engine refuses streamed chats for token ids, as SGLang does, which has those of completions.
     pub refuses_chat_token_ids: AtomicBool,
@@ -239,6 +239,15 @@ impl WorkerState {
     #[inline]
     pub fn ranks(&self) -> u32 {
         self.event_ranks.load(Relaxed).max(1)
+    }
+
+    /// Capacity in tokens of the prefix cache of one dp rank, or of all together; 0 if the engine does not report it.
+    pub fn cache_tokens_of(&self, rank: Option<u32>) -> u64 {
+        let all = self.cache_tokens.load(Relaxed);
+        match rank {
+            None => all,
+            Some(_) => all / u64::from(self.ranks()),
+        }
     }
 
     /// Its slots while nothing is known of them.
@@ -488,6 +497,16 @@ impl Worker {
 mod tests {
     use super::*;
     use crate::fleet::registry::tests::worker;
+
+    #[test]
+    fn a_dp_rank_has_its_part_of_the_cache() {
+        let worker = worker("a");
+        worker.cache_tokens.store(4_000, Relaxed);
+        assert_eq!(worker.cache_tokens_of(Some(0)), 4_000);
+        worker.set_event_ranks(4);
+        assert_eq!(worker.cache_tokens_of(None), 4_000);
+        assert_eq!(worker.cache_tokens_of(Some(3)), 1_000);
+    }
 
     #[test]
     fn the_newest_request_that_it_has_taken_is_known_in_whatever_order_answers_begin() {

@@ -136,15 +136,17 @@ impl UnconfirmedBlocks {
         ending.routed.push_back((now, prefixes));
     }
 
-    /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
-    pub fn overlap(&self, keys: &[PrefixKey], limit: usize) -> PrefixOwners {
+    /// Up to `limit` workers that will have cached the longest prefixes, the longest first. Among many workers with the same
+    /// prefix `seed` picks.
+    pub fn overlap(&self, keys: &[PrefixKey], limit: usize, seed: u64) -> PrefixOwners {
         let owner_count = |key: &PrefixKey| self.prefixes.read(key.path, <[_]>::len);
         let longest =
             |end: usize, count| keys[..end].partition_point(|key| owner_count(key) > count);
         prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
             let key = keys[prefix];
             self.prefixes.read(key.path, |owners| {
-                for owner in owners {
+                let start = (seed % owners.len().max(1) as u64) as usize;
+                for owner in owners[start..].iter().chain(&owners[..start]) {
                     found.add(owner.worker, key.blocks);
                 }
             });

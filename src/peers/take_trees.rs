@@ -273,7 +273,7 @@ impl TreeTaker {
                 let Some((worker, owner)) = owner_of(fleet, &key) else {
                     continue;
                 };
-                let capacity = worker.cache_tokens.load(Relaxed);
+                let capacity = worker.cache_tokens_of(owner.rank());
                 added += predicted.import(observe::now(), owner, capacity, &blocks);
             }
             if chunk.is_last {

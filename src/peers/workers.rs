@@ -1,7 +1,6 @@
 //! The fleet's workers by address: what this replica has there, and what the others report.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -242,7 +241,7 @@ impl Workers {
             if let Some(Listed { worker, .. }) = self.by_address.get(&key.address) {
                 workers.entry(number).or_insert(RoutedWorker {
                     id: worker.id.cache_owner(key.rank),
-                    cache_tokens: worker.cache_tokens.load(Relaxed),
+                    cache_tokens: worker.cache_tokens_of(key.rank),
                 });
             }
         }

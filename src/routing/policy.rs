@@ -23,13 +23,10 @@ pub fn decide(
     let mut draw = Draw(request.seed);
     let chosen = match settings.policy {
         Policy::CacheAware => return cache_aware(settings, request, view, &mut draw),
-        Policy::RoundRobin => {
-            let start = request.ticket % view.len().max(1) as u64;
-            next_usable(view, start as usize).map(|index| (index, Reason::RoundRobin))
-        }
+        Policy::RoundRobin => in_turn(request, view).map(|index| (index, Reason::RoundRobin)),
         Policy::Random => {
-            let start = draw.below(view.len());
-            next_usable(view, start).map(|index| (index, Reason::Random))
+            let is_usable = |index| view.state(index).is_usable;
+            any_of(view, is_usable, &mut draw).map(|index| (index, Reason::Random))
         }
         Policy::LeastLoad => {
             let indices = sample(view, 64, &mut draw);
@@ -306,11 +303,39 @@ fn sample<'a, V: View>(
     (0..count).map(move |number| ViewIndex::new(if takes_all { number } else { draw.below(len) }))
 }
 
-fn next_usable(view: &impl View, start: usize) -> Option<ViewIndex> {
-    let ahead = ViewIndex::range(start..view.len());
-    ahead
-        .chain(ViewIndex::range(0..start))
-        .find(|index| view.state(*index).is_usable)
+/// The worker whose turn it is. The turns of one that is unusable go to the usable ones, in turn.
+fn in_turn(request: &Request, view: &impl View) -> Option<ViewIndex> {
+    let workers = view.len().max(1) as u64;
+    let (round, turn) = (request.ticket / workers, request.ticket % workers);
+    let is_usable = |index| view.state(index).is_usable;
+    let other = |count: usize| ((round + turn) % count.max(1) as u64) as usize;
+    fit_at(view, turn as usize, is_usable, other)
+}
+
+/// A random one of the workers that fit.
+fn any_of(
+    view: &impl View,
+    is_fit: impl Fn(ViewIndex) -> bool,
+    draw: &mut Draw,
+) -> Option<ViewIndex> {
+    let drawn = draw.below(view.len());
+    fit_at(view, drawn, is_fit, |count| draw.below(count))
+}
+
+/// The worker at `position`. If it does not fit, the one that `other` chooses of so many that do: the next one would get the
+/// requests of all before it that are down, or that are no pair with a decode worker.
+fn fit_at(
+    view: &impl View,
+    position: usize,
+    is_fit: impl Fn(ViewIndex) -> bool,
+    other: impl FnOnce(usize) -> usize,
+) -> Option<ViewIndex> {
+    let index = view.indices().nth(position)?;
+    if is_fit(index) {
+        return Some(index);
+    }
+    let fit: SmallVec<[ViewIndex; 64]> = view.indices().filter(|index| is_fit(*index)).collect();
+    fit.get(other(fit.len())).copied()
 }
 
 fn less_loaded_of_two(
@@ -318,14 +343,10 @@ fn less_loaded_of_two(
     view: &impl View,
     draw: &mut Draw,
 ) -> Option<(ViewIndex, Reason)> {
-    let first = next_usable(view, draw.below(view.len()))?;
-    // Drawn from the workers after the first, so that it is not compared with itself.
-    let others = view.len() - 1;
-    let start = draw.below(others);
-    let second = (start..others)
-        .chain(0..start)
-        .map(|ahead| ViewIndex::new((first.get() + 1 + ahead) % view.len()))
-        .find(|index| view.state(*index).is_usable);
+    let is_usable = |index| view.state(index).is_usable;
+    let first = any_of(view, is_usable, draw)?;
+    // Not compared with itself.
+    let second = any_of(view, |index| index != first && is_usable(index), draw);
     least_load(request, view, iter::once(first).chain(second))
         .map(|index| (index, Reason::LeastLoad))
 }

@@ -65,9 +65,9 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
                 found.block_size = size.filter(|size| *size > 0).or(found.block_size);
                 if let (Some(size), Some(blocks)) = (number("block_size"), number("num_gpu_blocks"))
                 {
-                    let rank = size.saturating_mul(blocks);
-                    let others = found.cache_tokens.unwrap_or(0);
-                    found.cache_tokens = Some(others.saturating_add(rank));
+                    // The sample of each rank has the blocks of all ranks.
+                    let all = size.saturating_mul(blocks);
+                    found.cache_tokens = found.cache_tokens.max(Some(all));
                 }
             }
             "sglang:max_total_num_tokens" => {
@@ -198,6 +198,17 @@ mod tests {
                 received_tokens: Some(825),
             }
         );
+    }
+
+    #[test]
+    fn the_caches_of_all_ranks_are_in_the_sample_of_each() {
+        let sample = |engine: u32| {
+            format!(
+                "vllm:cache_config_info{{block_size=\"16\",engine=\"{engine}\",num_gpu_blocks=\"800\"}} 1.0\n"
+            )
+        };
+        let found = metrics(&(sample(0) + &sample(1)));
+        assert_eq!(found.cache_tokens, Some(16 * 800));
     }
 
     #[test]

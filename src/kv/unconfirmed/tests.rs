@@ -34,7 +34,7 @@ fn is_empty(blocks: &UnconfirmedBlocks) -> bool {
 
 /// How many of a prompt's first blocks one worker will have cached.
 fn depth(blocks: &UnconfirmedBlocks, worker: WorkerId, keys: &[PrefixKey]) -> u32 {
-    let found = blocks.overlap(keys, 8);
+    let found = blocks.overlap(keys, 8, 0);
     let owner = found.iter().find(|owner| owner.worker == worker);
     owner.map_or(0, |owner| owner.blocks)
 }
@@ -168,7 +168,7 @@ fn the_longest_prefixes_come_first() {
         blocks.insert(A, &prompt("x")),
     ];
     let found = |limit| {
-        let found = blocks.overlap(&prompt("abcdef"), limit);
+        let found = blocks.overlap(&prompt("abcdef"), limit, 0);
         found
             .iter()
             .map(|prefix| (prefix.worker, prefix.blocks))
@@ -177,6 +177,15 @@ fn the_longest_prefixes_come_first() {
     assert_eq!(found(8), [(B, 4), (A, 2)]);
     assert_eq!(found(1), [(B, 4)]);
     assert_eq!(found(0), []);
+}
+
+#[test]
+fn of_more_workers_with_the_same_prefix_than_are_asked_for_the_seed_picks() {
+    let (blocks, _) = unconfirmed(100);
+    let _requests = [A, B].map(|worker| blocks.insert(worker, &prompt("ab")));
+    let found = |seed| blocks.overlap(&prompt("abc"), 1, seed)[0].worker;
+    assert_ne!(found(0), found(1));
+    assert_eq!(found(0), found(2));
 }
 
 #[test]
@@ -294,7 +303,7 @@ proptest! {
             }
             let now = created + Duration::from_millis(now_ms);
             blocks.remove_ended(now, |_| None);
-            let overlap = blocks.overlap(&text(&asked), 8);
+            let overlap = blocks.overlap(&text(&asked), 8, 0);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
                 let found = overlap.iter().find(|prefix| prefix.worker == WorkerId(worker));

@@ -100,11 +100,11 @@ fn prompts_whose_blocks_are_not_reported_yet_count_at_the_others() {
     let keys = unconfirmed::prefix_keys(block::chain_root(None, None), &locals);
     one.routed.push_unconfirmed(WORKER, &keys);
     other.receive(&one.message().unwrap());
-    let found = other.routed.unconfirmed.overlap(&keys, 8);
+    let found = other.routed.unconfirmed.overlap(&keys, 8, 0);
     assert_eq!((found[0].worker, found[0].blocks), (WORKER, 40));
     let later = other.now + Duration::from_secs(60);
     other.routed.unconfirmed.remove_ended(later, |_| None);
-    assert!(other.routed.unconfirmed.overlap(&keys, 8).is_empty());
+    assert!(other.routed.unconfirmed.overlap(&keys, 8, 0).is_empty());
 }
 
 #[test]

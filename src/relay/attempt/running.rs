@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::pin::pin;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -223,7 +222,7 @@ impl<'a> OptimisticInsert<'a> {
         if blocks.is_empty() || !plan.is_predicted(caches, worker) {
             return insert;
         }
-        let capacity_tokens = worker.cache_tokens.load(Relaxed);
+        let capacity_tokens = worker.cache_tokens_of(owner.rank());
         let recorded = caches.predicted.record(now, owner, capacity_tokens, blocks);
         if let Some(news) = recorded.news {
             insert.blocks = &blocks[..news.end];

@@ -59,7 +59,7 @@ impl<'a> FleetView<'a> {
         };
         let range = ViewRange::of_workers(places, workers);
         let adapter_owners = if group.is_adapter {
-            adapter_owners(places, &range)
+            adapter_owners(places, &range, |worker| is_free(worker, now, excluded))
         } else {
             SmallVec::new()
         };
@@ -193,15 +193,17 @@ fn is_free(worker: &Worker, now: Instant, excluded: &[WorkerId]) -> bool {
     worker.breaker.may_admit(now) && !excluded.contains(&worker.id)
 }
 
-/// The least busy of the places whose workers have the group's adapter in their GPUs.
+/// The least busy of the places whose workers have the group's adapter in their GPUs and can be sent requests: those that fail
+/// have the least to do.
 fn adapter_owners(
     places: Places<'_>,
     range: &ViewRange,
+    is_free: impl Fn(&Worker) -> bool,
 ) -> SmallVec<[ViewIndex; MAX_ADAPTER_OWNERS]> {
     let model = &places.group().model;
     let all = range.indices();
     let all = all.map(|index| (index, places.worker(range.place(index))));
-    let owners = all.filter(|(_, worker)| worker.adapters.has(model));
+    let owners = all.filter(|(_, worker)| worker.adapters.has(model) && is_free(worker));
     let mut owners: Vec<(u64, ViewIndex)> = owners
         .map(|(index, worker)| (worker.load.queued_tokens(), index))
         .collect();
@@ -384,6 +386,30 @@ mod tests {
                 assert_eq!(shared.key.is_some(), names.len() == 1, "{names:?} {why}");
             }
         }
+    }
+
+    #[test]
+    fn workers_that_take_no_requests_are_no_candidates_for_their_adapters() {
+        let now = observe::now();
+        let (fleet, caches, prompt) = (registry(&["a", "b"]), caches(now), prompt());
+        let (credit, counts) = (TierCredit::default(), PrefixCounts::new(now));
+        for status in &fleet.snapshot().workers {
+            let known = Facts {
+                adapters: [Model::from(MODEL)].into(),
+                ..facts(&[MODEL])
+            };
+            fleet.set_facts(status.worker.id, known);
+            fleet.set_health(status.worker.id, Health::Up);
+            status.worker.adapters.on_used(&Model::from(MODEL));
+        }
+        let snapshot = fleet.snapshot();
+        let group = &*snapshot.models[&Model::from(MODEL)];
+        let prefixes = CachedPrefixes::new(group, &caches, &prompt, &credit, (8, 7), &counts);
+        let all = FleetView::new(&prefixes, Task::Decode, now, &[]);
+        assert_eq!(all.adapter_owners().len(), 2);
+        let first = [group.workers[0].id];
+        let others = FleetView::new(&prefixes, Task::Decode, now, &first);
+        assert_eq!(others.adapter_owners(), [ViewIndex::new(1)]);
     }
 
     #[test]

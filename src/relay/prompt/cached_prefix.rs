@@ -100,7 +100,8 @@ impl<'a> CachedPrefixes<'a> {
             blocks: &prompt.blocks,
             tokens: exact,
             exact: exact.map(|tokens| {
-                ReportedPrefixes::find(tokens, places, unconfirmed, credit, search_limit)
+                let limit = (search_limit, seed);
+                ReportedPrefixes::find(tokens, places, unconfirmed, credit, limit)
             }),
             suspected: match exact {
                 Some(tokens) if caches.tokenizer_check.has_mismatches() => {

@@ -129,15 +129,15 @@ impl TokenBlocks {
         &sized.locals[..reusable.min(sized.locals.len())]
     }
 
-    /// Names the prefix of so many tokens, as far as they are whole blocks: by their number, the first block and the last two.
-    /// Hashing all of them would take longer, and is as good for a count.
+    /// Names the prefix of so many tokens, as far as they are whole blocks: by the cache salt, their number, the first block and
+    /// the last two. Hashing all of them would take longer, and is as good for a count.
     pub(in crate::relay) fn shared_key(&self, tokens: u32) -> Option<NonZeroU64> {
         let sized = self.sizes.first()?;
         let blocks = (tokens / sized.shape.size.get()) as usize;
         let prefix = &sized.locals[..blocks.min(sized.locals.len())];
         let (first, last) = (prefix.first()?, prefix.last()?);
         let before_last = prefix[prefix.len().saturating_sub(2)];
-        let mut hash = prefix.len() as u64;
+        let mut hash = self.root.0 ^ prefix.len() as u64;
         for local in [*first, before_last, *last] {
             hash = xxh3_64_with_seed(&local.0.to_le_bytes(), hash);
         }
@@ -215,6 +215,24 @@ mod tests {
         assert_eq!(asking(1).shared_key(3), None);
         let other: Vec<u32> = (1..41).collect();
         assert_ne!(blocks(&other).shared_key(40), key);
+    }
+
+    /// A copy that one of two tenants has computed serves the other one nothing.
+    #[test]
+    fn prompts_with_different_cache_salts_share_no_prefix() {
+        let registry = Registry::default();
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+        let size = std::num::NonZeroU32::new(4).unwrap();
+        let index = indexes.index(&"m".into(), size);
+        let mut tree = index.add_tree(WorkerId(1), 0);
+        tree.set_visible(true);
+        let group = group(&[1]);
+        let tokens: Vec<u32> = (0..40).collect();
+        let key = |salt| TokenBlocks::new(&indexes, &group, salt, &tokens).shared_key(40);
+        assert!(key(None).is_some());
+        assert_eq!(key(Some("a")), key(Some("a")));
+        assert_ne!(key(Some("a")), key(Some("b")));
+        assert_ne!(key(Some("a")), key(None));
     }
 
     #[test]

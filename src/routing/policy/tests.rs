@@ -201,7 +201,33 @@ fn round_robin_takes_turns_and_skips_unusable_workers() {
             .0
         })
         .collect();
-    assert_eq!(turns, [0, 2, 2, 0, 2, 2]);
+    assert_eq!(turns, [0, 2, 2, 0, 0, 2]);
+}
+
+#[test]
+fn what_workers_that_are_down_would_get_is_spread_over_all_others() {
+    // Half of the fleet is down, all of it side by side.
+    let rows: Vec<_> = (0..16).map(|index| (index < 8, 0, 0, 0)).collect();
+    let table = Table::new(&rows);
+    for policy in [Policy::RoundRobin, Policy::Random, Policy::PowerOfTwo] {
+        let mut counts = [0; 16];
+        for ticket in 0..800 {
+            let request = Request {
+                ticket,
+                seed: ticket,
+                ..Request::default()
+            };
+            counts[chosen(policy, &request, &table).unwrap().0] += 1;
+        }
+        let usable = &counts[..8];
+        assert!(
+            usable.iter().all(|count| (60..=140).contains(count)),
+            "{policy:?} {counts:?}"
+        );
+        if policy == Policy::RoundRobin {
+            assert_eq!(usable, [100; 8]);
+        }
+    }
 }
 
 #[test]

@@ -440,7 +440,7 @@ impl Router {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
                     unconfirmed.remove_ended(self.epoch + now, |_| None);
-                    let coming = unconfirmed.overlap(&job.prefix_keys, max_owners);
+                    let coming = unconfirmed.overlap(&job.prefix_keys, max_owners, job.seed);
                     for owner in coming {
                         let cached = &mut tokens[owner.worker.0 as usize];
                         *cached = (*cached).max(tokens_of(&job.blocks, owner.blocks as usize));

@@ -34,7 +34,8 @@ pub(crate) fn render(
         "Information of the LLMEngine CacheConfig",
     );
     let block_tokens = settings.block_tokens;
-    let blocks = settings.capacity_blocks;
+    // vLLM has the blocks of all ranks in the sample of each.
+    let blocks = u64::from(settings.capacity_blocks.get()) * gauges.len() as u64;
     for rank in 0..gauges.len() {
         page.line(format_args!(
             "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"{rank}\",num_gpu_blocks=\"{blocks}\"}} 1.0"

@@ -62,11 +62,11 @@ impl ReportedPrefixes {
         places: Places<'_>,
         unconfirmed: &UnconfirmedBlocks,
         credit: &TierCredit,
-        max_owners: usize,
+        (max_owners, seed): (usize, u64),
     ) -> Self {
         let mut found = Self::find_exact(prompt, places, credit);
         for sized in &prompt.sizes {
-            for owner in unconfirmed.overlap(&sized.prefix_keys, max_owners) {
+            for owner in unconfirmed.overlap(&sized.prefix_keys, max_owners, seed) {
                 let Some(place) = places.of_cache_owner(owner.worker) else {
                     continue;
                 };
