@@ -380,6 +380,42 @@ fn mistakes_of_a_new_user_are_found_with_what_to_write() {
     );
 }
 
+#[test]
+fn a_class_may_have_no_target_and_leave_its_own_bounds_without_a_value() {
+    let text = minimal(
+        "queue:\n  ttft_target: 2s\n  classes:\n  \
+         - {name: high, priority: 1, ttft_target: 0s, max_wait: null}\n  \
+         - {name: low, priority: 0, ttft_target: null}\n",
+    );
+    let config = Config::parse("c.yaml", &text).unwrap();
+    let [high, low] = &*config.queue.settings().unwrap().classes else {
+        panic!("{config:?}");
+    };
+    assert_eq!(high.ttft_target, Some(Duration::ZERO));
+    assert_eq!((high.max_wait, low.ttft_target), (None, None));
+    assert_eq!(
+        Config::parse("c.yaml", &to_yaml(&config).unwrap()).unwrap(),
+        config
+    );
+    check(
+        &minimal("queue: {classes: [{name: a, priority: 0, max_wait: 0s}]}"),
+        &["queue.classes[0].max_wait: must be more than 0, not `0s`"],
+    );
+}
+
+#[test]
+fn a_log_has_room_for_some_lines() {
+    check(
+        &minimal("log: {access_file_max_size: 4095B}\nusage: {max_queued_size: 1KiB}"),
+        &[
+            "c.yaml:2:29: log.access_file_max_size: must be at least 4KiB, not `4095B`",
+            "c.yaml:3:26: usage.max_queued_size: must be at least 4KiB, not `1KiB`",
+        ],
+    );
+    let least = minimal("log: {access_file_max_size: 4KiB}\nusage: {max_queued_size: 4KiB}");
+    Config::parse("c.yaml", &least).unwrap();
+}
+
 #[cfg(feature = "jwt")]
 #[test]
 fn mistakes_in_the_settings_of_tokens_are_found() {
