@@ -78,7 +78,7 @@ pub struct Settings {
     pub access_file: String,
     /// A longer file is renamed to its name with `.1`, in place of the one before.
     #[serde(with = "SizeText")]
-    #[schemars(range(min = 4096))]
+    #[schemars(extend("min" = "4KiB"))]
     pub access_file_max_size: u64,
     /// The share of requests with a line, 0 to 1, of those that were answered with success and to their end. All others have
     /// theirs.
