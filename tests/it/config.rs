@@ -758,6 +758,19 @@ fn batches_without_storage_are_refused() {
 }
 
 #[test]
+fn webhooks_report_batches_in_any_mode() {
+    let file = |rest: &str| {
+        minimal(&format!(
+            "responses: {{mode: pass_through}}\nwebhooks: {{endpoints: [{{name: a, url: 'https://h/x', \
+             secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}}]}}\n{rest}"
+        ))
+    };
+    Config::parse("c.yaml", &file("batches: {folder: f}")).unwrap();
+    let refusal = "webhooks.endpoints: would never get an event";
+    check(&file(""), &[refusal]);
+}
+
+#[test]
 fn a_tiny_index_of_kv_events_is_refused() {
     check(
         &minimal("kv_events: {max_index_memory: 1023KiB}"),
