@@ -301,6 +301,16 @@ fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
         &one("{from: engine, path: /x}"),
         &["models[0].tokenizer.path: is not used where the engine is asked"],
     );
+    for unused in [
+        "content_format: openai",
+        "exclude_tools_when_tool_choice_none: true",
+        "reasoning_effort_map: {xhigh: high}",
+    ] {
+        check(
+            &one(&format!("{{from: engine, {unused}}}")),
+            &["is not used where the engine is asked"],
+        );
+    }
     check(
         &one("{path: '', content_format: parts}"),
         &["models[0].tokenizer.content_format"],
