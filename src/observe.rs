@@ -237,6 +237,12 @@ pub fn set_log_level(settings: &Settings) {
     }
 }
 
+/// Whether the level lets lines of the access log through.
+pub fn has_access_lines(settings: &Settings) -> bool {
+    let most = filter(settings).max_level_hint();
+    settings.access && most.is_none_or(|most| most >= LevelFilter::INFO)
+}
+
 fn filter(settings: &Settings) -> EnvFilter {
     let filter = settings.level.parse();
     let mut filter = filter.unwrap_or_else(|_| EnvFilter::new("info"));
