@@ -111,6 +111,11 @@ impl Responses {
         successor
     }
 
+    /// The length of bodies of requests, which state tokens fit into.
+    pub fn set_max_body(&self, max_body: u64) {
+        self.key_ring.set_max_body(max_body);
+    }
+
     /// The memory that the bodies of all requests share.
     pub(crate) fn bodies(&self) -> &Arc<BodyMemory> {
         &self.background.bodies
