@@ -1,7 +1,7 @@
 //! What works and is not as it should be: the start and a reload log it, and `check` prints it.
 
 use super::traces;
-use crate::config::{Config, DiscoveryEntry, ModelOverride};
+use crate::config::{Config, DiscoveryEntry, ModelOverride, Tokenizer};
 use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
 use crate::observe;
@@ -18,6 +18,7 @@ pub fn of(config: &Config) -> Vec<String> {
     warnings.extend(prefill_workers_only(config));
     warnings.extend(parts_that_are_off(config));
     warnings.extend(unused_hash_on(config));
+    warnings.extend(tokenizers_without_folder(config));
     warnings.extend(empty_access_file(config));
     warnings
 }
@@ -86,6 +87,23 @@ fn unused_hash_on(config: &Config) -> Vec<String> {
         )
     };
     paths.into_iter().map(warning).collect()
+}
+
+/// Settings of tokenizers that there are not.
+fn tokenizers_without_folder(config: &Config) -> Vec<String> {
+    let default = Tokenizer::default();
+    let is_lacking = |tokenizer: &Tokenizer| {
+        let has_source = tokenizer.from != default.from || !tokenizer.path.is_empty();
+        !has_source && *tokenizer != default
+    };
+    let models = config.models.iter().enumerate();
+    let lacking = models.filter(|(_, model)| model.tokenizer.as_ref().is_some_and(is_lacking));
+    let warning = |(index, _): (usize, &ModelOverride)| {
+        format!(
+            "models[{index}].tokenizer has no `path`, so that the rest of it does nothing and prompts are routed by prediction"
+        )
+    };
+    lacking.map(warning).collect()
 }
 
 /// A file for lines that `log.access` or `log.level` leave out.
@@ -246,6 +264,19 @@ mod tests {
         check(&format!("{common}\n{hashed}"), &[]);
         let split = "models: [{name: m, targets: [{model: a, weight: 1}], sticky: session}]";
         check(&format!("{common}\n{split}"), &[]);
+    }
+
+    #[test]
+    fn settings_of_a_tokenizer_without_a_folder_are_warned_of() {
+        let warnings = |tokenizer: &str| {
+            let models = format!("models: [{{name: m, tokenizer: {tokenizer}}}]");
+            tokenizers_without_folder(&config(&models))
+        };
+        let found = warnings("{content_format: openai}");
+        assert!(found[0].starts_with("models[0].tokenizer has no `path`"));
+        for right in ["''", "{from: engine}"] {
+            assert_eq!(warnings(right), [""; 0]);
+        }
     }
 
     #[test]
