@@ -78,7 +78,7 @@ pub struct Settings {
     pub access_file: String,
     /// A longer file is renamed to its name with `.1`, in place of the one before.
     #[serde(with = "SizeText")]
-    #[schemars(range(min = 4096))]
+    #[schemars(extend("min" = "4KiB"))]
     pub access_file_max_size: u64,
     /// The share of requests with a line, 0 to 1, of those that were answered with success and to their end. All others have
     /// theirs.
@@ -235,6 +235,12 @@ pub fn set_log_level(settings: &Settings) {
     if let Some(set) = FILTER.get() {
         set(filter(settings));
     }
+}
+
+/// Whether the level lets lines of the access log through.
+pub fn has_access_lines(settings: &Settings) -> bool {
+    let most = filter(settings).max_level_hint();
+    settings.access && most.is_none_or(|most| most >= LevelFilter::INFO)
 }
 
 fn filter(settings: &Settings) -> EnvFilter {

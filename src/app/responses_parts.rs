@@ -31,7 +31,6 @@ pub(super) fn webhooks(
 /// What signs the state that clients keep.
 pub(super) fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
     let settings = config.responses.state_token.clone();
-    let settings = settings.within(config.api.requests.max_body);
     let mut own = [0; 32];
     if settings.keys.is_empty() {
         getrandom::fill(&mut own).map_err(io::Error::other)?;
@@ -43,6 +42,8 @@ pub(super) fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRin
         }
     }
     // The configuration was checked.
-    KeyRing::new(settings, own, metrics)
-        .map_err(|problems| io::Error::other(format!("{problems:?}")))
+    let key_ring = KeyRing::new(settings, own, metrics)
+        .map_err(|problems| io::Error::other(format!("{problems:?}")))?;
+    key_ring.set_max_body(config.api.requests.max_body);
+    Ok(key_ring)
 }

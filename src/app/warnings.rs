@@ -1,19 +1,119 @@
 //! What works and is not as it should be: the start and a reload log it, and `check` prints it.
 
 use super::traces;
-use crate::config::{Config, DiscoveryEntry};
+use crate::config::{Config, DiscoveryEntry, ModelOverride, Tokenizer};
 use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
+use crate::observe;
+use crate::relay::request::target::Sticky;
+use crate::routing::{self, Policy};
 
-/// One line each: keys that are not used, tenants that share caches, limits that requests do not fit into, environment
-/// variables that cannot be used.
+/// One line each: keys that are not used, or not without another one, tenants that share caches, limits that requests do
+/// not fit into, environment variables that cannot be used.
 pub fn of(config: &Config) -> Vec<String> {
     let mut warnings = config.source.warnings.clone();
     warnings.extend(shared_caches(config));
     warnings.extend(small_bursts(config));
     warnings.extend(traces::warnings(config));
     warnings.extend(prefill_workers_only(config));
+    warnings.extend(parts_that_are_off(config));
+    warnings.extend(unused_hash_on(config));
+    warnings.extend(tokenizers_without_folder(config));
+    warnings.extend(empty_access_file(config));
     warnings
+}
+
+/// Parts with settings that nothing reads while the key that turns them on is left out.
+fn parts_that_are_off(config: &Config) -> Vec<String> {
+    let default = Config::default();
+    let (cors, default_cors) = (&config.api.requests.cors, &default.api.requests.cors);
+    let parts = [
+        (
+            "prefill_decode.connector",
+            config.prefill_decode.connector.is_some(),
+            config.prefill_decode != default.prefill_decode,
+        ),
+        (
+            "peers.listen",
+            config.peers.is_on(),
+            config.peers != default.peers,
+        ),
+        (
+            "endpoint_picker.listen",
+            config.endpoint_picker.is_on(),
+            config.endpoint_picker != default.endpoint_picker,
+        ),
+        (
+            "api.cors.allowed_origins",
+            !cors.allowed_origins.is_empty(),
+            cors != default_cors,
+        ),
+        (
+            "usage.log",
+            !config.usage.log.is_empty(),
+            config.usage != default.usage,
+        ),
+    ];
+    let unused = parts.iter().filter(|(_, is_on, is_set)| *is_set && !is_on);
+    let warning = |(key, _, _): &(&str, bool, bool)| {
+        format!("{key} is left out, so that the keys beside it do nothing")
+    };
+    unused.map(warning).collect()
+}
+
+/// Keys of sessions that no model looks at.
+fn unused_hash_on(config: &Config) -> Vec<String> {
+    let common = &config.routing;
+    let uses_it = |model: &ModelOverride| {
+        let policy = model.policy.unwrap_or(common.policy);
+        policy == Policy::ConsistentHash || model.sticky == Sticky::Session
+    };
+    let mut models = config.models.iter();
+    let is_used = common.policy == Policy::ConsistentHash
+        || models.any(|model| model.hash_on.is_none() && uses_it(model));
+    let is_default = common.hash_on == routing::Settings::default().hash_on;
+    let mut paths = Vec::new();
+    if !is_default && !is_used {
+        paths.push("routing.hash_on".to_owned());
+    }
+    for (index, model) in config.models.iter().enumerate() {
+        if model.hash_on.is_some() && !uses_it(model) {
+            paths.push(format!("models[{index}].hash_on"));
+        }
+    }
+    let warning = |path: String| {
+        format!(
+            "{path} does nothing: it is for `policy: consistent_hash`, and for `targets` with `sticky: session`"
+        )
+    };
+    paths.into_iter().map(warning).collect()
+}
+
+/// Settings of tokenizers that there are not.
+fn tokenizers_without_folder(config: &Config) -> Vec<String> {
+    let default = Tokenizer::default();
+    let is_lacking = |tokenizer: &Tokenizer| {
+        let has_source = tokenizer.from != default.from || !tokenizer.path.is_empty();
+        !has_source && *tokenizer != default
+    };
+    let models = config.models.iter().enumerate();
+    let lacking = models.filter(|(_, model)| model.tokenizer.as_ref().is_some_and(is_lacking));
+    let warning = |(index, _): (usize, &ModelOverride)| {
+        format!(
+            "models[{index}].tokenizer has no `path`, so that the rest of it does nothing and prompts are routed by prediction"
+        )
+    };
+    lacking.map(warning).collect()
+}
+
+/// A file for lines that `log.access` or `log.level` leave out.
+fn empty_access_file(config: &Config) -> Option<String> {
+    let is_empty = !config.log.access_file.is_empty() && !observe::has_access_lines(&config.log);
+    is_empty.then(|| {
+        "log.access_file stays empty: its lines need `log.access: true`, and `log.level: info` or a directive such as \
+         `warn,warmroute::access=info`"
+            .to_owned()
+    })
 }
 
 /// Workers that compute prompts, and none that answers with them.
@@ -107,6 +207,88 @@ mod tests {
             &format!("workers: [{prefill}]\ndiscovery: [{named}]"),
             false,
         );
+    }
+
+    fn config(rest: &str) -> Config {
+        Config::parse("c.yaml", &format!("workers: ['http://a:1']\n{rest}\n")).unwrap()
+    }
+
+    #[test]
+    fn settings_of_a_part_that_is_off_are_warned_of_with_the_key_that_turns_it_on() {
+        let check = |key: &str, off: &str, on: &str| {
+            let expected = format!("{key} is left out, so that the keys beside it do nothing");
+            assert_eq!(parts_that_are_off(&config(off)), [expected]);
+            assert_eq!(parts_that_are_off(&config(on)), [""; 0]);
+        };
+        check(
+            "prefill_decode.connector",
+            "prefill_decode: {on_prefill_failure: fail}",
+            "prefill_decode: {connector: nixl, on_prefill_failure: fail}",
+        );
+        check(
+            "peers.listen",
+            "peers: {secret: sixteen-bytes-at-least}",
+            "peers: {listen: ':9701', secret: sixteen-bytes-at-least}\nresponses: {mode: pass_through}",
+        );
+        check(
+            "endpoint_picker.listen",
+            "endpoint_picker: {fallbacks: 0}",
+            "endpoint_picker: {listen: ':9002', fallbacks: 0}",
+        );
+        check(
+            "api.cors.allowed_origins",
+            "api: {cors: {allowed_headers: [x-a]}}",
+            "api: {cors: {allowed_headers: [x-a], allowed_origins: ['*']}}",
+        );
+        check(
+            "usage.log",
+            "usage: {max_queued_size: 1MiB}",
+            "usage: {max_queued_size: 1MiB, log: stdout}",
+        );
+        assert_eq!(parts_that_are_off(&config("")), [""; 0]);
+    }
+
+    #[test]
+    fn keys_of_sessions_that_no_model_uses_are_warned_of() {
+        let check = |rest: &str, expected: &[&str]| {
+            let warnings = unused_hash_on(&config(rest));
+            let paths = warnings.iter().filter_map(|line| line.split(' ').next());
+            assert_eq!(paths.collect::<Vec<_>>(), expected, "{rest}");
+        };
+        let own = "models: [{name: m, hash_on: [user]}]";
+        check(own, &["models[0].hash_on"]);
+        check(&format!("{own}\nrouting: {{policy: consistent_hash}}"), &[]);
+        let common = "routing: {hash_on: [user]}";
+        check(common, &["routing.hash_on"]);
+        let hashed = "models: [{name: m, policy: consistent_hash}]";
+        check(&format!("{common}\n{hashed}"), &[]);
+        let split = "models: [{name: m, targets: [{model: a, weight: 1}], sticky: session}]";
+        check(&format!("{common}\n{split}"), &[]);
+    }
+
+    #[test]
+    fn settings_of_a_tokenizer_without_a_folder_are_warned_of() {
+        let warnings = |tokenizer: &str| {
+            let models = format!("models: [{{name: m, tokenizer: {tokenizer}}}]");
+            tokenizers_without_folder(&config(&models))
+        };
+        let found = warnings("{content_format: openai}");
+        assert!(found[0].starts_with("models[0].tokenizer has no `path`"));
+        for right in ["''", "{from: engine}"] {
+            assert_eq!(warnings(right), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn a_file_for_an_access_log_without_lines_is_warned_of() {
+        let is_warned = |rest: &str| {
+            let config = config(&format!("log: {{access_file: stdout{rest}}}"));
+            empty_access_file(&config).is_some()
+        };
+        assert!(!is_warned(""));
+        assert!(is_warned(", access: false"));
+        assert!(is_warned(", level: warn"));
+        assert!(!is_warned(", level: 'warn,warmroute::access=info'"));
     }
 
     #[test]

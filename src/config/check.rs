@@ -475,8 +475,9 @@ fn check_webhooks(config: &Config, reader: &mut Reader) {
             reader.problem(&path, error);
         }
     }
-    if config.responses.mode == Mode::PassThrough {
-        let message = "would never get an event: there are no background responses with `responses.mode: pass_through`";
-        reader.problem("webhooks.endpoints", message);
+    if config.responses.mode == Mode::PassThrough && !config.batches.is_on() {
+        let message = "would never get an event: there are no background responses with `responses.mode: pass_through`, \
+                       and no batches without `batches`";
+        reader.conflict("webhooks.endpoints", &["batches"], message);
     }
 }

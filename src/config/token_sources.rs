@@ -6,7 +6,7 @@ use tracing::warn;
 use super::model::ModelOverride;
 use super::reader::Reader;
 use super::settings::Config;
-use super::tokenizer::{From, Tokenizer};
+use super::tokenizer::{Format, From, Tokenizer};
 use crate::prompt::folder::ModelFolder;
 use crate::prompt::probes::{self, RefusedKind};
 use crate::relay::prompt::tokens::Source;
@@ -123,6 +123,15 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
                 (
                     "chat_template_kwargs",
                     !tokenizer.chat_template_kwargs.is_empty(),
+                ),
+                ("content_format", tokenizer.content_format != Format::Auto),
+                (
+                    "exclude_tools_when_tool_choice_none",
+                    tokenizer.exclude_tools_when_tool_choice_none,
+                ),
+                (
+                    "reasoning_effort_map",
+                    !tokenizer.reasoning_effort_map.is_empty(),
                 ),
             ];
             for (key, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::types::Request;
 use crate::ids::{NAME_RULE, is_name};
-use crate::units::{DurationText, SizeText};
+use crate::units::{DurationText, SizeText, parse_duration};
 
 /// Whether requests wait in the router.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -146,7 +146,7 @@ pub struct ClassSettings {
         with = "OptionalDuration",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(with = "Option<DurationText>", extend("max" = "1d"))]
+    #[schemars(with = "Option<DurationText>", extend("min" = "0s", "max" = "1d"))]
     pub ttft_target: Option<Duration>,
 }
 
@@ -261,7 +261,10 @@ impl OptionalDuration {
     fn deserialize<'de, D: serde::Deserializer<'de>>(
         from: D,
     ) -> Result<Option<Duration>, D::Error> {
-        DurationText::deserialize(from).map(Some)
+        // A key without a value is left out.
+        let text = Option::<String>::deserialize(from)?;
+        let value = text.map(|text| parse_duration(&text)).transpose();
+        value.map_err(serde::de::Error::custom)
     }
 }
 

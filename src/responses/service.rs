@@ -91,8 +91,10 @@ impl Responses {
     }
 
     /// The endpoints of the next configuration. What a reload cannot change (the store, background runs) is as in this
-    /// one.
+    /// one, but for the bound of one tenant's background runs: it depends on whether there are tenants.
     pub fn successor(&self, settings: Settings, relay: Arc<Relay>) -> Arc<Self> {
+        let max = settings.background.max_running_per_tenant;
+        self.background.set_max_per_tenant(max);
         let successor = Arc::new(Self {
             settings,
             relay,
@@ -107,6 +109,11 @@ impl Responses {
         });
         self.latest.store(Arc::new(Arc::downgrade(&successor)));
         successor
+    }
+
+    /// The length of bodies of requests, which state tokens fit into.
+    pub fn set_max_body(&self, max_body: u64) {
+        self.key_ring.set_max_body(max_body);
     }
 
     /// The memory that the bodies of all requests share.

@@ -1,6 +1,8 @@
 //! Issues, verifies and unpacks state tokens with the router's keys. No I/O and no clock: the time is an argument.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -24,6 +26,8 @@ pub(super) const CLOCK_SKEW_S: u64 = 300;
 pub struct KeyRing {
     keys: Vec<Key>,
     settings: Settings,
+    /// The longest token: as configured, and no longer than a request's body may be at the time.
+    max_size: AtomicU64,
     metrics: Metrics,
 }
 
@@ -48,8 +52,15 @@ impl KeyRing {
         Ok(Self {
             metrics: Metrics::new(registry, &keys),
             keys,
+            max_size: AtomicU64::new(settings.max_size),
             settings,
         })
+    }
+
+    /// Tokens are no longer than this from now on: they come back in the body of a request.
+    pub fn set_max_body(&self, max_body: u64) {
+        let max_size = self.settings.max_size_within(max_body);
+        self.max_size.store(max_size, Relaxed);
     }
 
     /// Checks the size of items before the request goes to an engine. [`KeyRing::issue`] may still find the token too
@@ -120,7 +131,7 @@ impl KeyRing {
             }
         };
         let text = self.sign(tenant, &header, &body);
-        let max = self.settings.max_size;
+        let max = self.max_size.load(Relaxed);
         if text.len() as u64 > max {
             Err(TooLarge::Text { max })
         } else {
@@ -191,7 +202,7 @@ impl KeyRing {
         tenant: Tenant,
         text: &'a str,
     ) -> Result<Verified<'a>, RejectReason> {
-        if text.len() as u64 > self.settings.max_size {
+        if text.len() as u64 > self.max_size.load(Relaxed) {
             return Err(RejectReason::TooLarge);
         }
         let Parts {

@@ -57,10 +57,9 @@ const MAX_KEYS: usize = 16;
 const MIN_SIZE: u64 = 4 << 10;
 
 impl Settings {
-    /// With tokens no longer than a request's body may be, in which they come back.
-    pub fn within(mut self, max_body: u64) -> Self {
-        self.max_size = self.max_size.min(max_body.max(MIN_SIZE));
-        self
+    /// The longest token where a request's body, in which tokens come back, may be this long.
+    pub(super) fn max_size_within(&self, max_body: u64) -> u64 {
+        self.max_size.min(max_body.max(MIN_SIZE))
     }
 
     /// What is wrong beyond types and bounds: keys with a message each.

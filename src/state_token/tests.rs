@@ -484,8 +484,27 @@ fn every_byte_of_a_token_is_checked() {
 
 #[test]
 fn a_token_fits_into_a_request_body() {
-    let within = |body_bytes_max| Settings::default().within(body_bytes_max).max_size;
+    let within = |max_body| Settings::default().max_size_within(max_body);
     assert_eq!(within(64 << 20), 4 << 20);
     assert_eq!(within(100_000), 100_000);
     assert_eq!(within(1), 4 << 10);
+}
+
+#[test]
+fn a_token_is_as_long_as_the_bodies_of_requests_may_be_now() {
+    let key_ring = key_ring(&[1]);
+    let random =
+        |at: u64| char::from(b'a' + (xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()) % 26) as u8);
+    let text: String = (0..20_000).map(random).collect();
+    let items = format!("[\"{text}\"]");
+    let issue = || key_ring.issue(NOW, Tenant::default(), &turn(&items));
+    let long = issue().unwrap();
+    key_ring.set_max_body(4 << 10);
+    assert_eq!(issue().unwrap_err(), TooLarge::Text { max: 4 << 10 });
+    assert_eq!(
+        rejection(&key_ring, NOW, Tenant::default(), &long),
+        RejectReason::TooLarge
+    );
+    key_ring.set_max_body(64 << 20);
+    assert!(key_ring.open(NOW, Tenant::default(), &long).is_ok());
 }

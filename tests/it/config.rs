@@ -301,6 +301,16 @@ fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
         &one("{from: engine, path: /x}"),
         &["models[0].tokenizer.path: is not used where the engine is asked"],
     );
+    for unused in [
+        "content_format: openai",
+        "exclude_tools_when_tool_choice_none: true",
+        "reasoning_effort_map: {xhigh: high}",
+    ] {
+        check(
+            &one(&format!("{{from: engine, {unused}}}")),
+            &["is not used where the engine is asked"],
+        );
+    }
     check(
         &one("{path: '', content_format: parts}"),
         &["models[0].tokenizer.content_format"],
@@ -378,6 +388,42 @@ fn mistakes_of_a_new_user_are_found_with_what_to_write() {
         &minimal("models: [{name: m, alias: [a]}]"),
         &["c.yaml:2:20: models[0].alias: unknown key `alias`; did you mean `aliases`?"],
     );
+}
+
+#[test]
+fn a_class_may_have_no_target_and_leave_its_own_bounds_without_a_value() {
+    let text = minimal(
+        "queue:\n  ttft_target: 2s\n  classes:\n  \
+         - {name: high, priority: 1, ttft_target: 0s, max_wait: null}\n  \
+         - {name: low, priority: 0, ttft_target: null}\n",
+    );
+    let config = Config::parse("c.yaml", &text).unwrap();
+    let [high, low] = &*config.queue.settings().unwrap().classes else {
+        panic!("{config:?}");
+    };
+    assert_eq!(high.ttft_target, Some(Duration::ZERO));
+    assert_eq!((high.max_wait, low.ttft_target), (None, None));
+    assert_eq!(
+        Config::parse("c.yaml", &to_yaml(&config).unwrap()).unwrap(),
+        config
+    );
+    check(
+        &minimal("queue: {classes: [{name: a, priority: 0, max_wait: 0s}]}"),
+        &["queue.classes[0].max_wait: must be more than 0, not `0s`"],
+    );
+}
+
+#[test]
+fn a_log_has_room_for_some_lines() {
+    check(
+        &minimal("log: {access_file_max_size: 4095B}\nusage: {max_queued_size: 1KiB}"),
+        &[
+            "c.yaml:2:29: log.access_file_max_size: must be at least 4KiB, not `4095B`",
+            "c.yaml:3:26: usage.max_queued_size: must be at least 4KiB, not `1KiB`",
+        ],
+    );
+    let least = minimal("log: {access_file_max_size: 4KiB}\nusage: {max_queued_size: 4KiB}");
+    Config::parse("c.yaml", &least).unwrap();
 }
 
 #[cfg(feature = "jwt")]
@@ -719,6 +765,19 @@ fn batches_without_storage_are_refused() {
     // As `check` prints a configuration without batches.
     Config::parse("c.yaml", &minimal("batches: {folder: '', max_lines: 7}")).unwrap();
     Config::parse("c.yaml", &minimal("")).unwrap();
+}
+
+#[test]
+fn webhooks_report_batches_in_any_mode() {
+    let file = |rest: &str| {
+        minimal(&format!(
+            "responses: {{mode: pass_through}}\nwebhooks: {{endpoints: [{{name: a, url: 'https://h/x', \
+             secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}}]}}\n{rest}"
+        ))
+    };
+    Config::parse("c.yaml", &file("batches: {folder: f}")).unwrap();
+    let refusal = "webhooks.endpoints: would never get an event";
+    check(&file(""), &[refusal]);
 }
 
 #[test]

@@ -82,11 +82,12 @@ impl Parts {
         self.fleet.set_settings(config.registry_settings());
         self.discoveries.replace(config, thread).await;
         self.fleet.tls().keep(clients);
+        let max_body = config.api.requests.max_body;
+        responses.set_max_body(max_body);
         self.api.store(api);
         self.tokens.store(tokens);
         self.dry_run
             .store(Arc::new(DryRun::new(responses, &tenants)));
-        let max_body = config.api.requests.max_body;
         self.admin.set(relay, &config.admin, max_body);
         self.webhooks.replace(&config.webhooks);
         if let Some(batches) = &self.batches {

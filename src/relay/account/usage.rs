@@ -35,7 +35,7 @@ pub struct Settings {
     pub log: String,
     /// Lines that wait to be written; further ones are dropped and counted (`warmroute_usage_log_lines_dropped_total`).
     #[serde(with = "SizeText")]
-    #[schemars(range(min = 4096))]
+    #[schemars(extend("min" = "4KiB"))]
     pub max_queued_size: u64,
 }
 

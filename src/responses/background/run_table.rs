@@ -203,6 +203,15 @@ impl<R> RunTable<R> {
         (self.runs.len() as u64) < self.bounds.running_max
     }
 
+    pub fn max_per_tenant(&self) -> u64 {
+        self.bounds.running_per_tenant_max
+    }
+
+    /// From the next response on. What runs goes on.
+    pub fn set_max_per_tenant(&mut self, max: u64) {
+        self.bounds.running_per_tenant_max = max;
+    }
+
     /// Why a response of this tenant has no room here, if it has none.
     fn is_full_for(&self, key: ResponseKey) -> Option<RunRefusal> {
         if !self.has_room() {
@@ -432,6 +441,20 @@ mod tests {
             table.insert(now, key(3, 5), FencingToken::first(Owner(2)), ()),
             Err(RunRefusal::NotOwner)
         );
+    }
+
+    #[test]
+    fn another_bound_of_a_tenant_holds_for_its_next_run_and_ends_none() {
+        let now = observe::now();
+        let mut table = table(now);
+        let fence = FencingToken::first(OWNER);
+        assert_eq!(table.insert(now, key(1, 1), fence, ()), Ok(()));
+        table.set_max_per_tenant(1);
+        let refused = Err(RunRefusal::TenantFull);
+        assert_eq!(table.insert(now, key(1, 2), fence, ()), refused);
+        assert_eq!((table.max_per_tenant(), table.len()), (1, 1));
+        table.set_max_per_tenant(2);
+        assert_eq!(table.insert(now, key(1, 2), fence, ()), Ok(()));
     }
 
     #[test]

@@ -232,6 +232,11 @@ impl Background {
         })
     }
 
+    /// A reload may add the first tenants, or remove the last ones.
+    pub(in crate::responses) fn set_max_per_tenant(&self, max: u64) {
+        self.table.lock().set_max_per_tenant(max);
+    }
+
     /// The error for a client whose response was not admitted. Each of them (503 or 429)
     /// asks the client to try again.
     pub(super) fn refusal_error(&self, refused: RunRefusal) -> ApiError {
@@ -242,7 +247,7 @@ impl Background {
             }
             RunRefusal::ReplicaFull => ApiError::background_full(retry_after),
             RunRefusal::TenantFull => {
-                let max = self.settings.max_running_per_tenant;
+                let max = self.table.lock().max_per_tenant();
                 ApiError::too_many_background(max, retry_after)
             }
         }

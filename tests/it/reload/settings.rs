@@ -63,6 +63,32 @@ async fn a_tenant_s_key_is_revoked_and_its_stream_goes_on() {
 }
 
 #[tokio::test]
+async fn the_first_tenants_bring_the_bound_of_their_background_responses() {
+    let folder = Folder::new();
+    let engines = vec![Engine::here("w0", unhurried()).await];
+    let base = text(&format!(
+        "{}responses: {{background: {{max_running_per_tenant: 1}}}}\n",
+        workers(&engines)
+    ));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    folder.write(&format!("{base}tenants: [{{name: a, keys: [key]}}]\n"));
+    applied(&cluster).await;
+    cluster.engines[0].hold_after(3).await;
+    let body = r#"{"model": "sim", "input": "hi", "max_output_tokens": 60, "background": true}"#;
+    let begin = async || {
+        let headers = [("authorization", "Bearer key")];
+        client::send(cluster.router.api, "POST", "/v1/responses", &headers, body).await
+    };
+    let first = begin().await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    let second = begin().await;
+    assert_eq!(second.status, 429, "{}", second.text());
+    assert!(second.text().contains("(limit 1)"), "{}", second.text());
+    cluster.engines[0].let_go().await;
+}
+
+#[tokio::test]
 async fn routing_and_models_change_and_counts_go_on() {
     let folder = Folder::new();
     let engines = engines(2).await;
