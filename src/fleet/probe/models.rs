@@ -237,9 +237,8 @@ pub(super) mod tests {
                 event_endpoints: BTreeMap::from([(0, source)]),
                 ..Facts::default()
             };
-            let answer = format!(
-                "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            );
+            let answer =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
             let mut found = Facts::default();
             let engine = async {
                 // Its version, and then the page.

@@ -81,9 +81,8 @@ mod tests {
         };
         let engine = async {
             if let Some(status) = status {
-                let answer = format!(
-                    "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-                );
+                let answer =
+                    format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
                 give(&listener, &answer).await;
             }
         };
