@@ -73,7 +73,7 @@ impl Connections {
         }
     }
 
-    fn shard(&self) -> &Mutex<Option<Sender>> {
+    fn shard(&self) -> &Mutex<Option<SharedConnection>> {
         &self.0[io_threads::index() % SHARDS]
     }
 }
