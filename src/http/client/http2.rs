@@ -1,5 +1,7 @@
 //! HTTP/2 to a server of which it is known that it speaks it. One connection for each I/O thread carries all of the thread's
-//! requests; one that is dropped half-way resets its own stream and no other.
+//! new requests; one that is dropped half-way resets its own stream and no other. If its connection answered nothing meanwhile,
+//! later requests get a new one. The old one ends with what it carries, so that there are never more than requests that run,
+//! but for the thread's own.
 
 use std::io;
 use std::sync::Arc;

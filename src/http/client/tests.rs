@@ -363,9 +363,15 @@ async fn a_connection_of_http2_that_answers_nothing_gets_no_more_requests() {
     drop(given_up);
     answered().await;
     assert_eq!(accepted.load(SeqCst), 1);
+    // More than its window, so that the rest comes only over a connection that lives.
+    let large = Bytes::from(vec![b'x'; 1 << 20]);
+    let request = Request::post("/a").body(Full::new(large.clone())).unwrap();
+    let running = pool.send(request).await.unwrap();
     drop(held());
     answered().await;
     assert_eq!(accepted.load(SeqCst), 2);
+    let rest = tokio::time::timeout(PATIENCE, running.into_body().collect());
+    assert!(rest.await.unwrap().unwrap().to_bytes().ends_with(&large));
 }
 
 /// A server of HTTP/2 that answers the first request with this frame. Returns its address.
