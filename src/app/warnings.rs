@@ -23,7 +23,7 @@ pub fn of(config: &Config) -> Vec<String> {
     warnings
 }
 
-/// Parts with settings that nothing reads while the key that turns them on is left out.
+/// Parts with settings that nothing reads while the key that turns them on is left out or empty.
 fn parts_that_are_off(config: &Config) -> Vec<String> {
     let default = Config::default();
     let (cors, default_cors) = (&config.api.requests.cors, &default.api.requests.cors);
@@ -56,7 +56,7 @@ fn parts_that_are_off(config: &Config) -> Vec<String> {
     ];
     let unused = parts.iter().filter(|(_, is_on, is_set)| *is_set && !is_on);
     let warning = |(key, _, _): &(&str, bool, bool)| {
-        format!("{key} is left out, so that the keys beside it do nothing")
+        format!("{key} is not set, so that the keys beside it do nothing")
     };
     unused.map(warning).collect()
 }
@@ -99,9 +99,7 @@ fn tokenizers_without_folder(config: &Config) -> Vec<String> {
     let models = config.models.iter().enumerate();
     let lacking = models.filter(|(_, model)| model.tokenizer.as_ref().is_some_and(is_lacking));
     let warning = |(index, _): (usize, &ModelOverride)| {
-        format!(
-            "models[{index}].tokenizer has no `path`, so that the rest of it does nothing and prompts are routed by prediction"
-        )
+        format!("models[{index}].tokenizer has no `path`, so that the rest of it does nothing")
     };
     lacking.map(warning).collect()
 }
@@ -216,7 +214,7 @@ mod tests {
     #[test]
     fn settings_of_a_part_that_is_off_are_warned_of_with_the_key_that_turns_it_on() {
         let check = |key: &str, off: &str, on: &str| {
-            let expected = format!("{key} is left out, so that the keys beside it do nothing");
+            let expected = format!("{key} is not set, so that the keys beside it do nothing");
             assert_eq!(parts_that_are_off(&config(off)), [expected]);
             assert_eq!(parts_that_are_off(&config(on)), [""; 0]);
         };
@@ -242,7 +240,7 @@ mod tests {
         );
         check(
             "usage.log",
-            "usage: {max_queued_size: 1MiB}",
+            "usage: {max_queued_size: 1MiB, log: ''}",
             "usage: {max_queued_size: 1MiB, log: stdout}",
         );
         assert_eq!(parts_that_are_off(&config("")), [""; 0]);
@@ -273,7 +271,8 @@ mod tests {
             tokenizers_without_folder(&config(&models))
         };
         let found = warnings("{content_format: openai}");
-        assert!(found[0].starts_with("models[0].tokenizer has no `path`"));
+        let expected = "models[0].tokenizer has no `path`, so that the rest of it does nothing";
+        assert_eq!(found, [expected]);
         for right in ["''", "{from: engine}"] {
             assert_eq!(warnings(right), [""; 0]);
         }

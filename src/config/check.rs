@@ -23,7 +23,7 @@ use crate::openai::tenant;
 use crate::relay::KeySource;
 use crate::responses::Mode;
 use crate::traces;
-use crate::webhooks::KnownTenants;
+use crate::webhooks::{EventType, KnownTenants};
 
 /// Adds everything that is wrong with a configuration whose values have the right types.
 pub(super) fn check(config: &mut Config, reader: &mut Reader) {
@@ -475,9 +475,20 @@ fn check_webhooks(config: &Config, reader: &mut Reader) {
             reader.problem(&path, error);
         }
     }
-    if config.responses.mode == Mode::PassThrough && !config.batches.is_on() {
+    if config.responses.mode != Mode::PassThrough {
+        return;
+    }
+    if !config.batches.is_on() {
         let message = "would never get an event: there are no background responses with `responses.mode: pass_through`, \
                        and no batches without `batches`";
-        reader.conflict("webhooks.endpoints", &["batches"], message);
+        return reader.conflict("webhooks.endpoints", &["batches"], message);
+    }
+    let is_of_batches = |event: &EventType| event.as_str().starts_with("batch.");
+    for (index, endpoint) in config.webhooks.endpoints.iter().enumerate() {
+        let events = &endpoint.events;
+        if !events.is_empty() && !events.iter().any(is_of_batches) {
+            let message = "lists only events of background responses, and there are none with `responses.mode: pass_through`";
+            reader.problem(&format!("webhooks.endpoints[{index}].events"), message);
+        }
     }
 }

@@ -91,10 +91,8 @@ impl Responses {
     }
 
     /// The endpoints of the next configuration. What a reload cannot change (the store, background runs) is as in this
-    /// one, but for the bound of one tenant's background runs: it depends on whether there are tenants.
+    /// one. Bounds that both share stay until [`Responses::set_bounds`].
     pub fn successor(&self, settings: Settings, relay: Arc<Relay>) -> Arc<Self> {
-        let max = settings.background.max_running_per_tenant;
-        self.background.set_max_per_tenant(max);
         let successor = Arc::new(Self {
             settings,
             relay,
@@ -111,9 +109,12 @@ impl Responses {
         successor
     }
 
-    /// The length of bodies of requests, which state tokens fit into.
-    pub fn set_max_body(&self, max_body: u64) {
+    /// To be called when these endpoints begin to take requests: state tokens fit into their bodies, and how many background
+    /// responses one tenant may run depends on whether there are tenants.
+    pub fn set_bounds(&self, max_body: u64) {
         self.key_ring.set_max_body(max_body);
+        let max = self.settings.background.max_running_per_tenant;
+        self.background.set_max_per_tenant(max);
     }
 
     /// The memory that the bodies of all requests share.

@@ -775,9 +775,14 @@ fn webhooks_report_batches_in_any_mode() {
              secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}}]}}\n{rest}"
         ))
     };
-    Config::parse("c.yaml", &file("batches: {folder: f}")).unwrap();
+    let batches = file("batches: {folder: f}");
+    Config::parse("c.yaml", &batches).unwrap();
     let refusal = "webhooks.endpoints: would never get an event";
     check(&file(""), &[refusal]);
+    let with = |events: &str| batches.replace("name: a,", &format!("name: a, events: [{events}],"));
+    let refusal = "webhooks.endpoints[0].events: lists only events of background responses";
+    check(&with("response.completed"), &[refusal]);
+    Config::parse("c.yaml", &with("response.completed, batch.failed")).unwrap();
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl Parts {
         self.discoveries.replace(config, thread).await;
         self.fleet.tls().keep(clients);
         let max_body = config.api.requests.max_body;
-        responses.set_max_body(max_body);
+        responses.set_bounds(max_body);
         self.api.store(api);
         self.tokens.store(tokens);
         self.dry_run

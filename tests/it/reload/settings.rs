@@ -89,6 +89,28 @@ async fn the_first_tenants_bring_the_bound_of_their_background_responses() {
 }
 
 #[tokio::test]
+async fn longer_bodies_bring_longer_state_tokens() {
+    let folder = Folder::new();
+    let engines = engines(1).await;
+    let base = text(&workers(&engines));
+    let base = base.replace("drain_delay: 0s", "drain_delay: 0s, max_body: 8KiB");
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    folder.write(&base.replace("8KiB", "64KiB"));
+    applied(&cluster).await;
+    // By its first characters it is a token. How long it is comes before all else that is wrong with it.
+    let token = format!("wrc1.{}", "x".repeat(20_000));
+    let item =
+        format!(r#"{{"type": "reasoning", "summary": [], "encrypted_content": "{token}"}}"#);
+    let body = format!(r#"{{"model": "sim", "input": [{item}]}}"#);
+    let answer = cluster.post("/v1/responses", body).await;
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    let name = "warmroute_state_tokens_rejected_total";
+    assert_eq!(cluster.metric(name, &["too_large"]).await, 0.0);
+    assert!(cluster.metric(name, &["malformed"]).await > 0.0);
+}
+
+#[tokio::test]
 async fn routing_and_models_change_and_counts_go_on() {
     let folder = Folder::new();
     let engines = engines(2).await;
