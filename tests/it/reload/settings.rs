@@ -100,8 +100,7 @@ async fn longer_bodies_bring_longer_state_tokens() {
     applied(&cluster).await;
     // By its first characters it is a token. How long it is comes before all else that is wrong with it.
     let token = format!("wrc1.{}", "x".repeat(20_000));
-    let item =
-        format!(r#"{{"type": "reasoning", "summary": [], "encrypted_content": "{token}"}}"#);
+    let item = format!(r#"{{"type": "reasoning", "summary": [], "encrypted_content": "{token}"}}"#);
     let body = format!(r#"{{"model": "sim", "input": [{item}]}}"#);
     let answer = cluster.post("/v1/responses", body).await;
     assert_eq!(answer.status, 400, "{}", answer.text());
