@@ -14,6 +14,10 @@ use crate::ids::ViewIndex;
 /// best of 16 is among the least busy 6 %, at a cost that does not grow with the fleet.
 const RANDOM_CANDIDATES: u32 = 16;
 
+/// Draws of a random worker before all of a fleet are looked at, which takes long in a large one. Where half of the workers fit,
+/// that is needed once in 256 times.
+const RANDOM_DRAWS: usize = 8;
+
 /// Chooses a worker. `None` if no worker is usable.
 pub fn decide(
     settings: &Settings,
@@ -305,11 +309,15 @@ fn sample<'a, V: View>(
 
 /// The worker whose turn it is. The turns of one that is unusable go to the usable ones, in turn.
 fn in_turn(request: &Request, view: &impl View) -> Option<ViewIndex> {
-    let workers = view.len().max(1) as u64;
-    let (round, turn) = (request.ticket / workers, request.ticket % workers);
+    let workers = view.len() as u64;
+    let turn = request.ticket.checked_rem(workers)?;
     let is_usable = |index| view.state(index).is_usable;
-    let other = |count: usize| ((round + turn) % count.max(1) as u64) as usize;
-    fit_at(view, turn as usize, is_usable, other)
+    let index = ViewIndex::new(turn as usize);
+    if is_usable(index) {
+        return Some(index);
+    }
+    let round = request.ticket / workers;
+    chosen_fit(view, is_usable, |count| ((round + turn) % count) as usize)
 }
 
 /// A random one of the workers that fit.
@@ -318,24 +326,27 @@ fn any_of(
     is_fit: impl Fn(ViewIndex) -> bool,
     draw: &mut Draw,
 ) -> Option<ViewIndex> {
-    let drawn = draw.below(view.len());
-    fit_at(view, drawn, is_fit, |count| draw.below(count))
+    for _ in 0..RANDOM_DRAWS.min(view.len()) {
+        let index = ViewIndex::new(draw.below(view.len()));
+        if is_fit(index) {
+            return Some(index);
+        }
+    }
+    chosen_fit(view, is_fit, |count| draw.below(count as usize))
 }
 
-/// The worker at `position`. If it does not fit, the one that `other` chooses of so many that do: the next one would get the
-/// requests of all before it that are down, or that are no pair with a decode worker.
-fn fit_at(
+/// The worker that `choose` takes of so many that fit. Not just the next one after an unusable worker: it would get the requests
+/// of all before it that are down, or that are no pair with a decode worker.
+fn chosen_fit(
     view: &impl View,
-    position: usize,
     is_fit: impl Fn(ViewIndex) -> bool,
-    other: impl FnOnce(usize) -> usize,
+    choose: impl FnOnce(u64) -> usize,
 ) -> Option<ViewIndex> {
-    let index = view.indices().nth(position)?;
-    if is_fit(index) {
-        return Some(index);
-    }
     let fit: SmallVec<[ViewIndex; 64]> = view.indices().filter(|index| is_fit(*index)).collect();
-    fit.get(other(fit.len())).copied()
+    if fit.is_empty() {
+        return None;
+    }
+    fit.get(choose(fit.len() as u64)).copied()
 }
 
 fn less_loaded_of_two(

@@ -1,5 +1,7 @@
 //! Parses an engine's `/metrics` and `/version`. Pure. Metric names are those of vLLM 0.32 and SGLang 0.5.
 
+use std::collections::BTreeMap;
+
 use crate::ids::Model;
 
 /// The numbers of an engine's `/metrics` that the router uses.
@@ -28,13 +30,14 @@ pub(super) struct EngineMetrics {
 pub(super) fn metrics(text: &str) -> EngineMetrics {
     let mut found = EngineMetrics::default();
     let mut for_capacity: Option<u32> = None;
+    let first = first_processes(text);
     for line in text.lines() {
         let Some((name, labels, value)) = sample(line) else {
             continue;
         };
         match name {
             // With tensor parallelism every process of a rank has the same numbers.
-            _ if name.starts_with("sglang:") && !is_first_process(labels) => {}
+            _ if name.starts_with("sglang:") && !is_first_process(labels, &first) => {}
             "vllm:num_requests_running" | "sglang:num_running_reqs" => {
                 found.has_load = true;
                 found.running = found.running.saturating_add(value as u32);
@@ -115,11 +118,34 @@ pub(super) fn adapters(text: &str) -> Option<Adapters> {
     })
 }
 
+/// SGLang's lowest tp rank of each dp rank. With DP attention the tp ranks go on from one dp rank to the next.
+fn first_processes(text: &str) -> BTreeMap<&str, u32> {
+    const NAME: &str = "sglang:num_running_reqs";
+    let samples = text.lines().filter(|line| line.starts_with(NAME));
+    let samples = samples
+        .filter_map(sample)
+        .filter(|(name, ..)| *name == NAME);
+    let mut first = BTreeMap::new();
+    for (_, labels, _) in samples {
+        if let Some(dp_rank) = label(labels, "dp_rank") {
+            let tp_rank = rank(labels, "tp_rank");
+            let lowest = first.entry(dp_rank).or_insert(tp_rank);
+            *lowest = tp_rank.min(*lowest);
+        }
+    }
+    first
+}
+
 /// Whether a sample is of the first of several processes that compute the same requests.
-fn is_first_process(labels: &str) -> bool {
-    ["tp_rank", "pp_rank"]
-        .into_iter()
-        .all(|name| matches!(label(labels, name), None | Some("0")))
+fn is_first_process(labels: &str, first: &BTreeMap<&str, u32>) -> bool {
+    let dp_rank = label(labels, "dp_rank");
+    let lowest = dp_rank.and_then(|dp_rank| first.get(dp_rank).copied());
+    rank(labels, "pp_rank") == 0 && rank(labels, "tp_rank") == lowest.unwrap_or(0)
+}
+
+/// 0 if the label is absent, and another one if it is no number.
+fn rank(labels: &str, name: &str) -> u32 {
+    label(labels, name).map_or(0, |rank| rank.parse().unwrap_or(u32::MAX))
 }
 
 /// The `version` of `{"version":"0.32.0"}`.
@@ -268,6 +294,20 @@ mod tests {
                 ..EngineMetrics::default()
             }
         );
+    }
+
+    #[test]
+    fn every_dp_rank_of_sglang_counts_with_dp_attention() {
+        // Two dp ranks with two tp ranks each, which are numbered through.
+        let process = |dp_rank: u32, tp_rank: u32| {
+            let labels = format!("dp_rank=\"{dp_rank}\",pp_rank=\"0\",tp_rank=\"{tp_rank}\"");
+            format!(
+                "sglang:num_running_reqs{{{labels}}} 2.0\nsglang:max_total_num_tokens{{{labels}}} 1024.0\n"
+            )
+        };
+        let page = process(1, 3) + &process(1, 2) + &process(0, 1) + &process(0, 0);
+        let found = metrics(&page);
+        assert_eq!((found.running, found.cache_tokens), (4, Some(2_048)));
     }
 
     #[test]

@@ -231,6 +231,21 @@ fn what_workers_that_are_down_would_get_is_spread_over_all_others() {
 }
 
 #[test]
+fn a_random_worker_is_found_without_a_look_at_all_of_a_large_fleet() {
+    let rows: Vec<_> = (0..1_000).map(|index| (index % 2 == 0, 0, 0, 0)).collect();
+    let table = Table::new(&rows);
+    let looks = std::cell::Cell::new(0);
+    let is_fit = |index: ViewIndex| {
+        looks.set(looks.get() + 1);
+        table.state(index).is_usable
+    };
+    for seed in 0..100 {
+        assert!(any_of(&table, &is_fit, &mut Draw(seed)).is_some());
+    }
+    assert!(looks.get() < 5_000, "{}", looks.get());
+}
+
+#[test]
 fn least_load_takes_the_fewest_requests() {
     let table = Table::new(&[(true, 3, 0, 0), (true, 1, 0, 0), (false, 0, 0, 0)]);
     assert_eq!(
