@@ -240,7 +240,7 @@ fn a_random_worker_is_found_without_a_look_at_all_of_a_large_fleet() {
         table.state(index).is_usable
     };
     for seed in 0..100 {
-        assert!(any_of(&table, &is_fit, &mut Draw(seed)).is_some());
+        assert!(any_of(&table, is_fit, &mut Draw(seed)).is_some());
     }
     assert!(looks.get() < 5_000, "{}", looks.get());
 }
