@@ -194,14 +194,19 @@ mod tests {
         }
     }
 
-    #[test]
-    fn prompts_share_the_name_of_a_prefix_however_they_go_on() {
-        let registry = Registry::default();
-        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+    /// Indexes of a model whose only worker has blocks of four tokens, while the other value lives.
+    fn with_blocks_of_four() -> (PrefixIndexes, impl Sized) {
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
         let size = std::num::NonZeroU32::new(4).unwrap();
         let index = indexes.index(&"m".into(), size);
         let mut tree = index.add_tree(WorkerId(1), 0);
         tree.set_visible(true);
+        (indexes, (index, tree))
+    }
+
+    #[test]
+    fn prompts_share_the_name_of_a_prefix_however_they_go_on() {
+        let (indexes, _tree) = with_blocks_of_four();
         let group = group(&[1]);
         let blocks = |tokens: &[u32]| TokenBlocks::new(&indexes, &group, None, tokens);
         let system: Vec<u32> = (0..40).collect();
@@ -220,12 +225,7 @@ mod tests {
     /// A copy that one of two tenants has computed serves the other one nothing.
     #[test]
     fn prompts_with_different_cache_salts_share_no_prefix() {
-        let registry = Registry::default();
-        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
-        let size = std::num::NonZeroU32::new(4).unwrap();
-        let index = indexes.index(&"m".into(), size);
-        let mut tree = index.add_tree(WorkerId(1), 0);
-        tree.set_visible(true);
+        let (indexes, _tree) = with_blocks_of_four();
         let group = group(&[1]);
         let tokens: Vec<u32> = (0..40).collect();
         let key = |salt| TokenBlocks::new(&indexes, &group, salt, &tokens).shared_key(40);
