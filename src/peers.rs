@@ -34,6 +34,6 @@ mod workers;
 
 pub use self::frame::framed;
 pub use self::handle::Peers;
+pub use self::link::{Serving, TreeHandler};
 pub use self::metrics::TreeMetrics;
 pub use self::settings::Settings;
-pub use self::state::{Serving, TreeHandler};

@@ -8,10 +8,9 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::frame::framed;
-use super::link::{Failure, Link};
+use super::link::{Failure, Link, TreeHandler};
 use super::metrics::TreeMetrics;
 use super::numbers::WorkerKey;
-use super::state::TreeHandler;
 use super::tree_wire;
 use super::wire::TreeRequest;
 use super::wire::peer_message::Kind;

@@ -9,13 +9,13 @@ use tokio::net::TcpListener;
 
 use super::discovery;
 use super::handshake::{Identity, InstanceId};
-use super::link::{Failure, Link};
+use super::link::{Failure, Link, TreeHandler};
 use super::metrics::Metrics;
 use super::routed::RoutedPrompts;
 use super::server::Server;
 use super::session;
 use super::settings::Settings;
-use super::state::{State, TreeHandler, TreeSources};
+use super::state::{State, TreeSources};
 use super::status::{LoadRow, Status};
 use super::{client, wire};
 use crate::fleet::registry::Registry;

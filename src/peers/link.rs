@@ -1,7 +1,9 @@
 //! One bidirectional gRPC stream between two replicas: framed messages out through a short queue, messages in, and the
 //! handshake with which each stream begins.
 
+use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -214,5 +216,27 @@ impl Stream for Queue {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(cx)
+    }
+}
+
+/// Serves the call by which a replica that starts copies trees, until it ends.
+#[derive(Clone)]
+pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
+
+pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for TreeHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeHandler").finish_non_exhaustive()
+    }
+}
+
+impl TreeHandler {
+    pub fn new(serve: impl Fn(Link) -> Serving + Send + Sync + 'static) -> Self {
+        Self(Arc::new(serve))
+    }
+
+    pub(super) async fn serve(&self, link: Link) {
+        (self.0)(link).await;
     }
 }

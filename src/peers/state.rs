@@ -2,8 +2,6 @@
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
@@ -18,7 +16,7 @@ use tracing::{info, warn};
 use super::addresses::AddressState;
 use super::gauges::{Condition, Gauges};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
-use super::link::{Link, Outgoing};
+use super::link::{Outgoing, TreeHandler};
 use super::load_table::LoadTable;
 use super::metrics::Metrics;
 use super::pace::Wakes;
@@ -87,28 +85,6 @@ pub struct TreeSources {
     pub ready: Vec<Arc<str>>,
     /// Another may soon be known to be ready: an address was not tried yet, or a connected replica has not reported.
     pub may_grow: bool,
-}
-
-/// Serves the call by which a replica that starts copies trees, until it ends.
-#[derive(Clone)]
-pub struct TreeHandler(Arc<dyn Fn(Link) -> Serving + Send + Sync>);
-
-pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-impl fmt::Debug for TreeHandler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeHandler").finish_non_exhaustive()
-    }
-}
-
-impl TreeHandler {
-    pub fn new(serve: impl Fn(Link) -> Serving + Send + Sync + 'static) -> Self {
-        Self(Arc::new(serve))
-    }
-
-    pub(super) async fn serve(&self, link: Link) {
-        (self.0)(link).await;
-    }
 }
 
 impl State {

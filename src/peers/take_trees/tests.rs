@@ -4,7 +4,7 @@ use super::*;
 use crate::http::grpc;
 use crate::observe::metrics::Registry;
 use crate::peers::handle::tests::{Replica, eventually, replica};
-use crate::peers::state::TreeHandler;
+use crate::peers::link::TreeHandler;
 use crate::peers::tree_wire::{chunks, tests::copy};
 
 /// A replica that sends as many chunks of a tree as `cut` leaves of them, and closes the stream.
