@@ -195,7 +195,7 @@ mod tests {
     }
 
     /// Indexes of a model whose only worker has blocks of four tokens, while the other value lives.
-    fn with_blocks_of_four() -> (PrefixIndexes, impl Sized) {
+    fn with_blocks_of_four() -> (Arc<PrefixIndexes>, impl Sized) {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
         let size = std::num::NonZeroU32::new(4).unwrap();
         let index = indexes.index(&"m".into(), size);
