@@ -12,7 +12,7 @@ use crate::ids::ViewIndex;
 
 /// Workers that are compared besides those with the prefix, drawn for each request; of a fleet of up to this many all are. The
 /// best of 16 is among the least busy 6 %, at a cost that does not grow with the fleet.
-const RANDOM_CANDIDATES: u32 = 16;
+const RANDOM_CANDIDATES: usize = 16;
 
 /// Draws of a random worker before all of a fleet are looked at, which takes long in a large one. Where half of the workers fit,
 /// that is needed once in 256 times.
@@ -33,7 +33,7 @@ pub fn decide(
             any_of(view, is_usable, &mut draw).map(|index| (index, Reason::Random))
         }
         Policy::LeastLoad => {
-            let indices = sample(view, 64, &mut draw);
+            let indices = sample::<64, _>(view, &mut draw);
             least_load(request, view, indices).map(|index| (index, Reason::LeastLoad))
         }
         Policy::PowerOfTwo => less_loaded_of_two(request, view, &mut draw),
@@ -95,8 +95,9 @@ fn cache_aware(
         search.consider_owner(*index);
     }
     if !search.can_skip_sample() {
+        let drawn = sample::<RANDOM_CANDIDATES, _>(view, draw);
         // All backlogs are loaded at once, since each is in another cache line.
-        let mut sampled: SmallVec<[(ViewIndex, f64); 16]> = sample(view, RANDOM_CANDIDATES, draw)
+        let mut sampled: SmallVec<[(ViewIndex, f64); RANDOM_CANDIDATES]> = drawn
             .map(|index| (index, search.at_least(&view.backlog(index))))
             .collect();
         // The one that is likely to be the best comes first: it rules most of the others out.
@@ -149,7 +150,7 @@ pub(super) fn cache_aware_reason(
 /// The workers that a cache-aware decision compares: the prefix owners and a random sample.
 pub(super) fn candidates(request: &Request, view: &impl View) -> SmallVec<[ViewIndex; 32]> {
     let mut draw = Draw(request.seed);
-    let sampled = sample(view, RANDOM_CANDIDATES, &mut draw);
+    let sampled = sample::<RANDOM_CANDIDATES, _>(view, &mut draw);
     view.prefix_owners()
         .iter()
         .chain(view.adapter_owners())
@@ -295,16 +296,23 @@ impl SortKey {
     }
 }
 
-/// Every worker of a small fleet, `count` random ones (some perhaps twice) of a large one.
-fn sample<'a, V: View>(
+/// Every worker of a small fleet, `COUNT` different ones of a large one: a random one of each of as many parts, which lie side by
+/// side. Some parts are smaller than others by one worker, so the first one begins at a random worker.
+fn sample<'a, const COUNT: usize, V: View>(
     view: &V,
-    count: u32,
     draw: &'a mut Draw,
-) -> impl Iterator<Item = ViewIndex> + use<'a, V> {
+) -> impl Iterator<Item = ViewIndex> + use<'a, COUNT, V> {
     let len = view.len();
-    let takes_all = len <= count as usize;
-    let count = if takes_all { len } else { count as usize };
-    (0..count).map(move |number| ViewIndex::new(if takes_all { number } else { draw.below(len) }))
+    let takes_all = len <= COUNT;
+    let first = if takes_all { 0 } else { draw.below(len) };
+    (0..len.min(COUNT)).map(move |part| {
+        if takes_all {
+            return ViewIndex::new(part);
+        }
+        let (from, to) = (part * len / COUNT, (part + 1) * len / COUNT);
+        let number = first + from + draw.below(to - from);
+        ViewIndex::new(if number < len { number } else { number - len })
+    })
 }
 
 /// The worker whose turn it is. The turns of one that is unusable go to the usable ones, in turn.

@@ -246,6 +246,30 @@ fn a_random_worker_is_found_without_a_look_at_all_of_a_large_fleet() {
 }
 
 #[test]
+fn a_sample_has_no_worker_twice_and_has_each_as_often_as_any_other() {
+    const SEEDS: u64 = 10_000;
+    for len in [1_usize, 16, 17, 40, 64, 65, 1_000] {
+        let table = Table::new(&vec![(true, 0, 0, 0); len]);
+        let mut counts = vec![0_u64; len];
+        for seed in 0..SEEDS {
+            let mut draw = Draw(seed);
+            let mut sampled: Vec<ViewIndex> = sample::<16, _>(&table, &mut draw).collect();
+            assert_eq!(sampled.len(), len.min(16));
+            sampled.iter().for_each(|index| counts[index.get()] += 1);
+            sampled.sort_unstable();
+            sampled.dedup();
+            assert_eq!(sampled.len(), len.min(16), "{len} {seed}");
+        }
+        let mean = SEEDS * len.min(16) as u64 / len as u64;
+        let even = mean * 2 / 3..=mean * 4 / 3;
+        assert!(
+            counts.iter().all(|count| even.contains(count)),
+            "{len}: {mean} {counts:?}"
+        );
+    }
+}
+
+#[test]
 fn least_load_takes_the_fewest_requests() {
     let table = Table::new(&[(true, 3, 0, 0), (true, 1, 0, 0), (false, 0, 0, 0)]);
     assert_eq!(
