@@ -125,8 +125,13 @@ fn decide_among(
     decode: &impl View,
     may_pair: impl Fn(ViewIndex, ViewIndex) -> bool,
 ) -> Option<Pair> {
+    let decode_workers = decode.len().max(1) as u64;
     let leg = Request {
         answer_tokens: 0.0,
+        // The leg has a turn and draws of its own. With the decode leg's, a prefill worker whose number comes up together with
+        // those of the decode workers in its zone would get more requests than others there.
+        ticket: request.ticket / decode_workers + request.ticket % decode_workers,
+        seed: !request.seed,
         ..*request
     };
     let chooser = Chooser {

@@ -230,6 +230,52 @@ fn the_only_decode_worker_with_a_pair_is_found_in_a_large_fleet() {
     }
 }
 
+#[test]
+fn the_prefill_workers_of_a_zone_get_equal_parts_whatever_the_order_of_the_workers() {
+    const REQUESTS: u64 = 4_000;
+    let (apart, alternating) = ([0, 0, 1, 1], [0, 1, 0, 1]);
+    let table = Table::new(&[(true, 0, 0, 0); 4]);
+    for policy in [Policy::RoundRobin, Policy::Random] {
+        let routing = Routing {
+            policy,
+            ..Routing::default()
+        };
+        for (prefills, decodes) in [
+            (apart, apart),
+            (apart, alternating),
+            (alternating, apart),
+            (alternating, alternating),
+        ] {
+            let may_pair =
+                |from: ViewIndex, to: ViewIndex| prefills[from.get()] == decodes[to.get()];
+            let mut counts = [[0_u64; 4]; 2];
+            for number in 0..REQUESTS {
+                let request = Request {
+                    ticket: number,
+                    seed: number,
+                    ..request(4_000)
+                };
+                let alone = |_| false;
+                let pair = decide(
+                    &SETTINGS, &routing, &request, &table, &table, may_pair, alone,
+                );
+                let pair = pair.unwrap();
+                counts[0][pair.prefill.unwrap().index.get()] += 1;
+                counts[1][pair.decode.index.get()] += 1;
+            }
+            let even = if policy == Policy::RoundRobin {
+                REQUESTS / 4..=REQUESTS / 4
+            } else {
+                REQUESTS / 5..=REQUESTS * 3 / 10
+            };
+            assert!(
+                counts.iter().flatten().all(|count| even.contains(count)),
+                "{policy:?} {prefills:?} {decodes:?} {counts:?}"
+            );
+        }
+    }
+}
+
 type Row = (bool, u32, u64, u32, u32, u64);
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
