@@ -59,14 +59,16 @@ impl<'a> FleetView<'a> {
         };
         let range = ViewRange::of_workers(places, workers);
         let adapter_owners = if group.is_adapter {
-            adapter_owners(places, &range, |worker| is_free(worker, now, excluded))
+            adapter_owners(places, &range, |worker| {
+                is_free(worker, task, now, excluded)
+            })
         } else {
             SmallVec::new()
         };
         Self {
             adapter_owners,
             places,
-            owners: prefixes.owners(&range, |worker| is_free(worker, now, excluded)),
+            owners: prefixes.owners(&range, |worker| is_free(worker, task, now, excluded)),
             prefixes,
             task,
             range,
@@ -147,10 +149,7 @@ impl<'a> FleetView<'a> {
 
     /// True if the circuit breaker of KV transfers from a prefill worker admits one.
     pub(in crate::relay) fn may_transfer(&self, index: ViewIndex) -> bool {
-        match self.task {
-            Task::Decode | Task::Whole => true,
-            Task::Prefill(..) => self.worker(index).kv_transfer_breaker.may_admit(self.now),
-        }
+        may_transfer(self.worker(index), self.task, self.now)
     }
 
     /// Seconds that the first token takes beside the steps of the worker, which is the same wherever a request goes in most
@@ -164,7 +163,7 @@ impl<'a> FleetView<'a> {
 
     #[inline]
     fn is_free(&self, worker: &Worker) -> bool {
-        is_free(worker, self.now, self.excluded)
+        is_free(worker, self.task, self.now, self.excluded)
     }
 
     /// A decision of this view with the worker's index and its rank.
@@ -188,9 +187,17 @@ impl<'a> FleetView<'a> {
     }
 }
 
-/// Whether the worker's circuit breaker admits requests, and it is not excluded.
-fn is_free(worker: &Worker, now: Instant, excluded: &[WorkerId]) -> bool {
-    worker.breaker.may_admit(now) && !excluded.contains(&worker.id)
+/// Whether the worker's circuit breakers admit requests for the task, and it is not excluded.
+fn is_free(worker: &Worker, task: Task, now: Instant, excluded: &[WorkerId]) -> bool {
+    let is_admitted = worker.breaker.may_admit(now) && may_transfer(worker, task, now);
+    is_admitted && !excluded.contains(&worker.id)
+}
+
+fn may_transfer(worker: &Worker, task: Task, now: Instant) -> bool {
+    match task {
+        Task::Decode | Task::Whole => true,
+        Task::Prefill(..) => worker.kv_transfer_breaker.may_admit(now),
+    }
 }
 
 /// The least busy of the places whose workers have the group's adapter in their GPUs and can be sent requests: those that fail
@@ -220,10 +227,6 @@ impl View for FleetView<'_> {
     fn state(&self, index: ViewIndex) -> State {
         let place = self.place(index);
         let (worker, rank) = (self.places.worker(place), self.places.rank(place));
-        let can = match self.task {
-            Task::Decode | Task::Whole => true,
-            Task::Prefill(..) => self.is_bootstrap_known(index) && self.may_transfer(index),
-        };
         let share = self.share(place, worker, rank);
         let group = self.places.group();
         let mut usual = worker.load.usual_requests();
@@ -241,7 +244,7 @@ impl View for FleetView<'_> {
             speed.overlap = 0.0;
         }
         State {
-            is_usable: can && self.is_free(worker),
+            is_usable: self.is_bootstrap_known(index) && self.is_free(worker),
             requests: share.requests,
             queued_tokens: share.queued_tokens,
             delayed: routing::delayed(share.requests, usual),
@@ -410,6 +413,16 @@ mod tests {
         let first = [group.workers[0].id];
         let others = FleetView::new(&prefixes, Task::Decode, now, &first);
         assert_eq!(others.adapter_owners(), [ViewIndex::new(1)]);
+        // KV transfers from the first one fail.
+        let prefill = Task::Prefill(Connector::Nixl, Api::Chat);
+        let transfers = &group.workers[0].kv_transfer_breaker;
+        transfers.pause(now + Duration::from_secs(1));
+        let legs = FleetView::new(&prefixes, prefill, now, &[]);
+        assert_eq!(legs.adapter_owners(), [ViewIndex::new(1)]);
+        assert!(!legs.state(ViewIndex::new(0)).is_usable);
+        assert!(legs.state(ViewIndex::new(1)).is_usable);
+        let decode = FleetView::new(&prefixes, Task::Decode, now, &[]);
+        assert_eq!(decode.adapter_owners().len(), 2);
     }
 
     #[test]
