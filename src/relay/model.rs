@@ -130,6 +130,9 @@ impl RememberedModel {
 #[derive(Debug)]
 pub(super) struct Counts {
     tickets: AtomicU64,
+    /// The number of its first request, drawn at random: or else the turns of each replica, and of each adapter, would begin at
+    /// the same worker.
+    first_ticket: u64,
     pub(super) series: SeriesByWorker,
     /// What its tenants use.
     pub(super) usage: CountersByTenant,
@@ -240,6 +243,7 @@ impl Models {
             let now = observe::now();
             let counts = Counts {
                 tickets: AtomicU64::new(0),
+                first_ticket: u64::from(fastrand::u32(..)),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
                 usage: CountersByTenant::default(),
                 answers: AnswerTokens::default(),
@@ -303,12 +307,12 @@ impl Shared {
 
 impl ModelState {
     pub(super) fn take_ticket(&self) -> u64 {
-        self.counts.tickets.fetch_add(1, Relaxed)
+        self.counts.first_ticket + self.counts.tickets.fetch_add(1, Relaxed)
     }
 
     /// The number that the next request will get.
     pub(super) fn next_ticket(&self) -> u64 {
-        self.counts.tickets.load(Relaxed)
+        self.counts.first_ticket + self.counts.tickets.load(Relaxed)
     }
 
     /// The hash of the request's first affinity key, by the order of `hash_on`.
@@ -356,6 +360,18 @@ mod tests {
         };
         let families = prefill_decode::Families::new(counts);
         Models::new(settings, registry(&[]), Some(families), true, counts)
+    }
+
+    #[test]
+    fn turns_of_replicas_and_of_adapters_do_not_all_begin_at_the_same_worker() {
+        let counts = metrics::Registry::default();
+        let models = models(&counts);
+        let begins_at = |number: u32| {
+            let name = format!("adapter-{number}");
+            models.of(&Model::from(&*name)).next_ticket() % 4
+        };
+        let workers: FxHashSet<u64> = (0..64).map(begins_at).collect();
+        assert_eq!(workers.len(), 4);
     }
 
     /// The pairs that have series of their own are bounded, and a reload makes no new ones.

@@ -45,7 +45,7 @@ pub struct Request {
     /// True while no other replica is connected, although there are others: they route by `prefix_key` too, so that
     /// prompts with the same start meet at the same worker.
     pub is_alone: bool,
-    /// The number of the request among its model's, for round_robin.
+    /// The number of the request among its model's, which begin at any number: for round_robin.
     pub ticket: u64,
     /// Draws the random sample and breaks ties.
     pub seed: u64,

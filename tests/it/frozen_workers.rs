@@ -85,6 +85,11 @@ async fn a_request_for_which_the_engine_may_have_run_tools_is_not_tried_elsewher
         config.fleet.health.timeout = Duration::from_secs(3);
     })
     .await;
+    eventually("the next turn is that of w0", async || {
+        let (_, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        decided.worker == "w1"
+    })
+    .await;
     cluster.engines[0].signal("STOP");
     let mut asked = JoinSet::new();
     for (sent, kind) in ["function", "code_interpreter"].into_iter().enumerate() {

@@ -229,7 +229,7 @@ mod tests {
         let usage = Usage::new(None, &counts);
         let models = models(&counts);
         let fleet = registry(&[]).snapshot().clone();
-        serve(&models, &usage, "m", &worker("a"));
+        let next = serve(&models, &usage, "m", &worker("a")).next_ticket();
         let now = observe::now();
         for minutes in [0, 5, 30] {
             let later = now + Duration::from_secs(60 * minutes);
@@ -237,7 +237,7 @@ mod tests {
             shared.forget_departed(later, &fleet, |_| false, &usage);
         }
         let after = models.successor(models.settings.clone(), true);
-        assert_eq!(after.of(&Model::from("m")).next_ticket(), 1);
+        assert_eq!(after.of(&Model::from("m")).next_ticket(), next);
     }
 
     #[test]
