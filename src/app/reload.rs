@@ -262,7 +262,7 @@ impl Reloader {
     fn log(&mut self, trigger: Trigger, outcome: &Outcome) {
         match outcome {
             Outcome::Applied(changes) => {
-                for warning in warnings::of(&self.running) {
+                for warning in warnings::of_running(&self.running) {
                     warn!("configuration: {warning}");
                 }
                 info!(
