@@ -14,26 +14,26 @@ use tokio::time::timeout;
 /// text and musl's. The standard library gives no code.
 const NO_ANSWER: [&str; 2] = ["Temporary failure in name resolution", "Try again"];
 
-type Found = io::Result<Vec<SocketAddr>>;
+type Resolved = io::Result<Vec<SocketAddr>>;
 
 #[derive(Debug, Default)]
 pub(super) struct Resolver {
-    last: Arc<Mutex<Last>>,
+    last: Arc<Mutex<LastAddresses>>,
 }
 
 #[derive(Debug, Default)]
-struct Last {
+struct LastAddresses {
     /// What the name had when it was last found; empty once it is known not to exist.
     addresses: Vec<SocketAddr>,
     /// A lookup that took too long. Until it ends there is no other one, so that a resolver that hangs takes no thread for
     /// each connection.
-    late: Option<JoinHandle<Found>>,
+    late: Option<JoinHandle<Resolved>>,
 }
 
 impl Resolver {
     /// The addresses of `host_and_port`, which is the same in each call. If the name was found before, it waits no longer
     /// than `patience`.
-    pub(super) async fn addresses(&self, host_and_port: &str, patience: Duration) -> Found {
+    pub(super) async fn addresses(&self, host_and_port: &str, patience: Duration) -> Resolved {
         let name = host_and_port.to_owned();
         self.look_up(patience, move || Ok(name.to_socket_addrs()?.collect()))
             .await
@@ -42,8 +42,8 @@ impl Resolver {
     async fn look_up(
         &self,
         patience: Duration,
-        look_up: impl FnOnce() -> Found + Send + 'static,
-    ) -> Found {
+        look_up: impl FnOnce() -> Resolved + Send + 'static,
+    ) -> Resolved {
         let known = self.last.lock().instead_of_lookup();
         if let Some(known) = known {
             return Ok(known);
@@ -64,7 +64,7 @@ impl Resolver {
     }
 }
 
-impl Last {
+impl LastAddresses {
     /// The last addresses, if a lookup hangs.
     fn instead_of_lookup(&self) -> Option<Vec<SocketAddr>> {
         let late = self.late.as_ref();
@@ -75,8 +75,8 @@ impl Last {
     /// The last addresses, if a lookup takes too long; the lookup itself where there are none.
     fn on_late(
         &mut self,
-        running: JoinHandle<Found>,
-    ) -> Result<Vec<SocketAddr>, JoinHandle<Found>> {
+        running: JoinHandle<Resolved>,
+    ) -> Result<Vec<SocketAddr>, JoinHandle<Resolved>> {
         if self.addresses.is_empty() {
             return Err(running);
         }
@@ -85,7 +85,7 @@ impl Last {
     }
 
     /// What is used after a lookup has ended like this.
-    fn on_ended(&mut self, found: Found) -> Found {
+    fn on_ended(&mut self, found: Resolved) -> Resolved {
         match found {
             Ok(found) => self.addresses = found,
             Err(error) if self.addresses.is_empty() || !shows_nothing(&error) => {
@@ -114,11 +114,11 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn found(last: u8) -> Found {
+    fn found(last: u8) -> Resolved {
         Ok(vec![SocketAddr::from(([10, 0, 0, last], 80))])
     }
 
-    fn failed(why: &str) -> Found {
+    fn failed(why: &str) -> Resolved {
         let text = format!("failed to lookup address information: {why}");
         Err(io::Error::other(text))
     }
@@ -126,7 +126,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_addresses_are_used_while_no_name_server_answers() {
         let resolver = Resolver::default();
-        let look_up = async |answer: fn() -> Found| resolver.look_up(PATIENCE, answer).await;
+        let look_up = async |answer: fn() -> Resolved| resolver.look_up(PATIENCE, answer).await;
         let no_answer = || failed(NO_ANSWER[0]);
         look_up(no_answer).await.unwrap_err();
         assert_eq!(look_up(|| found(1)).await.unwrap(), found(1).unwrap());
