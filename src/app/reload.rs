@@ -216,7 +216,7 @@ impl Reloader {
                 if !std::mem::replace(&mut self.look_hangs, true) {
                     warn!(
                         %error,
-                        "a file of the configuration cannot be looked at; meanwhile only SIGHUP and POST /reload take changes over"
+                        "a configuration file cannot be looked at; meanwhile only SIGHUP and POST /reload take changes over"
                     );
                 }
                 false
