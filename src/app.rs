@@ -13,6 +13,7 @@ mod events;
 pub mod kv_tap;
 mod load_sockets;
 mod lost_caches;
+mod memory_bounds;
 mod memory_return;
 pub mod metrics_reference;
 pub mod process_setup;
@@ -387,7 +388,7 @@ impl App {
         ));
         let peers_address = sharing.as_ref().map(|sharing| sharing.address);
         let shown = peers_address.map(tracing::field::display);
-        for warning in warnings::of(config) {
+        for warning in warnings::of_running(config) {
             warn!("configuration: {warning}");
         }
         info!(api = %api_address, admin = %admin_address, peers = shown, "listening");

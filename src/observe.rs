@@ -1,10 +1,11 @@
-//! Logs, the clock that tasks read, and (in `metrics`) the metrics registry.
+//! Logs, the clock that tasks read, (in `metrics`) the metrics registry, and what is known of the process itself.
 
 mod clock;
 pub mod line_log;
 pub mod log_once;
 mod log_text;
 mod log_writer;
+pub mod memory_limit;
 pub mod metrics;
 pub mod metrics_text;
 pub mod process;

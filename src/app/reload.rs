@@ -20,12 +20,13 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 pub(super) use self::parts::Parts;
-use self::reading::{CHECK_PATIENCE, read};
+use self::reading::read;
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use super::warnings;
 use crate::config::diff::Change;
 use crate::config::{Config, Refused, WatchedFiles, unreadable};
+use crate::http::file_thread::FileThread;
 use crate::http::io_threads::OffloadThread;
 use crate::observe::metrics::Registry;
 
@@ -35,9 +36,6 @@ const MAX_WAITING: usize = 16;
 /// A file is read once it was quiet for this long: an editor may write it in pieces, and the first piece of a list of
 /// workers is a valid list.
 const SETTLE: Duration = Duration::from_millis(100);
-
-/// A look at the files that takes longer is logged: a few kilobytes take milliseconds, unless their file system hangs.
-const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Changes that one log line shows.
 const MAX_LOGGED: usize = 10;
@@ -110,6 +108,10 @@ pub(super) struct Reloader {
     requests: Requests,
     metrics: Metrics,
     files: WatchedFiles,
+    /// Looks at the files. A reload reads them on another thread: it may be one to other files than those that hang.
+    looks: FileThread<(WatchedFiles, bool)>,
+    /// Whether the last look has not ended.
+    look_hangs: bool,
     thread: OffloadThread,
     /// What was logged last of a refused file. Each problem is logged once.
     logged: Option<String>,
@@ -132,6 +134,8 @@ impl Reloader {
             status: handle.status.clone(),
             requests,
             metrics,
+            looks: start_looks()?,
+            look_hangs: false,
             thread: OffloadThread::start("config")?,
             logged: None,
         })
@@ -168,7 +172,7 @@ impl Reloader {
                 () = tokio::time::sleep(interval.unwrap_or_default()), if interval.is_some() => {
                     if self.has_changed().await {
                         self.reload(Trigger::FileChange).await;
-                    } else if self.status.is_retry_due(RETRY) {
+                    } else if !self.look_hangs && self.status.is_retry_due(RETRY) {
                         self.reload(Trigger::Retry).await;
                     }
                 }
@@ -202,12 +206,21 @@ impl Reloader {
             let has_changed = files.have_changed();
             (files, has_changed)
         };
-        match read(&self.thread, LOOK_PATIENCE, look).await {
-            Some((files, has_changed)) => {
+        match self.looks.look(look).await {
+            Ok((files, has_changed)) => {
                 self.files = files;
+                self.look_hangs = false;
                 has_changed
             }
-            None => false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.look_hangs, true) {
+                    warn!(
+                        %error,
+                        "a configuration file cannot be looked at; meanwhile only SIGHUP and POST /reload take changes over"
+                    );
+                }
+                false
+            }
         }
     }
 
@@ -234,7 +247,7 @@ impl Reloader {
                 .map_err(|error| Refused::Invalid(unreadable(&name, &error)))?;
             running.successor(&text)
         };
-        let (config, changes) = match read(&self.thread, CHECK_PATIENCE, check).await {
+        let (config, changes) = match read(&self.thread, check).await {
             Some(Ok(prepared)) => prepared,
             Some(Err(refused)) => return Outcome::Refused(refused),
             None => {
@@ -242,6 +255,14 @@ impl Reloader {
             }
         };
         let config = Arc::new(config);
+        if self.look_hangs {
+            // What that look returns one day is of other files.
+            self.looks = match start_looks() {
+                Ok(looks) => looks,
+                Err(error) => return Outcome::Failed(error.to_string()),
+            };
+            self.look_hangs = false;
+        }
         // Secrets may be read from other files now.
         self.files = config.source.files();
         self.apply(config, changes).await
@@ -262,7 +283,7 @@ impl Reloader {
     fn log(&mut self, trigger: Trigger, outcome: &Outcome) {
         match outcome {
             Outcome::Applied(changes) => {
-                for warning in warnings::of(&self.running) {
+                for warning in warnings::of_running(&self.running) {
                     warn!("configuration: {warning}");
                 }
                 info!(
@@ -303,6 +324,10 @@ impl Reloader {
         }
         self.logged = None;
     }
+}
+
+fn start_looks() -> io::Result<FileThread<(WatchedFiles, bool)>> {
+    FileThread::start("config-files")
 }
 
 /// The first changes, in one line.

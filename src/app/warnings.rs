@@ -1,6 +1,6 @@
 //! What works and is not as it should be: the start and a reload log it, and `check` prints it.
 
-use super::traces;
+use super::{memory_bounds, traces};
 use crate::config::{Config, DiscoveryEntry, ModelOverride, Tokenizer};
 use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
@@ -20,6 +20,15 @@ pub fn of(config: &Config) -> Vec<String> {
     warnings.extend(unused_hash_on(config));
     warnings.extend(tokenizers_without_folder(config));
     warnings.extend(empty_access_file(config));
+    warnings
+}
+
+/// Also what depends on where the router runs, which may be elsewhere than `check` does.
+pub(super) fn of_running(config: &Config) -> Vec<String> {
+    let mut warnings = of(config);
+    if let Some(limit) = observe::memory_limit::of_process() {
+        warnings.extend(memory_bounds::warning(config, limit));
+    }
     warnings
 }
 

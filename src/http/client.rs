@@ -10,8 +10,10 @@ mod connection;
 mod dead_peers;
 mod error;
 mod http2;
+mod resolver;
 mod settings;
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ pub use self::body::EngineBody;
 use self::connection::Connection;
 use self::dead_peers::lose_dead_peers;
 pub use self::error::{Error, is_local};
+use self::resolver::Resolver;
 pub use self::settings::Settings;
 use super::BodyError;
 use crate::http::io_threads::{self, SHARDS};
@@ -41,6 +44,10 @@ const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A connection that was idle for less is needed by its own thread soon: a busy one would take it back.
 const UNUSED_AFTER: Duration = Duration::from_millis(100);
+
+/// The part of the connect time-out for which a name is looked up before its last addresses are used. A lookup takes
+/// milliseconds, unless a packet is lost: resolvers ask again after seconds.
+const LOOKUP_PART: u32 = 4;
 
 /// What an address has before the path of a Unix socket.
 pub const UNIX: &str = "unix:";
@@ -58,6 +65,7 @@ pub struct Pool {
     /// The connections of HTTP/2, if it is spoken.
     http2: Option<Box<http2::Connections>>,
     settings: Settings,
+    resolver: Resolver,
     tls: Option<Arc<tls::Client>>,
     /// By I/O thread: a connection is driven by the thread that opened it or took it over.
     idle: [Mutex<Vec<Idle>>; SHARDS],
@@ -90,7 +98,8 @@ impl fmt::Debug for Idle {
 
 impl Pool {
     /// `address` is `host:port`, with a path that is put before those of requests, if there is one; a name is resolved
-    /// at each connect. With [`HTTP2`] before it, HTTP/2 is spoken. Or it is [`UNIX`] and the path of a socket.
+    /// at each connect, and has its last addresses while the resolver fails. With [`HTTP2`] before it, HTTP/2 is spoken. Or
+    /// it is [`UNIX`] and the path of a socket.
     pub fn new(address: String, settings: Settings) -> Arc<Self> {
         Self::with_tls(address, settings, None)
     }
@@ -116,6 +125,7 @@ impl Pool {
             http2: has_http2.then(Box::default),
             address,
             settings,
+            resolver: Resolver::default(),
             tls,
             idle: Default::default(),
         })
@@ -254,7 +264,14 @@ impl Pool {
         if let Some(path) = self.unix_socket() {
             return UnixStream::connect(path).await.map(Socket::Unix);
         }
-        let stream = TcpStream::connect(self.authority()).await?;
+        let stream = match self.authority().parse::<SocketAddr>() {
+            Ok(address) => TcpStream::connect(address).await?,
+            Err(_) => {
+                let patience = self.settings.connect_timeout / LOOKUP_PART;
+                let addresses = self.resolver.addresses(self.authority(), patience);
+                TcpStream::connect(&*addresses.await?).await?
+            }
+        };
         let _ = stream.set_nodelay(true);
         lose_dead_peers(&stream);
         let Some(tls) = &self.tls else {

@@ -85,6 +85,11 @@ impl IssuerKeys {
         )
     }
 
+    /// Whether a key that is not known does not exist.
+    pub(super) fn are_current(&self) -> bool {
+        self.pacing.lock().is_current()
+    }
+
     /// Reads the keys for as long as anything uses them.
     pub(super) async fn read_for_ever(keys: Weak<Self>, mut source: Source) {
         let mut last = None;
@@ -100,7 +105,7 @@ impl IssuerKeys {
                     failures + 1
                 }
             };
-            this.pacing.lock().on_ended(observe::now());
+            this.pacing.lock().on_ended(observe::now(), failures == 0);
             this.ended.send_modify(|count| *count += 1);
             let pause = this.pause(failures);
             let wanted = this.wanted.clone();

@@ -1,4 +1,5 @@
-//! When keys may be looked at besides the regular looks: because a token names a key that is not known. Pure.
+//! When keys may be looked at besides the regular looks: because a token names a key that is not known. And whether the
+//! keys that are known are all that there are. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ pub(super) struct Pacing {
     interval: Duration,
     is_running: bool,
     ended: Option<Instant>,
+    /// Whether the last look read the keys.
+    has_read: bool,
 }
 
 impl Pacing {
@@ -29,6 +32,7 @@ impl Pacing {
             interval,
             is_running: true,
             ended: None,
+            has_read: false,
         }
     }
 
@@ -48,9 +52,16 @@ impl Pacing {
         self.is_running = true;
     }
 
-    pub(super) fn on_ended(&mut self, now: Instant) {
+    pub(super) fn on_ended(&mut self, now: Instant, has_read: bool) {
         self.is_running = false;
         self.ended = Some(now);
+        self.has_read = has_read;
+    }
+
+    /// Whether a key that is not known does not exist, as far as a look may tell. Not while the last look failed, or while
+    /// one runs that a request has waited for.
+    pub(super) fn is_current(&self) -> bool {
+        self.has_read && !self.is_running
     }
 }
 
@@ -65,14 +76,27 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut pacing = Pacing::new(Duration::from_secs(30));
         assert_eq!(pacing.on_unknown_key(at(0)), Wanted::Wait);
-        pacing.on_ended(at(1));
+        pacing.on_ended(at(1), true);
         assert_eq!(pacing.on_unknown_key(at(30)), Wanted::TooSoon);
         assert_eq!(pacing.on_unknown_key(at(31)), Wanted::Start);
         // All others wait for that look.
         assert_eq!(pacing.on_unknown_key(at(31)), Wanted::Wait);
-        pacing.on_ended(at(32));
+        pacing.on_ended(at(32), true);
         assert_eq!(pacing.on_unknown_key(at(33)), Wanted::TooSoon);
         pacing.on_started();
         assert_eq!(pacing.on_unknown_key(at(33)), Wanted::Wait);
+    }
+
+    #[test]
+    fn an_unknown_key_may_exist_while_the_keys_cannot_be_read() {
+        let now = observe::now();
+        let mut pacing = Pacing::new(Duration::from_secs(30));
+        assert!(!pacing.is_current());
+        for has_read in [true, false, true] {
+            pacing.on_started();
+            assert!(!pacing.is_current());
+            pacing.on_ended(now, has_read);
+            assert_eq!(pacing.is_current(), has_read);
+        }
     }
 }

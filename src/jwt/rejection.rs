@@ -22,6 +22,11 @@ pub enum Rejection {
         "the token cannot be verified: the public keys of its issuer could not be read yet; try again"
     )]
     NoKeys,
+    /// The issuer may have published its key since its keys were last read.
+    #[error(
+        "the token's key (`kid`) is not known yet, and the public keys of its issuer cannot be read now; try again"
+    )]
+    StaleKeys,
     #[error("the token's signature is wrong")]
     Signature,
     #[error("the token has expired (`exp`); get a new one")]
@@ -51,6 +56,7 @@ impl Rejection {
             Self::Issuer => "issuer",
             Self::UnknownKey => "unknown_key",
             Self::NoKeys => "no_keys",
+            Self::StaleKeys => "stale_keys",
             Self::Signature => "signature",
             Self::Expired => "expired",
             Self::NotYetValid => "not_yet_valid",

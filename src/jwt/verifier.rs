@@ -156,12 +156,15 @@ impl Verifier {
         let mut issuers = self.issuers.iter();
         let index = issuers.position(|issuer| issuer.settings.issuer == said.issuer);
         let index = index.ok_or(Rejection::Issuer)?;
-        match self.by(index, token, &said) {
-            Err(Rejection::UnknownKey | Rejection::NoKeys)
-                if self.issuers[index].keys.looked_again().await =>
-            {
+        let keys = &self.issuers[index].keys;
+        let result = match self.by(index, token, &said) {
+            Err(Rejection::UnknownKey | Rejection::NoKeys) if keys.looked_again().await => {
                 self.by(index, token, &said)
             }
+            result => result,
+        };
+        match result {
+            Err(Rejection::UnknownKey) if !keys.are_current() => Err(Rejection::StaleKeys),
             result => result,
         }
     }

@@ -95,6 +95,7 @@ impl Relay {
         let queues = Queues::new(fleet.clone(), connector, registry);
         let queue = queue.map(Arc::new);
         queues.set(queue.as_ref(), models.models());
+        usage.set_tenants(tenants.ids());
         let families = prefill_decode
             .as_ref()
             .map(|disaggregation| disaggregation.families.clone());
@@ -142,6 +143,7 @@ impl Relay {
         let former = self.prefill_decode.as_ref();
         let disaggregation = former.map(|settings| settings.successor(prefill_decode));
         self.queues.set(queue.as_ref(), models.models());
+        self.usage.set_tenants(tenants.ids());
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::reading::{CHECK_PATIENCE, read};
+use super::reading::read;
 use crate::admin::AdminServer;
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
@@ -52,7 +52,7 @@ impl Parts {
             let problems = listeners.replace(&next);
             (problems, next.token_sources(), tls::clients(&next, &known))
         };
-        let files = read(thread, CHECK_PATIENCE, reads).await;
+        let files = read(thread, reads).await;
         let (problems, sources, clients) =
             files.ok_or_else(|| io::Error::other("the read of files ended without a result"))?;
         if !problems.is_empty() {

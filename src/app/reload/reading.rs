@@ -10,20 +10,19 @@ use crate::http::io_threads::OffloadThread;
 
 /// A check of the file, or a read of what it names, that takes longer is logged. The check may load the tokenizers of
 /// many models.
-pub(super) const CHECK_PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What `work` returns on the thread. If that takes longer than `patience`, it is logged once.
+/// What `work` returns on the thread. If that takes longer than [`PATIENCE`], it is logged once.
 pub(super) async fn read<T: Send + 'static>(
     thread: &OffloadThread,
-    patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let mut working = pin!(thread.run(work));
-    if let Ok(done) = timeout(patience, working.as_mut()).await {
+    if let Ok(done) = timeout(PATIENCE, working.as_mut()).await {
         return done;
     }
     warn!(
-        ?patience,
+        patience = ?PATIENCE,
         "files of the configuration are still being read; does their file system answer? No reload until they are"
     );
     working.await

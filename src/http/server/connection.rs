@@ -449,9 +449,18 @@ impl Watch<'_> {
         if self.tick.as_mut().poll(cx).is_pending() {
             return Step::Go;
         }
-        let next = tokio::time::Instant::now() + self.limits.look_every();
-        self.tick.as_mut().reset(next);
+        let (due, now) = (self.tick.deadline(), tokio::time::Instant::now());
+        self.tick.as_mut().reset(now + self.limits.look_every());
         let _ = self.tick.as_mut().poll(cx);
+        self.on_tick(now.saturating_duration_since(due))
+    }
+
+    /// A look was due, so long ago.
+    fn on_tick(&mut self, late: Duration) -> Step {
+        if late >= self.limits.look_every() {
+            // This process was paused. What the client did meanwhile is read before the next look.
+            return Step::Go;
+        }
         self.look()
     }
 
@@ -499,8 +508,8 @@ mod tests {
     use super::*;
     use crate::observe::metrics::Registry;
 
-    #[tokio::test]
-    async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
+    /// A connection that has been without a request for twice [`SHORT_IDLE`].
+    fn with_idle(check: impl FnOnce(&mut Watch<'_>)) {
         let limits = Limits::new(&Settings::default());
         let activity = Arc::new(Activity::new(observe::now() - 2 * SHORT_IDLE));
         let (tasks, slots) = (Tasks::default(), Semaphore::new(1));
@@ -509,7 +518,7 @@ mod tests {
         let stopped = pin!(tasks.stopped());
         let ending = pin!(tasks.ending());
         let aborted = pin!(tasks.aborted());
-        let mut watch = Watch {
+        check(&mut Watch {
             activity: &activity,
             limits,
             tasks: &tasks,
@@ -523,10 +532,25 @@ mod tests {
             has_woken_streams: false,
             is_finishing: false,
             asked_to_close: None,
-        };
-        assert!(matches!(watch.look(), Step::Park));
-        watch.is_finishing = true;
-        assert!(matches!(watch.look(), Step::Finish));
-        assert!(matches!(watch.look(), Step::Close));
+        });
+    }
+
+    #[tokio::test]
+    async fn a_drain_does_not_wait_for_the_idle_timeout_of_a_client_that_has_gone() {
+        with_idle(|watch| {
+            assert!(matches!(watch.look(), Step::Park));
+            watch.is_finishing = true;
+            assert!(matches!(watch.look(), Step::Finish));
+            assert!(matches!(watch.look(), Step::Close));
+        });
+    }
+
+    #[tokio::test]
+    async fn after_a_pause_of_this_process_a_client_is_read_before_its_time_is_over() {
+        with_idle(|watch| {
+            watch.limits = watch.limits.idle_at_most(SHORT_IDLE);
+            assert!(matches!(watch.on_tick(SHORT_IDLE), Step::Go));
+            assert!(matches!(watch.on_tick(Duration::ZERO), Step::Finish));
+        });
     }
 }

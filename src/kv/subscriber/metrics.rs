@@ -25,37 +25,39 @@ const VERIFICATIONS: [&str; 2] = ["passed", "failed"];
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Families>);
 
+// The rank stands first: names of workers end with numbers, and label values that are the same text in a row are one
+// series (`observe/metrics.rs`).
 metric_table! {
     #[derive(Debug)]
     struct Families {
-        state: gauges "warmroute_kv_state" ["worker", "rank", "state"]
+        state: gauges "warmroute_kv_state" ["rank", "worker", "state"]
             "1 for the current state of the router's knowledge of a rank's cache: cold, partial, live or stale.",
-        blocks: gauges "warmroute_kv_blocks" ["worker", "rank", "tier"]
+        blocks: gauges "warmroute_kv_blocks" ["rank", "worker", "tier"]
             "Distinct blocks cached by a rank according to its KV events, by tier.",
-        connected: gauges "warmroute_kv_connected" ["worker", "rank"]
+        connected: gauges "warmroute_kv_connected" ["rank", "worker"]
             "1 while the source of a rank's KV events is connected.",
-        last_sequence: gauges "warmroute_kv_last_sequence" ["worker", "rank"]
+        last_sequence: gauges "warmroute_kv_last_sequence" ["rank", "worker"]
             "Sequence number of the last batch of KV events applied; -1 before the first.",
-        memory_bytes: gauges "warmroute_kv_memory_bytes" ["worker", "rank"]
+        memory_bytes: gauges "warmroute_kv_memory_bytes" ["rank", "worker"]
             "Memory used by the tree of a rank's cached blocks, and by pages that are smaller than blocks.",
-        last_lag: real_gauges "warmroute_kv_last_lag_seconds" ["worker", "rank"]
+        last_lag: real_gauges "warmroute_kv_last_lag_seconds" ["rank", "worker"]
             "Lag of the last live batch; it includes the difference of the hosts' clocks, so it may be negative.",
-        batches: counters "warmroute_kv_batches_total" ["worker", "rank"] "Batches of KV events applied.",
-        events: counters "warmroute_kv_events_total" ["worker", "rank"] "KV events applied or ignored.",
-        stored: counters "warmroute_kv_stored_blocks_total" ["worker", "rank"]
+        batches: counters "warmroute_kv_batches_total" ["rank", "worker"] "Batches of KV events applied.",
+        events: counters "warmroute_kv_events_total" ["rank", "worker"] "KV events applied or ignored.",
+        stored: counters "warmroute_kv_stored_blocks_total" ["rank", "worker"]
             "Blocks reported as stored and added to the tree, counted once for each copy.",
-        removed: counters "warmroute_kv_removed_blocks_total" ["worker", "rank"]
+        removed: counters "warmroute_kv_removed_blocks_total" ["rank", "worker"]
             "Blocks reported as removed, counted once for each copy.",
-        unknown: counters "warmroute_kv_unknown_removals_total" ["worker", "rank"]
+        unknown: counters "warmroute_kv_unknown_removals_total" ["rank", "worker"]
             "Removals of blocks that were not in the tree.",
-        ignored: counters "warmroute_kv_ignored_events_total" ["worker", "rank", "reason"]
+        ignored: counters "warmroute_kv_ignored_events_total" ["rank", "worker", "reason"]
             "KV events that were not applied to the tree, by reason.",
-        resyncs: counters "warmroute_kv_resyncs_total" ["worker", "rank", "reason"]
+        resyncs: counters "warmroute_kv_resyncs_total" ["rank", "worker", "reason"]
             "Times that a rank's tree was cleared and built anew, by reason.",
-        gaps: counters "warmroute_kv_gaps_total" ["worker", "rank"] "Gaps in the sequence numbers of KV event batches.",
-        verifications: counters "warmroute_kv_verifications_total" ["worker", "rank", "result"]
+        gaps: counters "warmroute_kv_gaps_total" ["rank", "worker"] "Gaps in the sequence numbers of KV event batches.",
+        verifications: counters "warmroute_kv_verifications_total" ["rank", "worker", "result"]
             "Replays that verified whether the engine's process is still the same, by result.",
-        dropped_batches: counters "warmroute_kv_dropped_batches_total" ["worker", "rank"]
+        dropped_batches: counters "warmroute_kv_dropped_batches_total" ["rank", "worker"]
             "Batches dropped because the buffer was full during a replay; they are requested again.",
         /// Without a rank label: the buckets of a whole fleet would dominate the exposition.
         lag: histogram "warmroute_kv_lag_seconds" in LAG_SECONDS
@@ -98,8 +100,8 @@ impl Metrics {
         }
         let unscraped = families.unscraped.as_ref().filter(|_| !has_series);
         let gauges = unscraped.unwrap_or(families).clone();
-        let labels: &[&str] = &[&worker, &rank_text];
-        let of_tier = |tier: Tier| [&*worker, &*rank_text, tier.as_str()];
+        let labels: &[&str] = &[&rank_text, &worker];
+        let of_tier = |tier: Tier| [&*rank_text, &*worker, tier.as_str()];
         Meters {
             blocks: Tier::ALL.map(|tier| gauges.blocks.with_label_values(&of_tier(tier))),
             connected: gauges.connected.with_label_values(labels),
@@ -152,7 +154,7 @@ impl Meters {
         for other in STATES {
             self.gauges
                 .state
-                .with_label_values(&[&*self.worker, &*self.rank_text, other])
+                .with_label_values(&[&*self.rank_text, &*self.worker, other])
                 .set(i64::from(other == state));
         }
     }
@@ -162,7 +164,7 @@ impl Meters {
         self.ignored
             .entry(why)
             .or_insert_with(|| {
-                let labels = [&**worker, &**rank, why.as_str()];
+                let labels = [&**rank, &**worker, why.as_str()];
                 families.ignored.with_label_values(&labels)
             })
             .inc();
@@ -171,7 +173,7 @@ impl Meters {
     pub(super) fn resync(&self, reason: ResyncReason) {
         self.families
             .resyncs
-            .with_label_values(&[&*self.worker, &*self.rank_text, reason.as_str()])
+            .with_label_values(&[&*self.rank_text, &*self.worker, reason.as_str()])
             .inc();
     }
 
@@ -207,7 +209,7 @@ impl Meters {
         if count == 0 {
             return;
         }
-        let mut labels = vec![&*self.worker, &*self.rank_text];
+        let mut labels = vec![&*self.rank_text, &*self.worker];
         labels.extend(last);
         family.with_label_values(&labels).inc_by(count);
     }
@@ -229,7 +231,7 @@ impl Drop for Meters {
         }
         users.remove(&(self.worker.clone(), self.rank));
         // Removing a series that was never set is an error; ignore it.
-        let labels: &[&str] = &[&self.worker, &self.rank_text];
+        let labels: &[&str] = &[&self.rank_text, &self.worker];
         for family in [
             &families.batches,
             &families.events,
@@ -249,7 +251,7 @@ impl Drop for Meters {
             let _ = family.remove_label_values(labels);
         }
         let _ = families.last_lag.remove_label_values(labels);
-        let with = |last| [&*self.worker, &*self.rank_text, last];
+        let with = |last| [&*self.rank_text, &*self.worker, last];
         for state in STATES {
             let _ = families.state.remove_label_values(&with(state));
         }
@@ -311,6 +313,18 @@ mod tests {
         assert_eq!(lines_of(&registry, "gone"), 0);
         assert!(lines_of(&registry, "stays") > 10);
         drop(stays);
+    }
+
+    #[test]
+    fn ranks_of_numbered_workers_have_series_of_their_own() {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let first = rank(&metrics, "w1", 10);
+        let second = rank(&metrics, "w11", 0);
+        let lines = ["w1", "w11"].map(|worker| lines_of(&registry, worker));
+        assert!(lines[0] > 10);
+        assert_eq!(lines[0], lines[1]);
+        drop((first, second));
     }
 
     /// `/metrics` is to stay below 8 MB with 1,000 workers, whatever their number of ranks.

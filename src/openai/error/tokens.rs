@@ -14,7 +14,7 @@ impl ApiError {
     /// A token that is not accepted.
     pub fn token(rejection: &Rejection) -> Self {
         let message = rejection.to_string();
-        if *rejection == Rejection::NoKeys {
+        if matches!(rejection, Rejection::NoKeys | Rejection::StaleKeys) {
             return Self::unavailable("issuer_keys_unavailable", message).retry_after(RETRY_AFTER);
         }
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,8 @@ pub struct Usage {
     families: Families,
     log: Option<LineLog>,
     pairs: AtomicUsize,
+    /// The tenants of the newest configuration.
+    tenants: ArcSwap<FxHashSet<Tenant>>,
 }
 
 metric_table! {
@@ -92,7 +94,14 @@ impl Usage {
             families: Families::new(registry),
             log,
             pairs: AtomicUsize::new(0),
+            tenants: ArcSwap::default(),
         })
+    }
+
+    /// The tenants of a new configuration.
+    pub(in crate::relay) fn set_tenants(&self, tenants: impl IntoIterator<Item = Tenant>) {
+        let tenants: FxHashSet<Tenant> = tenants.into_iter().collect();
+        self.tenants.store(Arc::new(tenants));
     }
 
     pub(in crate::relay) fn has_log(&self) -> bool {
@@ -187,6 +196,30 @@ impl CountersByTenant {
         counters
     }
 
+    /// Removes the series of tenants that the newest configuration lacks, if no place is free, and gives their places to
+    /// others. A tenant whose request still runs keeps its series until then.
+    pub(in crate::relay) fn release_removed(&self, usage: &Usage, model: &Model) {
+        if usage.has_free_place() {
+            return;
+        }
+        let _writing = self.writing.lock();
+        let (known, tenants) = (self.by_tenant.load(), usage.tenants.load());
+        let mut by_tenant = FxHashMap::clone(&known);
+        by_tenant.retain(|tenant, counters| {
+            // Both tables have it, and each running request.
+            let is_idle = Arc::strong_count(counters) <= 2;
+            let is_removed = counters.is_own && is_idle && !tenants.contains(tenant);
+            if is_removed {
+                usage.remove_series(&counters.tenant, model);
+                usage.pairs.fetch_sub(1, Relaxed);
+            }
+            !is_removed
+        });
+        if by_tenant.len() < known.len() {
+            self.by_tenant.store(Arc::new(by_tenant));
+        }
+    }
+
     /// Lets tenants that share a series with others enter again with their next request, if a place is free. The shared
     /// series stays.
     pub(in crate::relay) fn release_shared(&self, usage: &Usage) {
@@ -272,6 +305,30 @@ impl UsageEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_removed_tenant_gives_its_place_away_once_places_are_short_and_its_requests_have_ended() {
+        let registry = Registry::default();
+        let usage = Usage::new(None, &registry);
+        let (model, of_model) = (Model::from("m"), CountersByTenant::default());
+        let enter = |name: &str| of_model.of(&usage, Tenant::of(name), name, &model);
+        usage.set_tenants([Tenant::of("stays")]);
+        let running = enter("runs");
+        enter("gone");
+        enter("stays");
+        let release = |pairs: usize| {
+            usage.pairs.store(pairs, Relaxed);
+            of_model.release_removed(&usage, &model);
+            let text = registry.text();
+            let shown = |name: &str| text.contains(&format!("tenant=\"{name}\""));
+            ["runs", "gone", "stays"].map(shown)
+        };
+        assert_eq!(release(PAIRS_MAX - 1), [true, true, true]);
+        assert_eq!(release(PAIRS_MAX), [true, false, true]);
+        assert_eq!(usage.pairs.load(Relaxed), PAIRS_MAX - 1);
+        drop(running);
+        assert_eq!(release(PAIRS_MAX), [false, false, true]);
+    }
 
     #[test]
     fn a_tenant_beyond_the_bound_has_series_of_its_own_once_a_place_is_free() {

@@ -46,6 +46,7 @@ impl Shared {
                 })
             };
             counts.series.remove_workers(is_listed, serves);
+            counts.usage.release_removed(usage, &name);
             counts.usage.release_shared(usage);
         }
         if !unneeded.is_empty() {

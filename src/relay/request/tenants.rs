@@ -74,6 +74,12 @@ impl TenantTable {
         let everybody = everybody.filter(|all| self.by_id.is_empty() && all.limits.is_some());
         self.by_id.values().chain(everybody)
     }
+
+    /// The ids of all profiles.
+    pub(in crate::relay) fn ids(&self) -> impl Iterator<Item = Tenant> {
+        let listed = self.by_id.keys().copied();
+        listed.chain([self.unlisted.id])
+    }
 }
 
 fn unlisted(limits: Option<Arc<TenantLimits>>) -> TenantProfile {

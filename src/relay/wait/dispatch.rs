@@ -64,10 +64,12 @@ impl Queues {
                 self.stalled.write().clear();
                 continue;
             }
-            if now.saturating_duration_since(looked) >= STALL_TICK {
+            let passed = now.saturating_duration_since(looked);
+            if passed >= STALL_TICK {
                 looked = now;
                 let snapshot = self.fleet.snapshot();
-                self.stalled.write().update(&snapshot, now);
+                let mut stalled = self.stalled.write();
+                stalled.update_after(passed, &snapshot, now);
             }
             self.release(now);
         }

@@ -1,7 +1,7 @@
 //! How much workers could take: what each has to compute and to generate, against its bounds.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use xxhash_rust::xxh3::xxh3_64;
@@ -306,6 +306,10 @@ impl Rooms {
     }
 }
 
+/// Workers are looked at several times a second while requests wait. If so long passes between two looks, this process was
+/// paused, and what the workers did meanwhile is not known.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// When each busy worker was last seen to work.
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
@@ -341,6 +345,14 @@ impl Signs {
 }
 
 impl Stalled {
+    /// As [`Stalled::update`], for so long after the last look.
+    pub(super) fn update_after(&mut self, passed: Duration, fleet: &Snapshot, now: Instant) {
+        if passed >= PAUSE {
+            self.clear();
+        }
+        self.update(fleet, now);
+    }
+
     /// Looks at every worker, while requests wait.
     pub(super) fn update(&mut self, fleet: &Snapshot, now: Instant) {
         let listed = fleet.workers.iter().map(|status| status.worker.id);
@@ -386,8 +398,6 @@ impl Stalled {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::fleet::Member;
     use crate::fleet::events::{Endpoint, Events};
@@ -463,6 +473,23 @@ mod tests {
         assert!(!is_stalled_after(91));
         worker.load.expire_report();
         assert!(is_stalled_after(92));
+    }
+
+    /// Else all that waits would leave at once, for workers that are full.
+    #[test]
+    fn after_a_pause_of_this_process_no_worker_is_stalled() {
+        let settings = Settings::default();
+        let fleet = registry(&["a"]);
+        let snapshot = fleet.snapshot();
+        let worker = &snapshot.workers[0].worker;
+        let _queued = InFlight::new(worker.clone(), 100, 0);
+        for (passed, expected) in [(PAUSE / 2, true), (settings.stale_after, false)] {
+            let (mut stalled, start) = (Stalled::default(), observe::now());
+            let later = start + settings.stale_after;
+            stalled.update(&snapshot, start);
+            stalled.update_after(passed, &snapshot, later);
+            assert_eq!(stalled.is_stalled(worker.id, &settings, later), expected);
+        }
     }
 
     /// Else each request with a target that enters then would be expected to take a second for each of its tokens.
