@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use self::block::{Block, Kind, KindId, bytes, medium};
 use self::kinds::Kinds;
 use self::snapshot_events::SnapshotWriter;
-use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Stored};
+use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Stored, is_own_cache};
 
 #[derive(Debug)]
 pub struct CachedBlocks {
@@ -73,7 +73,7 @@ impl CachedBlocks {
             // Whichever owner's blocks were cleared: knowing fewer blocks is safe.
             Event::Cleared { ownership } => {
                 *self = Self::new(self.bytes_max);
-                self.missing = u64::from(ownership.is_some());
+                self.missing = u64::from(!is_own_cache(ownership.as_deref()));
             }
             Event::Unknown { hashes, .. } => self.forget(hashes.as_deref().unwrap_or_default()),
         }

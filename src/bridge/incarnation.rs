@@ -14,7 +14,7 @@ use super::cached_blocks::CachedBlocks;
 use super::history::History;
 use super::snapshot::{Snapshot, SnapshotJob};
 use crate::http::grpc::frame;
-use crate::kv::event::{Batch, Event};
+use crate::kv::event::{Batch, Event, is_own_cache};
 use crate::kv::protobuf::{Encoded, LeftOut, encode_batch};
 
 /// A snapshot is reused, followed by the batches since, until there are this many of them.
@@ -171,7 +171,9 @@ impl Incarnation {
             for event in &pending.batch.events {
                 blocks.apply(event);
                 // Whatever was missed before is not cached any more.
-                if matches!(event, Event::Cleared { ownership: None }) {
+                if let Event::Cleared { ownership } = event
+                    && is_own_cache(ownership.as_deref())
+                {
                     self.unknown_before = 0;
                 }
             }

@@ -479,3 +479,6 @@ pub async fn received_tokens(worker: &Worker, limit: Duration) -> Option<u64> {
     let page = get(worker, "/metrics", limit).await.ok()?;
     engine::metrics(&String::from_utf8_lossy(&page)).received_tokens
 }
+
+#[cfg(test)]
+mod tests;

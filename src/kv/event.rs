@@ -109,6 +109,11 @@ pub struct Location {
     pub ownership: Option<Box<str>>,
 }
 
+/// Whether a cache is the engine's own: then no owner is named, or an empty one.
+pub fn is_own_cache(ownership: Option<&str>) -> bool {
+    ownership.is_none_or(str::is_empty)
+}
+
 /// The memory type, as engines name it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Medium {

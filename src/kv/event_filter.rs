@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use self::ignored::no_impact;
 pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store, tier};
 use super::block::{self, BlockShape};
-use super::event::{EngineHash, Event, Location, Removed, Stored, Tier};
+use super::event::{EngineHash, Event, Location, Removed, Stored, Tier, is_own_cache};
 use super::index::{NewBlock, Parent};
 
 /// More cache groups, or unknown media, than any engine has; further ones are not remembered.
@@ -137,13 +137,13 @@ impl EventFilter {
                 self.store(stored).map_err(impact)
             }
             Event::Removed(removed) => self.remove(removed).map_err(no_impact),
-            Event::Cleared { ownership: None } => {
+            Event::Cleared { ownership } if is_own_cache(ownership.as_deref()) => {
                 // Nothing is left that would have to be of the same shape.
                 self.forget_shape();
                 Ok(TreeChange::Clear)
             }
             // A separately owned cache was cleared, whose blocks are never in the tree.
-            Event::Cleared { ownership: Some(_) } => Err(no_impact(IgnoredReason::SeparateOwner)),
+            Event::Cleared { .. } => Err(no_impact(IgnoredReason::SeparateOwner)),
             // It might have removed what it names.
             Event::Unknown { hashes, .. } => match hashes.as_deref() {
                 Some([]) => Err(no_impact(IgnoredReason::UnknownEvent)),
@@ -340,9 +340,10 @@ fn check_owner(location: &Location) -> Result<(), IgnoredReason> {
         }
         Some(_) => return Err(IgnoredReason::UnknownLocality),
     }
-    match location.ownership.as_deref() {
-        None | Some("") => Ok(()),
-        Some(_) => Err(IgnoredReason::SeparateOwner),
+    if is_own_cache(location.ownership.as_deref()) {
+        Ok(())
+    } else {
+        Err(IgnoredReason::SeparateOwner)
     }
 }
 

@@ -365,6 +365,7 @@ impl Task {
             TreeImpact::None => {}
             TreeImpact::Incomplete => self.stream.on_incomplete(),
             TreeImpact::Unknown => {
+                self.note_unknown_removal(observe::now(), batch);
                 for step in self.stream.on_unknown_removal() {
                     if let Step::Clear(reason) = step {
                         self.clear(reason);

@@ -233,6 +233,18 @@ fn salts_of_which_no_block_is_cached_take_no_room() {
 }
 
 #[test]
+fn only_after_a_clear_of_another_owner_some_blocks_are_not_known() {
+    for (ownership, missing) in [(None, 0), (Some(""), 0), (Some("pool"), 1)] {
+        let mut blocks = CachedBlocks::new(1 << 20);
+        blocks.apply(&salted(1));
+        blocks.apply(&Event::Cleared {
+            ownership: ownership.map(Into::into),
+        });
+        assert_eq!((blocks.missing(), blocks.blocks()), (missing, 0));
+    }
+}
+
+#[test]
 fn with_too_many_salts_at_a_time_new_ones_wait_for_room() {
     let mut blocks = CachedBlocks::new(1 << 20);
     (0..4_100).for_each(|block| blocks.apply(&salted(block)));

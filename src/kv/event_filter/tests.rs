@@ -441,8 +441,10 @@ fn a_removal_from_an_unknown_medium_is_of_what_was_stored_there_or_of_everything
 #[test]
 fn only_a_clear_of_the_engine_itself_clears() {
     let mut filter = EventFilter::default();
-    let all = Event::Cleared { ownership: None };
-    assert_eq!(filter.accept(&all), Ok(TreeChange::Clear));
+    for ownership in [None, Some("".into())] {
+        let all = Event::Cleared { ownership };
+        assert_eq!(filter.accept(&all), Ok(TreeChange::Clear));
+    }
     let pool = Event::Cleared {
         ownership: Some("pool".into()),
     };

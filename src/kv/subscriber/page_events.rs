@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::batch_effect::BatchEffect;
-use crate::kv::event::{Batch, Event, Stored, Tier};
+use crate::kv::event::{Batch, Event, Stored, Tier, is_own_cache};
 use crate::kv::event_filter::{IgnoredReason, TreeImpact, tier};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::page_fold::{PageFold, Unfoldable};
@@ -92,8 +92,10 @@ impl PageEvents {
                 (Some(fold), Ok(tier)) => fold.remove(removed, tier),
                 _ => return events.push(event.clone()),
             },
-            Event::Cleared { .. } => {
-                if let Some(fold) = &mut self.fold {
+            Event::Cleared { ownership } => {
+                if let Some(fold) = &mut self.fold
+                    && is_own_cache(ownership.as_deref())
+                {
                     fold.clear();
                 }
                 return events.push(event.clone());

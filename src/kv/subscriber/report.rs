@@ -6,9 +6,12 @@ use tracing::{info, warn};
 
 use super::batch_effect::BatchEffect;
 use super::{REPORT_INTERVAL, Task};
-use crate::kv::event::{Batch, Tier};
+use crate::kv::event::{Batch, Event, Tier};
 use crate::kv::source::SourceBatch;
 use crate::observe;
+
+/// The type of an event is whatever an engine sends.
+const MAX_KIND_CHARS: usize = 64;
 
 impl Task {
     pub(super) fn count(&mut self, batch: &Batch, is_live: bool, effect: &BatchEffect) {
@@ -141,6 +144,37 @@ impl Task {
                 sequence = batch.sequence,
                 reason,
                 "KV event batch cannot be decoded; clearing what is known of this cache"
+            );
+        }
+        self.status
+            .update(|report| report.status.decode_error = Some(reason));
+    }
+
+    /// The batch may have removed blocks that it does not name, so the tree is cleared.
+    pub(super) fn note_unknown_removal(&mut self, now: Instant, batch: &Batch) {
+        let kind_of = |event: &Event| -> Option<String> {
+            match event {
+                Event::Unknown { kind, hashes: None } => {
+                    Some(kind.chars().take(MAX_KIND_CHARS).collect())
+                }
+                Event::Unknown { .. }
+                | Event::Stored(_)
+                | Event::Removed(_)
+                | Event::Cleared { .. } => None,
+            }
+        };
+        let reason = match batch.events.iter().find_map(kind_of) {
+            Some(kind) => {
+                format!("an event of the unknown type '{kind}' may have removed any block")
+            }
+            None => "events no longer show which blocks were removed".to_owned(),
+        };
+        if self.decode_log.should_log(now, &reason) {
+            warn!(
+                worker = %self.subject.name,
+                rank = self.subject.rank,
+                reason,
+                "KV events are not understood; clearing what is known of this cache"
             );
         }
         self.status

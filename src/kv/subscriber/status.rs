@@ -27,7 +27,8 @@ pub struct Status {
     pub disconnect_reason: Option<String>,
     /// Why the last replay failed; cleared by the next successful one.
     pub replay_error: Option<String>,
-    /// Why the last undecodable batch could not be decoded.
+    /// Why the last undecodable batch could not be decoded, or what of the last batch that cleared the tree was not
+    /// understood.
     pub decode_error: Option<String>,
     /// Identifies the engine's process, if the source sends an identity.
     pub incarnation: Option<String>,

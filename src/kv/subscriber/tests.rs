@@ -608,6 +608,8 @@ fn what_cannot_be_read_or_understood_forgets_all_before_it() {
         assert_eq!(status.resyncs["undecodable"], 1);
         assert_eq!(status.resyncs["unknown_removal"], 1);
         assert_eq!(status.ignored_events["unknown_event"], 1);
+        let error = status.decode_error.unwrap();
+        assert!(error.contains("type 'Moved'"), "{error}");
     });
 }
 

@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use hyper::Uri;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -16,6 +17,7 @@ use crate::fleet::registry::Registry;
 use crate::fleet::registry::tests::{bring_up, member, registry};
 use crate::fleet::{Member, Role, Worker};
 use crate::http::drain::Tasks;
+use crate::ids::{ClientKey, RequestId};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::StatusBoard;
@@ -27,6 +29,7 @@ use crate::peers::routed::RoutedPrompts;
 use crate::prompt::{Api, peek};
 use crate::relay::account::usage::Usage;
 use crate::relay::prompt::tokens::{self, Tokens};
+use crate::relay::request::context::RequestContext;
 use crate::relay::{
     Caches, EnteringLines, ModelSettings, PerModel, RunningLines, TenantTable, prefill_decode,
 };
@@ -449,4 +452,50 @@ async fn a_prompt_whose_first_token_is_not_seen_counts_as_queued_until_it_is_exp
         let after = relay.unseen_prefill(&plan, &first);
         assert_eq!(after, expected.map(Duration::from_secs), "{what}");
     }
+}
+
+/// The choice of the first wait came to nothing.
+#[tokio::test]
+async fn a_request_that_lost_its_target_in_its_first_wait_has_none_in_its_second() {
+    let fleet = registry(&["a"]);
+    let queue = Settings {
+        no_worker_timeout: Duration::from_secs(60),
+        // It is over before the worker comes.
+        ttft_target: Duration::from_nanos(1),
+        ..Settings::default()
+    };
+    let relay = relay(&fleet, None, Some(queue));
+    let model = Model::from(MODEL);
+    let (headers, body) = (HeaderMap::new(), Bytes::from(body(true).to_string()));
+    let caller = RequestContext::new(
+        RequestId::new(1),
+        ClientKey::of_tenant(Tenant::default()),
+        Tenant::default(),
+        observe::now(),
+    );
+    let target = Uri::from_static("/v1/chat/completions");
+    let job = Job::new(caller, Api::Chat, target, &headers, body.clone(), &body);
+    let peeked = peek(Api::Chat, &body, relay.block_bytes()).unwrap();
+    let mut waits = relay.waits(&job, &peeked).unwrap().unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut dispatch = pin!(relay.queues().clone().dispatch(Tasks::default()));
+    {
+        let request = relay.waiting_request(&job, &waits, 10);
+        let mut first = pin!(relay.enter(&job, &model, request, None, &mut waits));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        bring_up(&fleet, MODEL);
+        assert!(dispatch.as_mut().poll(&mut context).is_pending());
+        assert!(matches!(
+            first.as_mut().poll(&mut context),
+            Poll::Ready(Ok(()))
+        ));
+    }
+    assert!(waits.goes_on(0));
+    let _full = InFlight::new(worker(&fleet, "a"), 10_000, 0);
+    let request = relay.waiting_request(&job, &waits, 10);
+    let mut second = pin!(relay.enter(&job, &model, request, None, &mut waits));
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    assert!(dispatch.as_mut().poll(&mut context).is_pending());
+    // With its target it would be refused here.
+    assert!(second.as_mut().poll(&mut context).is_pending());
 }

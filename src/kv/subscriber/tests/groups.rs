@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::kv::index::{CopiedBlocks, GraftCursor};
 
 struct Rank {
     tree: RankTree,
@@ -44,6 +45,20 @@ impl Rank {
             .flatten()
             .map(|block| block.name.0)
             .collect()
+    }
+
+    /// What another replica has that takes this tree over.
+    fn copied(&self) -> Option<Self> {
+        let (shape, own) = self.tree.tree()?;
+        let mut blocks = CopiedBlocks::default();
+        let mut cursor = own.begin_copy();
+        while own.copy_next(&mut cursor, 3, &mut blocks) {}
+        let mut other = Self::new();
+        let tree = &mut other.tree;
+        tree.begin_graft(*shape, &self.tree.filter.learned(), false);
+        let mut cursor = GraftCursor::default();
+        while tree.tree_mut()?.graft_next(&mut cursor, 3, &blocks) {}
+        Some(other)
     }
 }
 
@@ -177,12 +192,14 @@ proptest! {
     #[test]
     fn the_tree_has_what_all_groups_have(
         groups in 2u32..4,
-        ops in proptest::collection::vec((op(), any::<bool>()), 1..60),
+        ops in proptest::collection::vec((op(), any::<bool>(), 0u8..8), 1..60),
     ) {
         let mut rank = Rank::new();
+        // It does not know what a group has beyond the tree, so it may have less, and never more.
+        let mut other: Option<Rank> = None;
         let mut copies: BTreeMap<(u32, u64), u32> = BTreeMap::new();
         let mut events = Vec::new();
-        for (op, ends_batch) in ops {
+        for (op, ends_batch, is_copied) in ops {
             let has_all = |copies: &BTreeMap<(u32, u64), u32>, name: u64| {
                 (0..groups).all(|group| copies.contains_key(&(group, name)))
             };
@@ -216,11 +233,20 @@ proptest! {
                 }
             }
             if ends_batch {
+                if let Some(other) = &mut other {
+                    other.apply(events.clone());
+                }
                 let effect = rank.apply(std::mem::take(&mut events));
                 prop_assert_eq!(effect.unknown_removals, 0);
                 prop_assert_eq!(effect.impact, TreeImpact::None);
                 let expected: BTreeSet<u64> = (100..106).filter(|name| has_all(&copies, *name)).collect();
                 prop_assert_eq!(rank.names(), expected);
+                if is_copied == 0 {
+                    other = rank.copied().or(other);
+                    prop_assert_eq!(other.as_ref().map_or(rank.names(), Rank::names), rank.names());
+                }
+                let others = other.as_ref().map(Rank::names).unwrap_or_default();
+                prop_assert!(others.is_subset(&rank.names()), "{:?}", others);
             }
         }
     }

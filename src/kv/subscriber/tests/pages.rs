@@ -221,6 +221,28 @@ fn torn_pages_clear_the_tree() {
 }
 
 #[test]
+fn a_clear_of_another_owner_leaves_the_pages_of_a_block_that_goes_on() {
+    let mut pages = Pages::new();
+    let names: Vec<EngineHash> = (0..48).map(EngineHash).collect();
+    pages.apply(&batch(vec![stored(0..40, 1, &names[..40])]));
+    let Event::Stored(mut rest) = stored(40..48, 1, &names[40..]) else {
+        unreachable!()
+    };
+    rest.parent = Some(names[39]);
+    let of_pool = Event::Cleared {
+        ownership: Some("pool".into()),
+    };
+    let effect = pages.apply(&batch(vec![of_pool, Event::Stored(rest)]));
+    assert_eq!(effect.ignored, [IgnoredReason::SeparateOwner]);
+    assert_eq!(pages.names(), BTreeSet::from([15, 31, 47]));
+    let of_engine = Event::Cleared {
+        ownership: Some("".into()),
+    };
+    pages.apply(&batch(vec![of_engine]));
+    assert_eq!(pages.names(), BTreeSet::new());
+}
+
+#[test]
 fn pairs_of_tokens_are_blocks_that_depend_on_the_token_after_them() {
     let pair = |token: u8| [0x92, token, token + 1];
     let mut payload = b"\x92\x00\x91\x96\xabBlockStored\x92\x07\x08\xc0\x94".to_vec();
