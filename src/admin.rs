@@ -117,7 +117,8 @@ impl AdminServer {
 
     /// Keeps open dashboards up to date until the drain of `tasks`, which are those of the listener.
     pub fn start_dashboard(&self, tasks: &Tasks) {
-        tasks.spawn_until_stopped_on(self.listing.runtime(), self.dashboard.run());
+        let showing = self.dashboard.run(tasks.supervisor().clone());
+        tasks.spawn_until_stopped_on(self.listing.runtime(), showing);
     }
 
     /// Resolves when an operator has asked the process to drain.

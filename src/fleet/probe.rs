@@ -55,7 +55,7 @@ pub async fn run(
     tasks: Tasks,
 ) {
     let mut changes = registry.changes();
-    let mut probes = KeyedTasks::new(tasks);
+    let mut probes = KeyedTasks::new("probe", tasks);
     loop {
         let snapshot = registry.snapshot().clone();
         let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot

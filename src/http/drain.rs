@@ -14,6 +14,8 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 
+use super::supervisor::Supervisor;
+
 /// The last part of a drain's time, in which what clients still wait for ends with an error: its terminal event or its
 /// 503 has to be stored and to reach the client, which is a few round trips to Redis and one to the client, for
 /// thousands of streams at once.
@@ -111,9 +113,23 @@ pub struct Tasks {
     last_part: LastPart,
     /// Cancelled when the drain timeout is over: ends the tasks that still run.
     abort: CancellationToken,
+    supervisor: Supervisor,
 }
 
 impl Tasks {
+    /// Other tasks of the same process, which are drained at another time.
+    pub fn beside(&self) -> Self {
+        Self {
+            supervisor: self.supervisor.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Makes the futures of tasks that run for as long as the process: one that is spawned as it is ends with its first panic.
+    pub fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
+    }
+
     /// Runs `task` until it ends. It should end soon after [`Tasks::stopped`].
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let abort = self.abort.clone();

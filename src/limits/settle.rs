@@ -35,12 +35,11 @@ impl Limiter {
         let Some(redis) = self.redis.clone() else {
             return;
         };
-        let recounting = self.clone().recount(redis.clone());
-        tasks.spawn_until_stopped(recounting);
         tokio::select! {
             () = self.settle_until_drained(&redis, &tasks) => {}
             // A drain may take longer than a lease, and a request that has lost its lease is not settled.
             () = self.renew(&redis) => {}
+            () = self.recount(&redis) => {}
         }
     }
 
@@ -155,8 +154,8 @@ impl Limiter {
         }
     }
 
-    /// Asks for what charges do not say: whether requests on other replicas have ended.
-    async fn recount(self: Arc<Self>, redis: Arc<Redis>) {
+    /// Asks for what charges do not say: whether requests on other replicas have ended. Does not return.
+    async fn recount(&self, redis: &Redis) {
         loop {
             sleep(RECOUNT).await;
             for (tenant, usage) in self.to_recount() {
