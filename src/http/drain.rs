@@ -13,6 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
+use tracing::info;
 
 use super::supervisor::Supervisor;
 
@@ -37,11 +38,14 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// SIGTERM and SIGINT. They end the process until somebody listens.
+/// SIGTERM and SIGINT. They end the process until somebody listens, and so do SIGUSR1 and SIGUSR2, which operators of other
+/// proxies send to have log files opened again: from then on these are logged and ignored.
 #[derive(Debug)]
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    user_1: Signal,
+    user_2: Signal,
 }
 
 impl StopSignals {
@@ -50,13 +54,23 @@ impl StopSignals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            user_1: signal(SignalKind::user_defined1())?,
+            user_2: signal(SignalKind::user_defined2())?,
         })
     }
 
     pub async fn next(&mut self) -> StopSignal {
-        tokio::select! {
-            _ = self.terminate.recv() => StopSignal::Terminate,
-            _ = self.interrupt.recv() => StopSignal::Interrupt,
+        loop {
+            let ignored = tokio::select! {
+                _ = self.terminate.recv() => return StopSignal::Terminate,
+                _ = self.interrupt.recv() => return StopSignal::Interrupt,
+                _ = self.user_1.recv() => "SIGUSR1",
+                _ = self.user_2.recv() => "SIGUSR2",
+            };
+            info!(
+                signal = ignored,
+                "signal ignored: log files may be renamed at any time and need no signal; SIGTERM ends the process"
+            );
         }
     }
 }
