@@ -242,21 +242,25 @@ impl Prober {
         found.block_size = before.block_size;
         found.prefix_caching = before.prefix_caching;
         models::complete(worker, limit, &mut found, &before).await;
-        found.lacks_responses = before.lacks_responses;
-        found.lacks_messages = before.lacks_messages;
         // Another release may be there although no health check has failed.
         let is_other = (&found.version, found.engine) != (&before.version, before.engine);
-        let mut has_said_apis = true;
-        if asks_messages || is_other {
-            let lacks = served_api::lacks_messages(worker, limit).await;
-            has_said_apis &= lacks.is_some();
-            found.lacks_messages = lacks.unwrap_or(before.lacks_messages);
-        }
-        if asks_responses || is_other {
-            let lacks = served_api::lacks_responses(worker, &found, limit).await;
-            has_said_apis &= lacks.is_some();
-            found.lacks_responses = lacks.unwrap_or(before.lacks_responses);
-        }
+        let messages = async {
+            if !asks_messages && !is_other {
+                return Some(before.lacks_messages);
+            }
+            served_api::lacks_messages(worker, limit).await
+        };
+        let responses = async {
+            if !asks_responses && !is_other {
+                return Some(before.lacks_responses);
+            }
+            served_api::lacks_responses(worker, &found, limit).await
+        };
+        // At the same time: a proxy may hold both until the time-out, and the worker's health is not checked meanwhile.
+        let (lacks_messages, lacks_responses) = tokio::join!(messages, responses);
+        let has_said_apis = lacks_messages.is_some() && lacks_responses.is_some();
+        found.lacks_messages = lacks_messages.unwrap_or(before.lacks_messages);
+        found.lacks_responses = lacks_responses.unwrap_or(before.lacks_responses);
         self.registry.set_facts(worker.id, found.clone());
         let has_any = !found.models.is_empty();
         self.facts = Some(found);
@@ -453,9 +457,11 @@ pub async fn once(
         }
         let mut facts = models::fetch(worker, limit).await?;
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
-        let lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
+        let (lacks_responses, lacks_messages) = tokio::join!(
+            served_api::lacks_responses(worker, &facts, limit),
+            served_api::lacks_messages(worker, limit),
+        );
         facts.lacks_responses = lacks_responses.unwrap_or_default();
-        let lacks_messages = served_api::lacks_messages(worker, limit).await;
         facts.lacks_messages = lacks_messages.unwrap_or_default();
         if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);
@@ -478,4 +484,53 @@ pub async fn once(
 pub async fn received_tokens(worker: &Worker, limit: Duration) -> Option<u64> {
     let page = get(worker, "/metrics", limit).await.ok()?;
     engine::metrics(&String::from_utf8_lossy(&page)).received_tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::models::tests::{give, worker_at};
+    use super::*;
+    use crate::fleet::registry::tests::registry;
+
+    #[tokio::test]
+    async fn a_worker_is_asked_for_both_apis_at_the_same_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut prober = Prober {
+            schedule: ProbeSchedule::default(),
+            settings: health::Settings {
+                timeout: Duration::from_secs(60),
+                ..health::Settings::default()
+            },
+            worker: worker_at(&listener),
+            registry: registry(&[]),
+            bootstrap: None,
+            on_connected: Arc::new(|_, _| {}),
+            facts: None,
+            bootstrap_log: LogOnce::default(),
+        };
+        let answer = |status: &str, body: &str| {
+            let length = body.len();
+            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+        };
+        let engine = async {
+            give(&listener, &answer("200 OK", r#"{"data":[]}"#)).await;
+            give(&listener, &answer("200 OK", r#"{"version":"0.32.0"}"#)).await;
+            // Neither is answered before both have come.
+            let (first, _) = listener.accept().await.unwrap();
+            let (second, _) = listener.accept().await.unwrap();
+            for mut stream in [first, second] {
+                let mut head = [0; 4_096];
+                assert!(stream.read(&mut head).await.unwrap() > 0);
+                let missing = answer("404 Not Found", "");
+                stream.write_all(missing.as_bytes()).await.unwrap();
+            }
+        };
+        let (listed, ()) = tokio::join!(prober.list_models(true, true), engine);
+        assert!(listed.unwrap().has_said_apis);
+        let facts = prober.facts.unwrap();
+        assert!(facts.lacks_messages && facts.lacks_responses);
+    }
 }
