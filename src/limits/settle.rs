@@ -160,7 +160,11 @@ impl Limiter {
             sleep(RECOUNT).await;
             for (tenant, usage) in self.to_recount() {
                 match redis.renew_charges(tenant, self.advanced.lease, &[]).await {
-                    Ok(running) => usage.lock().on_recount(running),
+                    Ok(running) => {
+                        usage.lock().on_recount(running);
+                        // Without requests there is no charge that would find out.
+                        self.metrics.without_store.set(0);
+                    }
                     Err(error) => {
                         debug!(%tenant, %error, "running requests not counted; trying again");
                         self.on_store_failure("renew");
