@@ -512,8 +512,8 @@ mod tests {
             bootstrap_log: LogOnce::default(),
         };
         let answer = |status: &str, body: &str| {
-            let length = body.len();
-            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+            let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\n");
+            format!("{head}content-length: {}\r\n\r\n{body}", body.len())
         };
         let engine = async {
             give(&listener, &answer("200 OK", r#"{"data":[]}"#)).await;
