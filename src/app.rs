@@ -276,7 +276,8 @@ impl App {
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
         let confirmed = (unconfirmed.clone(), board.clone());
         let confirm = |(unconfirmed, board)| lost_caches::confirm(unconfirmed, board);
-        tasks.spawn_until_stopped(supervisor.restarts("unconfirmed_blocks", confirmed, confirm));
+        let confirming = supervisor.restarts("unconfirmed_blocks", confirmed, confirm);
+        tasks.spawn_until_stopped(confirming);
         let recorded = (fleet.clone(), lasting, predicted, unconfirmed);
         let forget = |(fleet, lasting, predicted, unconfirmed)| {
             lost_caches::forget(fleet, lasting, predicted, unconfirmed)

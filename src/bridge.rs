@@ -50,7 +50,10 @@ pub async fn run(settings: Settings) -> io::Result<()> {
     };
     bridge.stop().await;
     match failed {
-        Some(task) => Err(io::Error::other(format!("ended because its task `{task}` panicked"))),
+        Some(task) => {
+            let message = format!("ended because its task `{task}` panicked");
+            Err(io::Error::other(message))
+        }
         None => Ok(()),
     }
 }

