@@ -72,8 +72,9 @@ impl Batches {
         };
         let run = |runner: Arc<Runner>| async move { runner.run().await };
         let supervisor = self.tasks.supervisor();
-        let running = supervisor.restarts("batches", Arc::new(runner), run);
-        self.io_threads.spawn(self.tasks.track_until_stopped(running));
+        let supervised = supervisor.restarts("batches", Arc::new(runner), run);
+        let running = self.tasks.track_until_stopped(supervised);
+        self.io_threads.spawn(running);
     }
 }
 
