@@ -50,6 +50,7 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::http::server::RequestBody;
 use crate::http::tls::ClientNames;
+use crate::observe::log_once::LogOnce;
 use crate::relay::Relay;
 use crate::{http, observe};
 
@@ -68,6 +69,8 @@ pub struct AdminServer {
     scraping: Mutex<()>,
     guard: ArcSwap<Guard>,
     refusals: IntCounterVec,
+    /// What was logged last of requests whose role was not enough.
+    forbidden: Mutex<LogOnce>,
     /// Lists blocks, which takes as long as there are many.
     listing: OffloadThread,
     readiness: Arc<Readiness>,
@@ -97,6 +100,7 @@ impl AdminServer {
                  role is not enough), cross_site or foreign_host (a browser's page of another site).",
                 &["reason"],
             ),
+            forbidden: Mutex::default(),
             listing: OffloadThread::start("admin-pages")?,
             sources,
             readiness,
@@ -117,7 +121,8 @@ impl AdminServer {
 
     /// Keeps open dashboards up to date until the drain of `tasks`, which are those of the listener.
     pub fn start_dashboard(&self, tasks: &Tasks) {
-        tasks.spawn_until_stopped_on(self.listing.runtime(), self.dashboard.run());
+        let showing = self.dashboard.run(tasks.supervisor().clone());
+        tasks.spawn_until_stopped_on(self.listing.runtime(), showing);
     }
 
     /// Resolves when an operator has asked the process to drain.
@@ -245,12 +250,14 @@ impl AdminServer {
         let reason = refusal.reason();
         self.refusals.with_label_values(&[reason]).inc();
         let path = pages::find(request.uri().path()).map(|page| page.path);
-        // Whoever has a token should learn from the log what it is not for; a scanner must not fill the log.
-        match refusal {
-            Refusal::Forbidden { .. } => {
-                info!(%client, path, reason, "an operator's request was refused")
-            }
-            _ => debug!(%client, path, reason, "a request to an operators' page was refused"),
+        // Whoever has a token should learn from the log what it is not for. Neither a scanner nor a program that asks for a page
+        // again and again must fill the log.
+        let is_forbidden = matches!(refusal, Refusal::Forbidden { .. });
+        let who = format!("{client} {path:?}");
+        if is_forbidden && self.forbidden.lock().should_log(observe::now(), &who) {
+            info!(%client, path, reason, "an operator's request was refused");
+        } else {
+            debug!(%client, path, reason, "a request to an operators' page was refused");
         }
         let mut response = refuse(refusal.status(), &refusal.to_string());
         if refusal.status() == StatusCode::UNAUTHORIZED {

@@ -63,6 +63,7 @@ use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
 use crate::openai::body_budget::BodyMemory;
 use crate::peers::routed::RoutedPrompts;
+use crate::relay::account::hindsight::Hindsight;
 use crate::relay::account::usage::Usage;
 use crate::relay::prompt::tokens::Tokens;
 use crate::relay::{Caches, Queues, Relay};
@@ -117,7 +118,9 @@ impl App {
         let metrics = Registry::default();
         process::register(&metrics);
         let tasks = Tasks::default();
-        let admin_tasks = Tasks::default();
+        let admin_tasks = tasks.beside();
+        let supervisor = tasks.supervisor().clone();
+        supervisor.register(&metrics);
         let io_threads = IoThreads::start(config.runtime.threads)?;
         let tls = tls::Listeners::new(config, ADMIN_CONNECTIONS, &metrics)?;
         let connections = config.fleet.advanced.clone();
@@ -194,10 +197,15 @@ impl App {
         let relay = Arc::new(relay);
 
         let queues = relay.queues().clone();
-        tasks.spawn(queues.clone().dispatch(tasks.clone()));
+        let dispatched = (queues.clone(), tasks.clone());
+        let dispatch = |(queues, tasks)| Queues::dispatch(queues, tasks);
+        tasks.spawn(supervisor.restarts("queue", dispatched, dispatch));
         // Beyond the drain, because what the drain ends is aborted, too.
-        admin_tasks.spawn(relay.aborts.clone().run(admin_tasks.stopped()));
-        tasks.spawn_until_stopped(relay.hindsight().clone().run());
+        let aborting = relay.aborts.clone().run(admin_tasks.stopped());
+        admin_tasks.spawn(supervisor.essential("aborts", aborting));
+        let hindsight = relay.hindsight().clone();
+        let looking_back = supervisor.restarts("hindsight", hindsight, Hindsight::run);
+        tasks.spawn_until_stopped(looking_back);
         tls.watch(&fleet, &tasks)?;
         fleet.tls().keep(tls::clients(config, fleet.tls()));
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
@@ -211,10 +219,15 @@ impl App {
             let lasting = lasting.clone();
             Arc::new(move |worker, asked_at| lasting.on_connected(worker, asked_at))
         };
-        let probing = probe::run(fleet.clone(), bootstrap, on_connected, tasks.clone());
-        tasks.spawn_until_stopped(probing);
-        tasks.spawn_until_stopped(probe::lookup::run(fleet.clone()));
-        tasks.spawn_until_stopped(worker_speeds::learn(fleet.clone()));
+        let probed = (fleet.clone(), on_connected, tasks.clone());
+        let begin = move |(fleet, on_connected, tasks)| {
+            probe::run(fleet, bootstrap, on_connected, tasks)
+        };
+        tasks.spawn_until_stopped(supervisor.restarts("probes", probed, begin));
+        let looking_up = supervisor.restarts("model_lookup", fleet.clone(), probe::lookup::run);
+        tasks.spawn_until_stopped(looking_up);
+        let learning = supervisor.restarts("speeds", fleet.clone(), worker_speeds::learn);
+        tasks.spawn_until_stopped(learning);
         watch_pairs(config, &fleet, &tasks);
         let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);
         let shared = subscriber::Shared {
@@ -234,7 +247,7 @@ impl App {
             trees: start.trees(),
         };
         let kv_events = OffloadThread::start_with("kv-events", zmq::before_park)?;
-        let following = events::follow(
+        let followed = (
             fleet.clone(),
             shared,
             config.kv_events.advanced.clone(),
@@ -244,24 +257,33 @@ impl App {
             },
             tasks.clone(),
         );
+        let follow = |(fleet, shared, settings, metrics, tasks)| {
+            events::follow(fleet, shared, settings, metrics, tasks)
+        };
+        let following = supervisor.restarts("kv_events", followed, follow);
         tasks.spawn_until_stopped_on(kv_events.runtime(), following);
-        let loads = load_sockets::follow(
+        let followed = (
             fleet.clone(),
             config.kv_events.advanced.zmq.clone(),
             load_sockets::failures(&metrics),
             tasks.clone(),
         );
-        tasks.spawn_until_stopped_on(kv_events.runtime(), loads);
-        let watching = watcher.run(indexes.clone(), board.clone());
+        let follow = |(fleet, settings, failures, tasks)| {
+            load_sockets::follow(fleet, settings, failures, tasks)
+        };
+        let following = supervisor.restarts("load_sockets", followed, follow);
+        tasks.spawn_until_stopped_on(kv_events.runtime(), following);
+        let watching = watcher.run(indexes.clone(), board.clone(), supervisor.clone());
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
-        let confirming = lost_caches::confirm(unconfirmed.clone(), board.clone());
+        let confirmed = (unconfirmed.clone(), board.clone());
+        let confirm = |(unconfirmed, board)| lost_caches::confirm(unconfirmed, board);
+        let confirming = supervisor.restarts("unconfirmed_blocks", confirmed, confirm);
         tasks.spawn_until_stopped(confirming);
-        tasks.spawn_until_stopped(lost_caches::forget(
-            fleet.clone(),
-            lasting,
-            predicted,
-            unconfirmed,
-        ));
+        let recorded = (fleet.clone(), lasting, predicted, unconfirmed);
+        let forget = |(fleet, lasting, predicted, unconfirmed)| {
+            lost_caches::forget(fleet, lasting, predicted, unconfirmed)
+        };
+        tasks.spawn_until_stopped(supervisor.restarts("lost_caches", recorded, forget));
 
         let responses = Responses::new(
             config.responses_settings(),
@@ -273,7 +295,9 @@ impl App {
             io_threads.clone(),
             &metrics,
         )?;
-        tasks.spawn(responses.clone().run_background());
+        // It does not begin again: a table of leases that a panic left in the middle of a change must own nothing any more.
+        let owning = responses.clone().run_background();
+        tasks.spawn(supervisor.essential("background_runs", owning));
         let batches = batches_parts::open(
             &config.batches,
             config.responses.store.lease.duration,
@@ -347,11 +371,12 @@ impl App {
             batches,
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
-        tasks.spawn_until_stopped(reloader.run());
+        tasks.spawn_until_stopped(supervisor.essential("reload", reloader.run()));
         let api_metrics = server::Metrics::new(&metrics);
-        tasks.spawn_until_stopped(memory_return::run(api_metrics.clone()));
+        let returning = supervisor.restarts("memory", api_metrics.clone(), memory_return::run);
+        tasks.spawn_until_stopped(returning);
         let served = api_server.clone();
-        tasks.spawn(server::serve(
+        let serving = server::serve(
             api,
             connection_settings::new(config, io_threads.count()),
             api_metrics,
@@ -362,15 +387,17 @@ impl App {
             },
             io_threads.clone(),
             tasks.clone(),
-        ));
+        );
+        tasks.spawn(supervisor.essential("api", serving));
         let sharing =
             prepared.map(|prepared| prepared.start(peers.clone(), readiness.clone(), &tasks));
         let sharing = sharing.transpose()?;
-        tasks.spawn_until_stopped_on(kv_events.runtime(), start.run());
+        let starting = supervisor.essential("warm_start", start.run());
+        tasks.spawn_until_stopped_on(kv_events.runtime(), starting);
         admin_server.start_dashboard(&admin_tasks);
         let handler = admin_server.clone();
         // A registry of its own: the connection metrics are about the API's clients.
-        admin_tasks.spawn(server::serve(
+        let serving = server::serve(
             admin,
             server::Settings {
                 max_connections: ADMIN_CONNECTIONS,
@@ -385,7 +412,8 @@ impl App {
             // Pages of megabytes must not delay requests.
             IoThreads::single("admin")?,
             admin_tasks.clone(),
-        ));
+        );
+        admin_tasks.spawn(supervisor.essential("admin", serving));
         let peers_address = sharing.as_ref().map(|sharing| sharing.address);
         let shown = peers_address.map(tracing::field::display);
         for warning in warnings::of_running(config) {
@@ -439,13 +467,19 @@ impl App {
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
     }
+
+    /// Resolves with the name of a background task that panicked and without which the router must not go on.
+    pub async fn task_failed(&self) -> &'static str {
+        self.tasks.supervisor().failed().await
+    }
 }
 
 /// With disaggregated prefill/decode: logs which workers have no partner for KV transfers.
 fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     let settings = &config.prefill_decode;
     if let Some(connector) = settings.connector {
-        let watching = watch::run(fleet.clone(), connector);
+        let begin = move |fleet| watch::run(fleet, connector);
+        let watching = tasks.supervisor().restarts("pairs", fleet.clone(), begin);
         tasks.spawn_until_stopped(watching);
     }
 }

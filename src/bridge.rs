@@ -41,9 +41,21 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn run(settings: Settings) -> io::Result<()> {
     let bridge = Bridge::bind(&settings).await?;
     writeln!(io::stdout(), "listening on {}", bridge.address())?;
-    stop_signal().await?;
+    let failed = tokio::select! {
+        stopped = stop_signal() => {
+            stopped?;
+            None
+        }
+        task = bridge.task_failed() => Some(task),
+    };
     bridge.stop().await;
-    Ok(())
+    match failed {
+        Some(task) => {
+            let message = format!("ended because its task `{task}` panicked");
+            Err(io::Error::other(message))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A running bridge.
@@ -79,6 +91,7 @@ impl Bridge {
         let address = listener.local_addr()?;
         let metrics = metrics::Metrics::new(&registry);
         let tasks = Tasks::default();
+        let supervisor = tasks.supervisor().clone();
         let io_threads = IoThreads::start(0)?;
         let limits = incarnation::Limits {
             history_batches: settings.history_batches_max,
@@ -93,7 +106,8 @@ impl Bridge {
                 verify_interval: Duration::from_millis(settings.silence_ms),
                 ..stream::Settings::default()
             };
-            tasks.spawn_until_stopped(follower::follow(source, stream, feed));
+            let following = follower::follow(source, stream, feed);
+            tasks.spawn_until_stopped(supervisor.essential("follower", following));
         }
         let service = service::BridgeService::new(
             feeds.clone(),
@@ -118,9 +132,9 @@ impl Bridge {
         let server = server.transpose()?;
         if let Some(server) = &server {
             let watching = tls::watch(vec![server.clone()], Arc::default())?;
-            tasks.spawn_until_stopped(watching);
+            tasks.spawn_until_stopped(supervisor.essential("tls_files", watching));
         }
-        tasks.spawn(server::serve(
+        let serving = server::serve(
             listener,
             server::Settings {
                 max_connections,
@@ -135,7 +149,8 @@ impl Bridge {
             },
             io_threads.clone(),
             tasks.clone(),
-        ));
+        );
+        tasks.spawn(supervisor.essential("bridge", serving));
         Ok(Self {
             address,
             feeds,
@@ -147,6 +162,11 @@ impl Bridge {
     /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Resolves with the name of a task that panicked and without which the bridge must not go on.
+    async fn task_failed(&self) -> &'static str {
+        self.tasks.supervisor().failed().await
     }
 
     /// Ends all calls and tasks.

@@ -387,9 +387,14 @@ async fn serve(config: &Config, mut signals: StopSignals) -> io::Result<()> {
         _ = signals.next() => return Ok(()),
     };
     tell_systemd(NotifyState::Ready);
+    let mut failed = None;
     let is_interrupt = tokio::select! {
         signal = signals.next() => signal == StopSignal::Interrupt,
         () = app.drain_requested() => false,
+        task = app.task_failed() => {
+            failed = Some(task);
+            false
+        }
     };
     tell_systemd(NotifyState::Stopping);
     let again = async {
@@ -397,7 +402,14 @@ async fn serve(config: &Config, mut signals: StopSignals) -> io::Result<()> {
     };
     app.announce_drain(is_interrupt, again).await;
     app.drain().await;
-    Ok(())
+    match failed {
+        // A service manager that restarts what fails starts the router again.
+        Some(task) => {
+            let message = format!("ended because its task `{task}` panicked");
+            Err(io::Error::other(message))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Tells a service manager that started this process with `Type=notify`, and nobody else.

@@ -15,6 +15,7 @@ pub mod listen_address;
 pub mod proxy_protocol;
 pub mod server;
 pub mod sse;
+pub mod supervisor;
 pub mod tls;
 
 use bytes::Bytes;

@@ -33,6 +33,7 @@ use super::fleet;
 use super::kv::KvPages;
 use super::other_parts::OtherParts;
 use super::responses;
+use crate::http::supervisor::Supervisor;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::relay::Relay;
@@ -149,7 +150,7 @@ impl Dashboard {
     }
 
     /// Sends updates until it is dropped, which ends the viewers' answers.
-    pub(super) fn run(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(super) fn run(&self, supervisor: Supervisor) -> impl Future<Output = ()> + Send + 'static {
         let mut watch = Watch {
             sources: self.sources.clone(),
             viewers: self.viewers.clone(),
@@ -172,7 +173,8 @@ impl Dashboard {
                     _ = ticks.tick() => true,
                     () = viewers.joined() => false,
                 };
-                watch.look(observe::now(), is_tick).await;
+                let look = watch.look(observe::now(), is_tick);
+                supervisor.attempt("dashboard", look).await;
             }
         }
     }

@@ -232,6 +232,7 @@ impl FollowedDiscoveries {
             self.fleet.clone(),
             self.failures.clone(),
             answered,
+            self.tasks.supervisor().clone(),
         );
         let task = Handle::current().spawn(self.tasks.track_until_stopped(following));
         self.followed.push(Followed {

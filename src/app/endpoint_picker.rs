@@ -24,7 +24,7 @@ impl App {
             on_malformed: None,
             tls: self.tls.endpoint_picker.clone(),
         };
-        tasks.spawn(server::serve(
+        let serving = server::serve(
             listener,
             EndpointPicker::connections(),
             // The connection metrics are about the API's clients.
@@ -32,7 +32,8 @@ impl App {
             handlers,
             self.io_threads.clone(),
             tasks.clone(),
-        ));
+        );
+        tasks.spawn(tasks.supervisor().essential("endpoint_picker", serving));
         info!(%address, "the endpoint picker listens for gateways");
         Ok(())
     }

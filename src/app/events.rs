@@ -50,7 +50,7 @@ pub(super) async fn follow(
     tasks: Tasks,
 ) {
     let mut changes = fleet.changes();
-    let mut subscribers = KeyedTasks::new(tasks);
+    let mut subscribers = KeyedTasks::new("kv_subscriber", tasks);
     let mut restarts: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
     let mut loads: BTreeMap<WorkerId, Arc<RankLoads>> = BTreeMap::new();
     loop {

@@ -44,7 +44,7 @@ pub(super) async fn follow(
     tasks: Tasks,
 ) {
     let mut changes = fleet.changes();
-    let mut running = KeyedTasks::new(tasks);
+    let mut running = KeyedTasks::new("load_subscription", tasks);
     let mut loads: BTreeMap<WorkerId, Arc<RankLoads>> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();

@@ -24,7 +24,9 @@ pub(super) fn webhooks(
 ) -> Arc<Webhooks> {
     let (outbox, clients) = (store.outbox.clone(), clients.clone());
     let webhooks = Webhooks::new(&config.webhooks, outbox, clients, tasks.clone(), metrics);
-    tasks.spawn_until_stopped(webhooks.clone().run());
+    let supervisor = tasks.supervisor();
+    let delivering = supervisor.restarts("webhooks", webhooks.clone(), Webhooks::run);
+    tasks.spawn_until_stopped(delivering);
     webhooks
 }
 

@@ -81,31 +81,37 @@ impl Prepared {
         tasks: &Tasks,
     ) -> io::Result<Sharing> {
         let thread = OffloadThread::start("peers")?;
-        let sharing = Tasks::default();
+        let sharing = tasks.beside();
         let (running, its_tasks) = (peers.clone(), sharing.clone());
         // Registers the socket with the thread's runtime.
         let listener = self.listener.into_std()?;
-        sharing.spawn_until_stopped_on(thread.runtime(), async move {
+        let supervisor = tasks.supervisor();
+        let following = supervisor.essential("peers", async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => running.run(self.settings, listener, its_tasks).await,
                 Err(error) => tracing::error!(%error, "cannot listen for other replicas"),
             }
         });
-        let announced = peers.clone();
-        tasks.spawn_until_stopped(async move {
-            loop {
-                let is_ready = readiness.check().await.is_ok();
-                // Others would ask one without workers for what it knows of caches, and wait for it.
-                announced.set_ready(is_ready && readiness.has_workers());
-                tokio::time::sleep(READINESS_INTERVAL).await;
-            }
-        });
+        sharing.spawn_until_stopped_on(thread.runtime(), following);
+        let announced = (peers.clone(), readiness);
+        let begin = |(peers, readiness)| announce_readiness(peers, readiness);
+        let announcing = supervisor.restarts("peer_readiness", announced, begin);
+        tasks.spawn_until_stopped(announcing);
         Ok(Sharing {
             peers,
             address: self.address,
             tasks: sharing,
             _thread: thread,
         })
+    }
+}
+
+async fn announce_readiness(peers: Peers, readiness: Arc<Readiness>) {
+    loop {
+        let is_ready = readiness.check().await.is_ok();
+        // Others would ask one without workers for what it knows of caches, and wait for it.
+        peers.set_ready(is_ready && readiness.has_workers());
+        tokio::time::sleep(READINESS_INTERVAL).await;
     }
 }
 

@@ -93,19 +93,25 @@ pub(super) fn limiter(
 
 /// Starts what settles charges, and what counts the replicas that share limits while Redis is away.
 pub(super) fn start_limiter(limiter: &Arc<Limiter>, peers: &Peers, tasks: &Tasks) {
-    tasks.spawn(limiter.clone().run(tasks.clone()));
-    let (limiter, peers) = (limiter.clone(), peers.clone());
-    tasks.spawn_until_stopped(async move {
-        loop {
-            let Some(status) = peers.status(observe::now()) else {
-                return;
-            };
-            let is_connected = |peer: &&PeerRow| peer.state == "connected";
-            let others = status.peers.iter().filter(is_connected).count();
-            limiter.set_replicas(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1));
-            tokio::time::sleep(COUNT_INTERVAL).await;
-        }
-    });
+    let supervisor = tasks.supervisor();
+    let state = (limiter.clone(), tasks.clone());
+    let settle = |(limiter, tasks)| Limiter::run(limiter, tasks);
+    tasks.spawn(supervisor.restarts("charges", state, settle));
+    let shared = (limiter.clone(), peers.clone());
+    let count = |(limiter, peers)| count_replicas(limiter, peers);
+    tasks.spawn_until_stopped(supervisor.restarts("limit_shares", shared, count));
+}
+
+async fn count_replicas(limiter: Arc<Limiter>, peers: Peers) {
+    loop {
+        let Some(status) = peers.status(observe::now()) else {
+            return;
+        };
+        let is_connected = |peer: &&PeerRow| peer.state == "connected";
+        let others = status.peers.iter().filter(is_connected).count();
+        limiter.set_replicas(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1));
+        tokio::time::sleep(COUNT_INTERVAL).await;
+    }
 }
 
 /// What counts and writes down what they use.

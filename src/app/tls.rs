@@ -74,7 +74,8 @@ impl Listeners {
         clients.set_metrics(self.metrics.clone());
         let servers = [&self.api, &self.admin, &self.peers, &self.endpoint_picker];
         let servers = servers.into_iter().flatten();
-        tasks.spawn_until_stopped(tls::watch(servers.cloned().collect(), clients)?);
+        let watching = tls::watch(servers.cloned().collect(), clients)?;
+        tasks.spawn_until_stopped(tasks.supervisor().essential("tls_files", watching));
         Ok(())
     }
 

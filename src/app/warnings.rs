@@ -4,6 +4,7 @@ use super::{memory_bounds, traces};
 use crate::config::{Config, DiscoveryEntry, ModelOverride, Tokenizer};
 use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
+use crate::fleet::events::EventsSpec;
 use crate::observe;
 use crate::relay::request::target::Sticky;
 use crate::routing::{self, Policy};
@@ -18,6 +19,7 @@ pub fn of(config: &Config) -> Vec<String> {
     warnings.extend(prefill_workers_only(config));
     warnings.extend(parts_that_are_off(config));
     warnings.extend(unused_hash_on(config));
+    warnings.extend(unused_event_keys(config));
     warnings.extend(tokenizers_without_folder(config));
     warnings.extend(empty_access_file(config));
     warnings
@@ -96,6 +98,35 @@ fn unused_hash_on(config: &Config) -> Vec<String> {
         )
     };
     paths.into_iter().map(warning).collect()
+}
+
+/// What is set of a worker's KV events although the engine says it, or nothing is received.
+fn unused_event_keys(config: &Config) -> Option<String> {
+    let mut found = Vec::new();
+    let mut look = |path: String, events: Option<&EventsSpec>| {
+        if events.is_some_and(EventsSpec::has_unused_keys) {
+            found.push(path);
+        }
+    };
+    for (index, worker) in config.workers.iter().enumerate() {
+        look(format!("workers[{index}]"), worker.events.as_ref());
+    }
+    for (index, entry) in config.discovery.iter().enumerate() {
+        let path = format!("discovery[{index}].{}", entry.kind());
+        for (index, worker) in entry.listed().iter().enumerate() {
+            look(format!("{path}.workers[{index}]"), worker.events.as_ref());
+        }
+        look(path, Some(&entry.defaults().events));
+    }
+    let first = found.first()?;
+    let more = match found.len() - 1 {
+        0 => String::new(),
+        others => format!(" (and {others} more)"),
+    };
+    Some(format!(
+        "{first}.events{more}: `topic` and `ranks` do nothing without `from: zmq` or `from: grpc`; with `auto` the engine says \
+         what each of its ranks publishes"
+    ))
 }
 
 /// Settings of tokenizers that there are not.
@@ -285,6 +316,27 @@ mod tests {
         for right in ["''", "{from: engine}"] {
             assert_eq!(warnings(right), [""; 0]);
         }
+    }
+
+    #[test]
+    fn topics_and_ranks_that_nothing_reads_are_in_one_line() {
+        let warned = |events: &str| {
+            let worker = format!("{{url: 'http://b:1', events: {{{events}}}}}");
+            let text = format!("workers: ['http://a:1', {worker}]\n");
+            unused_event_keys(&Config::parse("c.yaml", &text).unwrap())
+        };
+        assert_eq!(warned("ranks: 1"), None);
+        let read = "from: zmq, endpoint: 'tcp://*:5557', topic: t, ranks: 2";
+        assert_eq!(warned(read), None);
+        for unread in ["ranks: 2", "from: auto, topic: t", "from: 'off', topic: t"] {
+            let warning = warned(unread).unwrap();
+            assert!(warning.starts_with("workers[1].events: "), "{warning}");
+        }
+        let text = "discovery: [{static: {workers: ['http://a:1'], events: {ranks: 2}}}, \
+                    {dns: {name: n.test, events: {topic: t}}}]\n";
+        let warning = unused_event_keys(&Config::parse("c.yaml", text).unwrap()).unwrap();
+        let first = "discovery[0].static.events (and 1 more): ";
+        assert!(warning.starts_with(first), "{warning}");
     }
 
     #[test]

@@ -70,7 +70,10 @@ impl Batches {
             gate: Arc::new(RoomGate::new(self.metrics.lines_waiting.clone())),
             sender,
         };
-        let running = self.tasks.track_until_stopped(runner.run());
+        let run = |runner: Arc<Runner>| async move { runner.run().await };
+        let supervisor = self.tasks.supervisor();
+        let supervised = supervisor.restarts("batches", Arc::new(runner), run);
+        let running = self.tasks.track_until_stopped(supervised);
         self.io_threads.spawn(running);
     }
 }
@@ -83,7 +86,7 @@ struct Runner {
 }
 
 impl Runner {
-    async fn run(self) {
+    async fn run(&self) {
         tokio::join!(
             self.gate.run(&*self.sender),
             self.look_for_work(),

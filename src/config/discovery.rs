@@ -81,7 +81,7 @@ impl DnsWorkers {
 }
 
 impl DiscoveryEntry {
-    pub(super) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Static(_) => "static",
             Self::File(_) => "file",
@@ -91,14 +91,14 @@ impl DiscoveryEntry {
     }
 
     /// The workers that the configuration itself lists.
-    pub(super) fn listed(&self) -> &[WorkerSpec] {
+    pub fn listed(&self) -> &[WorkerSpec] {
         match self {
             Self::Static(list) => &list.workers,
             Self::File(_) | Self::Dns(_) | Self::Kubernetes(_) => &[],
         }
     }
 
-    pub(super) fn defaults(&self) -> &WorkerDefaults {
+    pub fn defaults(&self) -> &WorkerDefaults {
         match self {
             Self::Static(list) => &list.defaults,
             Self::File(file) => &file.defaults,

@@ -21,6 +21,7 @@ use super::events::{Events, EventsSpec};
 use super::registry::Registry;
 use super::{Member, ResponsesApi, Role};
 use crate::http::client::{HTTP2, UNIX};
+use crate::http::supervisor::Supervisor;
 use crate::http::tls::ClientSettings;
 use crate::observe;
 use crate::observe::log_once::LogOnce;
@@ -42,24 +43,28 @@ pub async fn follow(
     registry: Arc<Registry>,
     failures: IntCounterVec,
     answered: oneshot::Sender<()>,
+    supervisor: Supervisor,
 ) {
     let name = discovery.name().to_owned();
     let mut log = LogOnce::default();
     let mut answered = Some(answered);
     loop {
-        let listed = discovery.next().await;
-        match listed {
-            Ok(members) => {
-                registry.set_members(&name, members);
-                log.reset();
-            }
-            Err(error) => {
-                failures.with_label_values(&[&*name]).inc();
-                if log.should_log(observe::now(), &error) {
-                    warn!(discovery = %name, %error, "cannot list workers; keeping the current ones");
+        let step = async {
+            match discovery.next().await {
+                Ok(members) => {
+                    registry.set_members(&name, members);
+                    log.reset();
+                }
+                Err(error) => {
+                    failures.with_label_values(&[&*name]).inc();
+                    if log.should_log(observe::now(), &error) {
+                        warn!(discovery = %name, %error, "cannot list workers; keeping the current ones");
+                    }
                 }
             }
-        }
+        };
+        // After a panic the workers that it listed before stay, as after an error.
+        supervisor.attempt("discovery", step).await;
         if let Some(answered) = answered.take() {
             let _ = answered.send(());
         }
@@ -379,6 +384,53 @@ fn has_own_path(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::registry::tests::{member, registry};
+
+    /// Lists a worker, panics, and lists another worker.
+    struct PanicsOnce {
+        looks: u32,
+    }
+
+    impl Discovery for PanicsOnce {
+        fn name(&self) -> &str {
+            "test"
+        }
+
+        async fn next(&mut self) -> Result<Vec<Member>, String> {
+            self.looks += 1;
+            match self.looks {
+                1 => Ok(vec![member("a")]),
+                2 => panic!("on purpose"),
+                3 => Ok(vec![member("b")]),
+                _ => std::future::pending().await,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_discovery_that_panics_is_asked_again() {
+        let fleet = registry(&[]);
+        let metrics = observe::metrics::Registry::default();
+        let failures = metrics.counters("failures", "Failures.", &["discovery"]);
+        let (answered, _answer) = oneshot::channel();
+        let discovery = PanicsOnce { looks: 0 };
+        let supervisor = Supervisor::without_pause();
+        let following = follow(discovery, fleet.clone(), failures, answered, supervisor);
+        let is_listed = || {
+            let snapshot = fleet.snapshot();
+            let mut workers = snapshot.workers.iter();
+            workers.any(|status| &*status.worker.name == "b")
+        };
+        let listed = async {
+            while !is_listed() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = following => unreachable!("it never ends"),
+            () = listed => {}
+        }
+    }
 
     fn check(url: &str, expected: Result<&str, &str>) {
         let worker = WorkerSpec::from(url.to_owned());

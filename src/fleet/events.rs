@@ -94,6 +94,12 @@ pub enum Transport {
 }
 
 impl EventsSpec {
+    /// Whether keys are set that nothing reads: the engine says itself what it publishes, or nothing is received.
+    pub fn has_unused_keys(&self) -> bool {
+        let is_at_endpoint = matches!(self.from, From::Zmq | From::Grpc);
+        !is_at_endpoint && (!self.topic.is_empty() || self.ranks != 1)
+    }
+
     /// Validates the settings. An error is a key of this map and a message.
     pub fn check(&self) -> Result<Events, (&'static str, String)> {
         if self.ranks == 0 || self.ranks > MAX_RANKS {

@@ -55,7 +55,7 @@ pub async fn run(
     tasks: Tasks,
 ) {
     let mut changes = registry.changes();
-    let mut probes = KeyedTasks::new(tasks);
+    let mut probes = KeyedTasks::new("probe", tasks);
     loop {
         let snapshot = registry.snapshot().clone();
         let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot
@@ -242,21 +242,25 @@ impl Prober {
         found.block_size = before.block_size;
         found.prefix_caching = before.prefix_caching;
         models::complete(worker, limit, &mut found, &before).await;
-        found.lacks_responses = before.lacks_responses;
-        found.lacks_messages = before.lacks_messages;
         // Another release may be there although no health check has failed.
         let is_other = (&found.version, found.engine) != (&before.version, before.engine);
-        let mut has_said_apis = true;
-        if asks_messages || is_other {
-            let lacks = served_api::lacks_messages(worker, limit).await;
-            has_said_apis &= lacks.is_some();
-            found.lacks_messages = lacks.unwrap_or(before.lacks_messages);
-        }
-        if asks_responses || is_other {
-            let lacks = served_api::lacks_responses(worker, &found, limit).await;
-            has_said_apis &= lacks.is_some();
-            found.lacks_responses = lacks.unwrap_or(before.lacks_responses);
-        }
+        let messages = async {
+            if !asks_messages && !is_other {
+                return Some(before.lacks_messages);
+            }
+            served_api::lacks_messages(worker, limit).await
+        };
+        let responses = async {
+            if !asks_responses && !is_other {
+                return Some(before.lacks_responses);
+            }
+            served_api::lacks_responses(worker, &found, limit).await
+        };
+        // At the same time: a proxy may hold both until the time-out, and the worker's health is not checked meanwhile.
+        let (lacks_messages, lacks_responses) = tokio::join!(messages, responses);
+        let has_said_apis = lacks_messages.is_some() && lacks_responses.is_some();
+        found.lacks_messages = lacks_messages.unwrap_or(before.lacks_messages);
+        found.lacks_responses = lacks_responses.unwrap_or(before.lacks_responses);
         self.registry.set_facts(worker.id, found.clone());
         let has_any = !found.models.is_empty();
         self.facts = Some(found);
@@ -453,9 +457,11 @@ pub async fn once(
         }
         let mut facts = models::fetch(worker, limit).await?;
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
-        let lacks_responses = served_api::lacks_responses(worker, &facts, limit).await;
+        let (lacks_responses, lacks_messages) = tokio::join!(
+            served_api::lacks_responses(worker, &facts, limit),
+            served_api::lacks_messages(worker, limit),
+        );
         facts.lacks_responses = lacks_responses.unwrap_or_default();
-        let lacks_messages = served_api::lacks_messages(worker, limit).await;
         facts.lacks_messages = lacks_messages.unwrap_or_default();
         if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);

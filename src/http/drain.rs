@@ -13,6 +13,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
+use tracing::info;
+
+use super::supervisor::Supervisor;
 
 /// The last part of a drain's time, in which what clients still wait for ends with an error: its terminal event or its
 /// 503 has to be stored and to reach the client, which is a few round trips to Redis and one to the client, for
@@ -35,11 +38,14 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// SIGTERM and SIGINT. They end the process until somebody listens.
+/// SIGTERM and SIGINT. They end the process until somebody listens, and so do SIGUSR1 and SIGUSR2, which operators of other
+/// proxies send to have log files opened again: from then on these are logged and ignored.
 #[derive(Debug)]
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    user_1: Signal,
+    user_2: Signal,
 }
 
 impl StopSignals {
@@ -48,13 +54,23 @@ impl StopSignals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            user_1: signal(SignalKind::user_defined1())?,
+            user_2: signal(SignalKind::user_defined2())?,
         })
     }
 
     pub async fn next(&mut self) -> StopSignal {
-        tokio::select! {
-            _ = self.terminate.recv() => StopSignal::Terminate,
-            _ = self.interrupt.recv() => StopSignal::Interrupt,
+        loop {
+            let ignored = tokio::select! {
+                _ = self.terminate.recv() => return StopSignal::Terminate,
+                _ = self.interrupt.recv() => return StopSignal::Interrupt,
+                _ = self.user_1.recv() => "SIGUSR1",
+                _ = self.user_2.recv() => "SIGUSR2",
+            };
+            info!(
+                signal = ignored,
+                "signal ignored: log files may be renamed at any time and need no signal; SIGTERM ends the process"
+            );
         }
     }
 }
@@ -111,9 +127,23 @@ pub struct Tasks {
     last_part: LastPart,
     /// Cancelled when the drain timeout is over: ends the tasks that still run.
     abort: CancellationToken,
+    supervisor: Supervisor,
 }
 
 impl Tasks {
+    /// Other tasks of the same process, which are drained at another time.
+    pub fn beside(&self) -> Self {
+        Self {
+            supervisor: self.supervisor.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Makes the futures of tasks that run for as long as the process: one that is spawned as it is ends with its first panic.
+    pub fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
+    }
+
     /// Runs `task` until it ends. It should end soon after [`Tasks::stopped`].
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let abort = self.abort.clone();

@@ -1,7 +1,7 @@
 //! One task for each key of a set that changes: a probe for each worker, a subscriber for each rank.
 //!
 //! A task is meant to run until its key is removed. One that exits before (because it panicked) is
-//! logged as an error and restarted after a pause.
+//! logged as an error, counted and restarted after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -9,6 +9,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::time::Duration;
 
+use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::task::JoinMap;
 use tracing::error;
@@ -22,6 +23,8 @@ const RESTART_PAUSE: Duration = Duration::from_secs(5);
 /// The running tasks. Dropping this ends them all.
 #[derive(Debug)]
 pub struct KeyedTasks<K> {
+    /// What one of them is, for the log and the metric of panics.
+    name: &'static str,
     tasks: Tasks,
     restart_pause: Duration,
     running: JoinMap<K, ()>,
@@ -30,8 +33,10 @@ pub struct KeyedTasks<K> {
 }
 
 impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
-    pub fn new(tasks: Tasks) -> Self {
+    pub fn new(name: &'static str, tasks: Tasks) -> Self {
+        tasks.supervisor().show(name);
         Self {
+            name,
             tasks,
             restart_pause: RESTART_PAUSE,
             running: JoinMap::new(),
@@ -67,8 +72,7 @@ impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
             let pause = observe::sleep_until(next.map(Instant::into_std));
             tokio::select! {
                 Some((key, result)) = self.running.join_next() => {
-                    let error = result.err().map(|error| error.to_string());
-                    self.on_exit(&key, error);
+                    self.on_exit(&key, result.err());
                 }
                 () = pause => return,
             }
@@ -76,14 +80,18 @@ impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
     }
 
     /// A task whose key was removed has no entry any more, and its exit is ignored.
-    fn on_exit(&mut self, key: &K, error: Option<String>) {
+    fn on_exit(&mut self, key: &K, error: Option<JoinError>) {
         let Some(restart_at) = self.keys.get_mut(key) else {
             return;
         };
         *restart_at = Some(Instant::now() + self.restart_pause);
+        if error.as_ref().is_some_and(JoinError::is_panic) {
+            self.tasks.supervisor().on_panic(self.name);
+        }
         if !self.tasks.is_stopping() {
-            let pause = self.restart_pause;
+            let (pause, error) = (self.restart_pause, error.map(|error| error.to_string()));
             error!(
+                task = self.name,
                 ?key,
                 error,
                 ?pause,
@@ -103,7 +111,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_has_one_task_for_as_long_as_it_is_wanted() {
         let tasks = Tasks::default();
-        let mut keyed = KeyedTasks::new(tasks.clone());
+        let mut keyed = KeyedTasks::new("test", tasks.clone());
         let alive = Arc::new(());
         let mut started = Vec::new();
         for wanted in [vec![1, 2], vec![2, 3], vec![3], vec![2, 3]] {
@@ -125,7 +133,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_exited_by_itself_is_restarted_after_a_pause() {
         let tasks = Tasks::default();
-        let mut keyed = KeyedTasks::new(tasks.clone());
+        let mut keyed = KeyedTasks::new("test", tasks.clone());
         keyed.restart_pause = Duration::from_millis(50);
         let wanted = BTreeSet::from([1, 2, 3]);
         let mut started = Vec::new();
@@ -164,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_a_task_whose_key_was_removed_restarts_nothing() {
-        let mut keyed = KeyedTasks::new(Tasks::default());
+        let mut keyed = KeyedTasks::new("test", Tasks::default());
         keyed.restart_pause = Duration::ZERO;
         let pending = |_: &i32| pending();
         for wanted in [&[1][..], &[], &[1]] {

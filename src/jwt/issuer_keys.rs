@@ -18,6 +18,7 @@ use super::pacing::{Pacing, Wanted};
 use super::settings::Advanced;
 use crate::http::client::{self, Pool};
 use crate::http::file_thread::FileThread;
+use crate::http::supervisor::Supervisor;
 use crate::http::tls;
 use crate::observe;
 
@@ -91,14 +92,19 @@ impl IssuerKeys {
     }
 
     /// Reads the keys for as long as anything uses them.
-    pub(super) async fn read_for_ever(keys: Weak<Self>, mut source: Source) {
+    pub(super) async fn read_for_ever(
+        keys: Weak<Self>,
+        mut source: Source,
+        supervisor: Supervisor,
+    ) {
         let mut last = None;
         let mut failures = 0;
         loop {
             let Some(this) = keys.upgrade() else { return };
             this.pacing.lock().on_started();
-            let result = this.look(&mut source, &mut last).await;
-            failures = match result {
+            let look = this.look(&mut source, &mut last);
+            let result = supervisor.attempt("jwks", look).await;
+            failures = match result.unwrap_or_else(|| Err("the look panicked".to_owned())) {
                 Ok(()) => 0,
                 Err(error) => {
                     this.on_failure(&error, failures);

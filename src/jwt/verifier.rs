@@ -116,7 +116,8 @@ impl Verifier {
         }
         let source = Source::new(&spec, &self.clients).map_err(|error| error.to_string())?;
         let keys = IssuerKeys::new(spec, self.metrics.clone());
-        let reading = IssuerKeys::read_for_ever(Arc::downgrade(&keys), source);
+        let supervisor = self.tasks.supervisor().clone();
+        let reading = IssuerKeys::read_for_ever(Arc::downgrade(&keys), source, supervisor);
         self.tasks.spawn_until_stopped(reading);
         Ok(keys)
     }

@@ -108,11 +108,13 @@ impl Limiter {
         running.filter(|(_, running)| !running.is_empty()).collect()
     }
 
-    /// Tenants of which the store must say how many requests run.
+    /// Tenants of which the store must say how many requests run. While it does not answer these are all tenants: that it
+    /// answers again must be seen without requests, too.
     pub(super) fn to_recount(&self) -> Vec<(Tenant, SharedUse)> {
         let uses = self.uses.lock().clone();
+        let is_without_store = self.metrics.without_store.get() != 0;
         let uses = uses.into_iter();
-        uses.filter(|(_, usage)| usage.lock().must_recount())
+        uses.filter(|(_, usage)| usage.lock().must_recount() || is_without_store)
             .collect()
     }
 

@@ -35,12 +35,11 @@ impl Limiter {
         let Some(redis) = self.redis.clone() else {
             return;
         };
-        let recounting = self.clone().recount(redis.clone());
-        tasks.spawn_until_stopped(recounting);
         tokio::select! {
             () = self.settle_until_drained(&redis, &tasks) => {}
             // A drain may take longer than a lease, and a request that has lost its lease is not settled.
             () = self.renew(&redis) => {}
+            () = self.recount(&redis) => {}
         }
     }
 
@@ -155,13 +154,17 @@ impl Limiter {
         }
     }
 
-    /// Asks for what charges do not say: whether requests on other replicas have ended.
-    async fn recount(self: Arc<Self>, redis: Arc<Redis>) {
+    /// Asks for what charges do not say: whether requests on other replicas have ended. Does not return.
+    async fn recount(&self, redis: &Redis) {
         loop {
             sleep(RECOUNT).await;
             for (tenant, usage) in self.to_recount() {
                 match redis.renew_charges(tenant, self.advanced.lease, &[]).await {
-                    Ok(running) => usage.lock().on_recount(running),
+                    Ok(running) => {
+                        usage.lock().on_recount(running);
+                        // Without requests there is no charge that would find out.
+                        self.metrics.without_store.set(0);
+                    }
                     Err(error) => {
                         debug!(%tenant, %error, "running requests not counted; trying again");
                         self.on_store_failure("renew");

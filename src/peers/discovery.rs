@@ -41,13 +41,16 @@ pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks
             }
             PeerDiscovery::Dns(dns) => {
                 let failures = state.metrics.lookup_failures.clone();
-                tasks.spawn_until_stopped(resolve(index, dns, failures, sender.clone()));
+                let lookup = (index, dns, failures, sender.clone());
+                let begin = |(index, dns, failures, found)| resolve(index, dns, failures, found);
+                let resolving = tasks.supervisor().restarts("peer_lookup", lookup, begin);
+                tasks.spawn_until_stopped(resolving);
             }
         }
     }
     // A name may stand for the wrong addresses; this replica's own may be among them.
     let addresses_max = state.settings.max_peers as usize * 2 + 1;
-    let mut streams = KeyedTasks::new(tasks.clone());
+    let mut streams = KeyedTasks::new("peer_connection", tasks.clone());
     loop {
         let mut listed: BTreeSet<Arc<str>> = by_entry.values().flatten().cloned().collect();
         if listed.len() > addresses_max {

@@ -78,8 +78,10 @@ impl Peers {
             state: state.clone(),
             tasks: tasks.clone(),
         };
-        tasks.spawn(server.run(listener));
-        tasks.spawn_until_stopped(session::report(state.clone()));
+        let supervisor = tasks.supervisor();
+        tasks.spawn(supervisor.essential("peer_listener", server.run(listener)));
+        let reporting = supervisor.restarts("peer_reports", state.clone(), session::report);
+        tasks.spawn_until_stopped(reporting);
         discovery::follow(state, settings.discovery, tasks).await;
     }
 

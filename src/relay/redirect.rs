@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::{HeaderMap, Response};
 use smallvec::smallvec;
-use tracing::info;
+use tracing::debug;
 
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job, RequestedName};
@@ -54,7 +54,7 @@ impl Relay {
         for (index, candidate) in candidates.iter().enumerate() {
             let Candidate { model, reason } = candidate;
             if index < last && !self.has_usable_worker(model, observe::now()) {
-                info!(id = %job.context.id, requested = %name.requested, %model, "the model has no worker that can take requests; trying the fallback");
+                debug!(id = %job.context.id, requested = %name.requested, %model, "the model has no worker that can take requests; trying the fallback");
                 continue;
             }
             let labels = [&*name.requested, &**model, reason.as_str()];
@@ -89,7 +89,7 @@ impl Relay {
             };
             match self.carry(&named, Box::new(own)).await {
                 Err(attempted) if index < last && attempted.error.is_lack_of_workers() => {
-                    info!(id = %job.context.id, requested = %name.requested, %model, error = %attempted.error, "no worker of the model answered; trying the fallback");
+                    debug!(id = %job.context.id, requested = %name.requested, %model, error = %attempted.error, "no worker of the model answered; trying the fallback");
                     failed = attempted.model.or(failed);
                     if let Some(summary) = &job.context.summary {
                         // The request goes on.

@@ -108,7 +108,7 @@ impl Webhooks {
     /// Delivers events until the drain begins, which attempts that run then end with.
     pub async fn run(self: Arc<Self>) {
         let mut table = self.table.subscribe();
-        let mut running = KeyedTasks::new(self.tasks.clone());
+        let mut running = KeyedTasks::new("webhook_endpoint", self.tasks.clone());
         loop {
             let names: BTreeSet<Arc<str>> = table
                 .borrow_and_update()

@@ -160,3 +160,16 @@ async fn a_response_of_an_engine_that_only_chats_ends_like_any_other() {
     is_told_to_try_again(RESPONSES, &whole.await.unwrap());
     ends(&mut cluster, 2).await;
 }
+
+#[tokio::test]
+async fn signals_that_have_other_programs_open_their_logs_again_end_nothing() {
+    let cluster = Cluster::with_router_child(vec![unhurried()], short).await;
+    for name in ["USR1", "USR2"] {
+        cluster.router.child.as_ref().unwrap().signal(name);
+        let logged = format!("SIG{name}");
+        eventually("the signal is logged", async || {
+            cluster.router.log().contains(&logged)
+        })
+        .await;
+    }
+}

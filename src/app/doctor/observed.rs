@@ -62,6 +62,14 @@ impl Observed {
         None
     }
 
+    /// How many observations of a histogram may be above a bound.
+    pub(super) fn above(&self, name: &str, bound: f64) -> f64 {
+        let counts = self.metrics.buckets(name);
+        let all = counts.values().last().copied().unwrap_or_default();
+        let below = counts.range(..=bound.to_bits()).next_back();
+        all - below.map_or(0.0, |(_, count)| *count)
+    }
+
     /// A duration of the configuration, such as `/requests/first_byte_timeout`.
     pub(super) fn duration(&self, pointer: &str) -> Option<Duration> {
         units::parse_duration(self.config.pointer(pointer)?.as_str()?).ok()
@@ -134,5 +142,15 @@ mod tests {
         let beyond = Some((2.0..f64::INFINITY, 200.0));
         assert_eq!(observed.quantile("t", 1.0), beyond);
         assert_eq!(observed.quantile("other", 0.5), None);
+    }
+
+    #[test]
+    fn what_is_in_the_bucket_of_a_bound_may_be_above_it() {
+        let text = "t_bucket{le=\"0.5\"} 90\nt_bucket{le=\"2\"} 99\nt_bucket{le=\"+Inf\"} 100\n";
+        let observed = observed(text);
+        for (bound, above) in [(0.1, 100.0), (0.5, 10.0), (1.0, 10.0), (2.0, 1.0)] {
+            assert_eq!(observed.above("t", bound), above, "{bound}");
+        }
+        assert_eq!(observed.above("other", 1.0), 0.0);
     }
 }

@@ -122,6 +122,7 @@ const HEADROOM: f64 = 2.0;
 const P99: f64 = 0.99;
 const FIRST_TOKENS: &str = "warmroute_time_to_first_token_seconds";
 const DURATIONS: &str = "warmroute_request_duration_seconds";
+const QUEUE_WAITS: &str = "warmroute_queue_wait_seconds";
 
 /// Time-outs near what 99 of 100 requests take.
 fn timeouts(observed: &Observed) -> Vec<Finding> {
@@ -137,6 +138,12 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
         let (p99, count) = observed.quantile(metric, P99)?;
         // This time-out ends no stream, and the metric has streams, too: the longest may be theirs.
         if key == "response_timeout" && streams > (1.0 - P99) * count {
+            return None;
+        }
+        // Only `request_timeout` goes on while a request waits in the router. Both metrics do, so that the longest may have
+        // waited there.
+        let waited = observed.above(QUEUE_WAITS, p99.start / 2.0);
+        if key != "request_timeout" && waited > (1.0 - P99) * count {
             return None;
         }
         // How far beyond the last bucket is not known.

@@ -52,6 +52,26 @@ fn a_good_fleet_has_no_findings() {
 }
 
 #[test]
+fn first_tokens_that_came_late_from_the_queue_say_nothing_of_a_time_out() {
+    let found = |waits: u32| {
+        let metrics = format!(
+            "warmroute_time_to_first_token_seconds_bucket{{le=\"0.5\"}} 50\n\
+             warmroute_time_to_first_token_seconds_bucket{{le=\"2.5\"}} 200\n\
+             warmroute_time_to_first_token_seconds_bucket{{le=\"+Inf\"}} 200\n\
+             warmroute_queue_wait_seconds_bucket{{le=\"0.25\"}} 100\n\
+             warmroute_queue_wait_seconds_bucket{{le=\"+Inf\"}} {}\n",
+            100 + waits
+        );
+        rules(&observed(
+            |_, _, config| config["requests"]["first_byte_timeout"] = "3s".into(),
+            &metrics,
+        ))
+    };
+    assert_eq!(found(2), ["timeout_too_short"]);
+    assert!(found(3).is_empty());
+}
+
+#[test]
 fn each_lack_is_found_with_the_line_to_change() {
     type Change = fn(&mut Value, &mut Value, &mut Value);
     let check = |rule: &str, change: Change, metrics: &str, named: &str| {

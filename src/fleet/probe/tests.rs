@@ -1,8 +1,9 @@
 use std::time::Instant;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::models::tests::give;
+use super::models::tests::{give, worker_at};
 use super::*;
 use crate::fleet::Member;
 use crate::fleet::registry::tests::{member, registry};
@@ -60,4 +61,39 @@ async fn another_release_is_asked_at_once_which_apis_it_serves() {
         let lacks = (found.lacks_messages, found.lacks_responses);
         assert_eq!(lacks, (!is_asked, !is_asked), "{version}");
     }
+}
+
+#[tokio::test]
+async fn a_worker_is_asked_for_both_apis_at_the_same_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut prober = Prober {
+        schedule: ProbeSchedule::default(),
+        settings: health::Settings {
+            timeout: Duration::from_secs(60),
+            ..health::Settings::default()
+        },
+        worker: worker_at(&listener),
+        registry: registry(&[]),
+        bootstrap: None,
+        on_connected: Arc::new(|_, _| {}),
+        facts: None,
+        bootstrap_log: LogOnce::default(),
+    };
+    let engine = async {
+        give(&listener, &answer("200 OK", r#"{"data":[]}"#)).await;
+        give(&listener, &answer("200 OK", r#"{"version":"0.32.0"}"#)).await;
+        // Neither is answered before both have come.
+        let (first, _) = listener.accept().await.unwrap();
+        let (second, _) = listener.accept().await.unwrap();
+        for mut stream in [first, second] {
+            let mut head = [0; 4_096];
+            assert!(stream.read(&mut head).await.unwrap() > 0);
+            let missing = answer("404 Not Found", "");
+            stream.write_all(missing.as_bytes()).await.unwrap();
+        }
+    };
+    let (listed, ()) = tokio::join!(prober.list_models(true, true), engine);
+    assert!(listed.unwrap().has_said_apis);
+    let facts = prober.facts.unwrap();
+    assert!(facts.lacks_messages && facts.lacks_responses);
 }

@@ -12,6 +12,7 @@ use super::checker::{Prompt, PromptCheck, TokenizerCheck};
 use super::difference::TokenDifference;
 use super::silence::SilenceWatch;
 use super::types::{AlarmChange, Outcome, Subject};
+use crate::http::supervisor::Supervisor;
 use crate::ids::WorkerId;
 use crate::kv::block::{self, LocalHash};
 use crate::kv::index::{PrefixIndex, RankPrefix};
@@ -93,20 +94,31 @@ impl Watcher {
 
     /// Checks for as long as the future is polled. It polls the queue by the clock, so that a request which
     /// adds a check wakes no task.
-    pub async fn run(mut self, indexes: Arc<PrefixIndexes>, board: Arc<StatusBoard>) {
+    pub async fn run(
+        mut self,
+        indexes: Arc<PrefixIndexes>,
+        board: Arc<StatusBoard>,
+        supervisor: Supervisor,
+    ) {
         let mut found = Vec::new();
         let mut cleaned_at = observe::now();
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            let now = observe::now();
-            while let Ok(check) = self.queue.try_recv() {
-                self.begin(now, check, &board);
-            }
-            self.poll(now, &indexes, &board, &mut found);
-            self.checker.measure_silence(board.silent_ranks());
-            if cleaned_at + CLEANUP_INTERVAL <= now {
-                cleaned_at = now;
-                self.remove_gone_workers(&board);
+            let look = async {
+                let now = observe::now();
+                while let Ok(check) = self.queue.try_recv() {
+                    self.begin(now, check, &board);
+                }
+                self.poll(now, &indexes, &board, &mut found);
+                self.checker.measure_silence(board.silent_ranks());
+                if cleaned_at + CLEANUP_INTERVAL <= now {
+                    cleaned_at = now;
+                    self.remove_gone_workers(&board);
+                }
+            };
+            if supervisor.attempt("tokenizer_check", look).await.is_none() {
+                // The check that panicked may be among them.
+                self.running.clear();
             }
         }
     }
