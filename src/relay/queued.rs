@@ -373,6 +373,7 @@ impl Relay {
 
     /// A request that waits, with so many tokens to compute, to the queue.
     fn waiting_request(&self, job: &Job<'_>, waits: &Waits, tokens: u64) -> Request {
+        let entered = observe::now();
         Request {
             priority: waits.standing.priority,
             client: waits.standing.flow.unwrap_or(job.context.client),
@@ -381,11 +382,13 @@ impl Relay {
             bytes: job.body.len() as u64,
             client_bytes: job.reserved_bytes,
             received: job.context.started,
-            entered: observe::now(),
+            entered,
+            since: entered,
             ttft_target: waits.standing.ttft_target,
             is_background: !job.context.kind.is_interactive(),
             deadline: self.deadline(&job.context),
             has_room: false,
+            lacks_worker: false,
             has_lost_target: waits.has_lost_target,
         }
     }
