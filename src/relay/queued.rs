@@ -405,7 +405,6 @@ impl Relay {
         let _waiting = WaitTime {
             job,
             model,
-            before: waits.waited,
             entered,
         };
         waits.count += 1;
@@ -423,7 +422,6 @@ impl Relay {
 struct WaitTime<'a> {
     job: &'a Job<'a>,
     model: &'a Model,
-    before: Duration,
     entered: Instant,
 }
 
@@ -434,12 +432,8 @@ impl Drop for WaitTime<'_> {
         if let Some(trace) = self.job.context.trace() {
             trace.event(now, Event::Queued { waited });
         }
-        let waited = self.before + waited;
         if let Some(summary) = &self.job.context.summary {
-            summary.update(|summary| {
-                summary.queued = Some(waited);
-                summary.model.get_or_insert_with(|| self.model.clone());
-            });
+            summary.update(|summary| summary.on_waited(self.model, waited));
         }
     }
 }
