@@ -35,7 +35,7 @@ pub struct Request {
     pub deadline: Instant,
     /// The worker that it has chosen has room: the next look says what becomes of it, whatever waits for others.
     pub has_room: bool,
-    /// None of its model's workers takes requests: it waits for one, whatever other models have.
+    /// None of its model's workers takes more requests than a trial: it waits for one, whatever other models have.
     pub lacks_worker: bool,
     /// It has waited for a worker to come up. From then on its target gives it its turn, and is no reason to refuse it.
     pub has_lost_target: bool,

@@ -166,11 +166,16 @@ impl Queues {
         self.workers_of(group, now).can_take(now)
     }
 
-    /// Whether any of a model's workers takes requests.
+    /// Whether any of a model's workers takes requests. One that may get the trial of its circuit breaker does not yet.
     fn has_worker(&self, model: &Model, now: Instant) -> bool {
         let snapshot = self.fleet.snapshot();
-        let group = snapshot.models.get(model);
-        group.is_some_and(|group| self.workers_of(group, now).can_take(now))
+        let Some(group) = snapshot.models.get(model) else {
+            return false;
+        };
+        let decodes_alone = self.connector.is_some_and(Connector::decodes_alone);
+        let others = decodes_alone.then(|| Self::decode_workers_of(group));
+        let mut workers = others.into_iter().chain([self.workers_of(group, now)]);
+        workers.any(|workers| workers.are_up(now))
     }
 
     /// Whether requests for a model wait for a worker although none is listed that serves it.

@@ -716,6 +716,46 @@ mod tests {
         assert_eq!(rig.queue.waiting(), 1);
     }
 
+    /// Else the time would begin anew with each trial.
+    #[test]
+    fn a_worker_that_may_get_a_trial_ends_no_wait_for_a_worker() {
+        let mut rig = Rig::new();
+        let (first, other) = rig.share_first();
+        first.breaker.set(1, Duration::from_millis(400));
+        assert!(first.breaker.on_failure(rig.now));
+        rig.group = other;
+        rig.enter(1, 0, Duration::ZERO, 0);
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(490);
+        assert!(first.breaker.may_admit(rig.now));
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(490);
+        assert_eq!(rig.advance(), [0]);
+    }
+
+    /// Else the others would go to full workers, or be refused after some such waits.
+    #[test]
+    fn one_of_those_that_wait_is_the_trial_of_a_worker_and_the_others_wait_on() {
+        let mut rig = Rig::new();
+        let idle = rig.group.workers[2].clone();
+        idle.breaker.set(1, Duration::from_secs(5));
+        assert!(idle.breaker.on_failure(rig.now));
+        rig.now += Duration::from_secs(5);
+        for _ in 0..3 {
+            rig.enter_for_idle(|_| {});
+        }
+        assert_eq!(rig.advance(), [0]);
+        // It was released, and its worker's circuit breaker has not admitted it yet.
+        let promises = [(idle.id, LoadShare::of_request(10, 10))];
+        rig.queues.granted.released.lock().add(&promises);
+        assert!(rig.advance().is_empty());
+        rig.queues.granted.released.lock().remove(&promises);
+        assert!(idle.breaker.admit(rig.now));
+        assert!(rig.advance().is_empty());
+        assert!(idle.breaker.on_success(rig.now, true));
+        assert_eq!(rig.advance(), [1, 2]);
+    }
+
     #[test]
     fn a_request_that_moves_while_the_router_drains_is_sent_at_once() {
         let (queues, settings) = without_workers();
