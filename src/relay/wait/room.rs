@@ -188,7 +188,7 @@ impl Rooms {
                 continue;
             }
             let promise = promised.of(worker.id);
-            if rooms.has_any_room(worker, settings, promised) {
+            if rooms.may_open(worker, settings, promised) {
                 rooms.open.insert(worker.id, worker.ranks());
             }
             rates += rate;
@@ -246,7 +246,7 @@ impl Rooms {
             if is_new && workers.gets_trial_only(worker) {
                 self.trials.insert(worker.id);
             }
-            if is_new && self.has_any_room(worker, settings, promised) {
+            if is_new && self.may_open(worker, settings, promised) {
                 self.open.insert(worker.id, worker.ranks());
                 self.room.others_have_room = true;
             }
@@ -268,8 +268,8 @@ impl Rooms {
         self.stalled_of.get(model).unwrap_or(&self.stalled)
     }
 
-    /// Whether a worker, or one of its dp ranks, has room. One that gets its trial only has none once that was released.
-    fn has_any_room(&self, worker: &Worker, settings: &Settings, promised: &Promised) -> bool {
+    /// Whether a worker, or one of its dp ranks, has room. One that gets its trial only has none once that is on its way.
+    fn may_open(&self, worker: &Worker, settings: &Settings, promised: &Promised) -> bool {
         let promise = promised.of(worker.id);
         let is_released = promise.all.minus(promise.waiting).requests > 0;
         let has_trial = is_released && self.trials.contains(&worker.id);
@@ -332,7 +332,8 @@ impl Rooms {
         settings: &Settings,
         promised: &Promised,
     ) {
-        if !self.is_unknown && !self.has_any_room(worker, settings, promised) {
+        let has_room = self.is_unknown || has_any_room(worker, settings, promised);
+        if !has_room || self.trials.contains(&worker.id) {
             self.open.remove(&worker.id);
         }
     }
