@@ -166,7 +166,7 @@ impl Queues {
         self.workers_of(group, now).can_take(now)
     }
 
-    /// Whether any of a model's workers takes requests. One that may get the trial of its circuit breaker does not yet.
+    /// Whether any of a model's workers takes requests, now or after a pause. One that only gets a trial does not.
     fn has_worker(&self, model: &Model, now: Instant) -> bool {
         let snapshot = self.fleet.snapshot();
         let Some(group) = snapshot.models.get(model) else {
@@ -175,7 +175,7 @@ impl Queues {
         let decodes_alone = self.connector.is_some_and(Connector::decodes_alone);
         let others = decodes_alone.then(|| Self::decode_workers_of(group));
         let mut workers = others.into_iter().chain([self.workers_of(group, now)]);
-        workers.any(|workers| workers.are_up(now))
+        workers.any(room::Workers::are_up)
     }
 
     /// Whether requests for a model wait for a worker although none is listed that serves it.

@@ -733,6 +733,21 @@ mod tests {
         assert_eq!(rig.advance(), [0]);
     }
 
+    #[test]
+    fn those_that_wait_are_not_refused_because_their_engines_ask_for_a_pause() {
+        let mut rig = Rig::new();
+        let until = rig.now + Duration::from_secs(10);
+        rig.enter(1, 0, Duration::ZERO, 2);
+        for worker in &rig.group.workers {
+            worker.breaker.pause(until);
+        }
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_secs(5);
+        assert!(rig.advance().is_empty());
+        rig.now = until;
+        assert_eq!(rig.advance(), [0]);
+    }
+
     /// Else the others would go to full workers, or be refused after some such waits.
     #[test]
     fn one_of_those_that_wait_is_the_trial_of_a_worker_and_the_others_wait_on() {

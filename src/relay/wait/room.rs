@@ -44,15 +44,15 @@ impl<'a> Workers<'a> {
         self.usable(now).next().is_some()
     }
 
-    /// Whether any of them gets requests, and not the trial of its circuit breaker alone.
-    pub(super) fn are_up(self, now: Instant) -> bool {
-        self.usable(now).any(|worker| !self.gets_trial_only(worker))
+    /// Whether the circuit breaker of any of them is closed. Its engine may have asked for a pause.
+    pub(super) fn are_up(self) -> bool {
+        self.workers.iter().any(|worker| self.is_closed(worker))
     }
 
-    /// Whether a worker that may get a request gets no more than that one, the trial of its circuit breaker.
-    fn gets_trial_only(self, worker: &Worker) -> bool {
+    /// Whether a worker's circuit breaker is closed. Else the worker gets one request at most, as a trial.
+    fn is_closed(self, worker: &Worker) -> bool {
         let is_closed = |breaker: &SharedBreaker| breaker.state() == State::Closed;
-        !is_closed(&worker.breaker) || self.is_prefill && !is_closed(&worker.kv_transfer_breaker)
+        is_closed(&worker.breaker) && (!self.is_prefill || is_closed(&worker.kv_transfer_breaker))
     }
 
     pub(super) fn usable(self, now: Instant) -> impl Iterator<Item = &'a Arc<Worker>> {
@@ -169,9 +169,10 @@ impl Rooms {
         let (mut rates, mut rates_of_stalled) = (0.0, 0.0);
         let usable = |workers: Workers<'a>| {
             let found = workers.usable(now);
-            found.map(move |worker| (worker, workers.gets_trial_only(worker)))
+            found.map(move |worker| (worker, !workers.is_closed(worker)))
         };
-        for (worker, is_trial) in workers.flat_map(usable) {
+        let workers: Vec<Workers<'a>> = workers.collect();
+        for (worker, is_trial) in workers.iter().copied().flat_map(usable) {
             if !rooms.seen.insert(worker.id) {
                 continue;
             }
@@ -203,6 +204,10 @@ impl Rooms {
             rooms
                 .open
                 .extend(stalled.into_iter().map(|worker| (worker, 1)));
+        }
+        if rooms.room.workers == 0 && workers.iter().any(|workers| workers.are_up()) {
+            // Their engines have asked for a pause: they are busy, and not gone.
+            rooms.room.workers = 1;
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         rooms.room.is_full = rooms.open.is_empty();
@@ -243,7 +248,7 @@ impl Rooms {
     ) -> Option<Vec<WorkerId>> {
         for worker in workers.usable(now) {
             let is_new = self.seen.insert(worker.id);
-            if is_new && workers.gets_trial_only(worker) {
+            if is_new && !workers.is_closed(worker) {
                 self.trials.insert(worker.id);
             }
             if is_new && self.may_open(worker, settings, promised) {
