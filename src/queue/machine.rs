@@ -44,8 +44,6 @@ pub struct Queue<T> {
     expiries: BTreeSet<(Instant, EntryId)>,
     next_id: u64,
     room: Room,
-    /// When workers came up or the last one was lost.
-    changed: Option<Instant>,
     rate: DrainRate,
     /// Where the walk over those goes on who are behind the first ones. `None`: behind the first ones.
     behind: Option<Next>,
@@ -76,8 +74,8 @@ pub struct Left<T> {
     /// Its index in the settings' classes.
     pub class: usize,
     pub waited: Duration,
-    /// See [`Request::has_lost_target`].
-    pub has_lost_target: bool,
+    /// The request, as it would enter another queue.
+    pub request: Request,
 }
 
 #[derive(Debug)]
@@ -121,7 +119,6 @@ impl<T> Queue<T> {
             expiries: BTreeSet::new(),
             next_id: 0,
             room: Room::default(),
-            changed: None,
             rate: DrainRate::default(),
             behind: None,
             walked_behind: None,
@@ -170,7 +167,7 @@ impl<T> Queue<T> {
         mut request: Request,
         waker: T,
     ) -> Result<Entered<T>, (Refusal, T)> {
-        request.has_lost_target |= room.workers == 0;
+        request.has_lost_target |= room.workers == 0 || request.lacks_worker;
         let room_before = std::mem::replace(&mut self.room, room);
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
@@ -352,16 +349,46 @@ impl<T> Queue<T> {
         if (before.workers == 0) == (room.workers == 0) {
             return;
         }
-        self.changed = Some(now);
         // The time that requests wait for busy workers and that for any worker are two times.
         let mut entries = std::mem::take(&mut self.entries);
-        if room.workers == 0 {
-            for entry in entries.values_mut() {
-                entry.request.has_lost_target = true;
-                entry.target = None;
+        for entry in entries.values_mut() {
+            if !entry.request.lacks_worker {
+                entry.request.since = now;
+            }
+            if room.workers == 0 {
+                entry.lose_target();
             }
         }
         self.set_entries(entries);
+    }
+
+    /// Takes note of who waits for a worker although other models may have some. Their time for that begins now, and so
+    /// does the time for room of those whose worker has come.
+    pub fn set_lacks_worker(&mut self, now: Instant, lacks: impl Fn(&T) -> bool) {
+        let has_workers = self.room.workers > 0;
+        let mut entries = std::mem::take(&mut self.entries);
+        for (id, entry) in &mut entries {
+            let lacks_worker = lacks(&entry.waker);
+            if lacks_worker == entry.request.lacks_worker {
+                continue;
+            }
+            entry.request.lacks_worker = lacks_worker;
+            if has_workers {
+                entry.request.since = now;
+            }
+            if lacks_worker {
+                entry.lose_target();
+            }
+            self.expiries.remove(&(entry.expires, *id));
+            entry.expires = self.expiry(entry);
+            self.expiries.insert((entry.expires, *id));
+        }
+        self.entries = entries;
+    }
+
+    /// Whether a request waits for a worker to come, and not for room.
+    fn waits_for_worker(&self, request: &Request) -> bool {
+        self.room.workers == 0 || request.lacks_worker
     }
 
     /// Keeps these requests, and works out anew when each of them expires.
@@ -398,7 +425,7 @@ impl<T> Queue<T> {
             outcome,
             class: self.order[entry.class],
             waited: now.saturating_duration_since(entry.request.entered),
-            has_lost_target: entry.request.has_lost_target,
+            request: entry.request,
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Request {
     pub received: Instant,
     /// When it began to wait.
     pub entered: Instant,
+    /// When it began to wait for what it waits for now: for a worker that takes requests, or for room.
+    pub since: Instant,
     /// The longest time from `received` to the first token that is of use to the client.
     pub ttft_target: Option<Duration>,
     /// No client waits for it: it has no target, and all its time to wait.
@@ -33,6 +35,8 @@ pub struct Request {
     pub deadline: Instant,
     /// The worker that it has chosen has room: the next look says what becomes of it, whatever waits for others.
     pub has_room: bool,
+    /// None of its model's workers takes more requests than a trial: it waits for one, whatever other models have.
+    pub lacks_worker: bool,
     /// It has waited for a worker to come up. From then on its target gives it its turn, and is no reason to refuse it.
     pub has_lost_target: bool,
 }
@@ -50,10 +54,12 @@ impl Request {
             client_bytes: 10,
             received: now,
             entered: now,
+            since: now,
             ttft_target: None,
             is_background: false,
             deadline: now + Duration::from_secs(600),
             has_room: false,
+            lacks_worker: false,
             has_lost_target: false,
         }
     }
@@ -65,7 +71,7 @@ pub struct EntryId(pub u64);
 /// The workers of those who wait, as they are now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Workers that could take a request.
+    /// Workers that could take a request. 1 if there is none but those whose engines have asked for a pause.
     pub workers: u32,
     /// A hash of the workers whose computed tokens are counted, whatever their order.
     pub counted_workers: u64,

@@ -373,6 +373,7 @@ impl Relay {
 
     /// A request that waits, with so many tokens to compute, to the queue.
     fn waiting_request(&self, job: &Job<'_>, waits: &Waits, tokens: u64) -> Request {
+        let entered = observe::now();
         Request {
             priority: waits.standing.priority,
             client: waits.standing.flow.unwrap_or(job.context.client),
@@ -381,11 +382,13 @@ impl Relay {
             bytes: job.body.len() as u64,
             client_bytes: job.reserved_bytes,
             received: job.context.started,
-            entered: observe::now(),
+            entered,
+            since: entered,
             ttft_target: waits.standing.ttft_target,
             is_background: !job.context.kind.is_interactive(),
             deadline: self.deadline(&job.context),
             has_room: false,
+            lacks_worker: false,
             has_lost_target: waits.has_lost_target,
         }
     }
@@ -402,7 +405,6 @@ impl Relay {
         let _waiting = WaitTime {
             job,
             model,
-            before: waits.waited,
             entered,
         };
         waits.count += 1;
@@ -420,7 +422,6 @@ impl Relay {
 struct WaitTime<'a> {
     job: &'a Job<'a>,
     model: &'a Model,
-    before: Duration,
     entered: Instant,
 }
 
@@ -431,12 +432,8 @@ impl Drop for WaitTime<'_> {
         if let Some(trace) = self.job.context.trace() {
             trace.event(now, Event::Queued { waited });
         }
-        let waited = self.before + waited;
         if let Some(summary) = &self.job.context.summary {
-            summary.update(|summary| {
-                summary.queued = Some(waited);
-                summary.model.get_or_insert_with(|| self.model.clone());
-            });
+            summary.update(|summary| summary.on_waited(self.model, waited));
         }
     }
 }

@@ -166,6 +166,18 @@ impl Queues {
         self.workers_of(group, now).can_take(now)
     }
 
+    /// Whether any of a model's workers takes requests, now or after a pause. One that only gets a trial does not.
+    fn has_worker(&self, model: &Model, now: Instant) -> bool {
+        let snapshot = self.fleet.snapshot();
+        let Some(group) = snapshot.models.get(model) else {
+            return false;
+        };
+        let decodes_alone = self.connector.is_some_and(Connector::decodes_alone);
+        let others = decodes_alone.then(|| Self::decode_workers_of(group));
+        let mut workers = others.into_iter().chain([self.workers_of(group, now)]);
+        workers.any(room::Workers::are_up)
+    }
+
     /// Whether requests for a model wait for a worker although none is listed that serves it.
     pub(super) fn is_known(&self, model: &str) -> bool {
         self.configured.load().contains(model)
@@ -203,6 +215,10 @@ impl Queues {
                 return Ok(Grant::at_once(&self.granted, freed));
             }
             let now = observe::now();
+            let lacks_worker = !self.has_worker(model, now);
+            if request.lacks_worker != lacks_worker {
+                (request.lacks_worker, request.since) = (lacks_worker, now);
+            }
             let Some(queue) = self.of(model, settings) else {
                 let max = MAX_QUEUES as u32;
                 let set_by = SetBy::Queue;
@@ -231,8 +247,8 @@ impl Queues {
                 Woken::Refused(refusal) => return Err(refusal),
                 Woken::Moved {
                     planned: back,
-                    has_lost_target,
-                } => (planned, request.has_lost_target) = (back, has_lost_target),
+                    request: moved,
+                } => (planned, request) = (back, moved),
             }
         }
     }

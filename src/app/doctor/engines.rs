@@ -40,6 +40,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     findings.extend(no_replay(observed));
     findings.extend(cached_tokens_unreported(observed));
     findings.extend(slots_unknown(observed));
+    findings.extend(slots_not_learnt(observed));
     findings.extend(block_sizes_differ(observed));
     findings.extend(versions::examine(observed));
     findings.extend(pairs(observed));
@@ -83,6 +84,33 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
         ),
         effect: "up to 256 requests are sent to each, and those beyond its true slots wait inside the engine, in the order in \
                  which they came: there priorities and turns do nothing, and one client's flood is before everybody else's",
+        change: "workers: [{url: ..., slots: 64}], as many as the engine answers at the same time".to_owned(),
+        ..Finding::default()
+    })
+}
+
+/// Decode workers in which requests wait, and whose slots are not learnt: reports in which all that wait are deferred, for
+/// blocks of prefill workers, teach nothing of them.
+fn slots_not_learnt(observed: &Observed) -> Option<Finding> {
+    let is_unknown = |worker: &&WorkerRow| {
+        let value = |metric: &str| observed.value(metric, &[("worker", &worker.name)]);
+        let waiting = value("warmroute_worker_reported_waiting").unwrap_or_default();
+        let running = value("warmroute_worker_reported_running").unwrap_or_default();
+        // A worker whose slots are known may get an eighth more.
+        worker.role == Role::Decode
+            && value("warmroute_worker_slots").is_none()
+            && running >= 8.0
+            && waiting > running / 8.0
+    };
+    let unknown: Vec<&WorkerRow> = up(observed).filter(is_unknown).collect();
+    (!unknown.is_empty()).then(|| Finding {
+        rule: "slots_unknown",
+        cost: 0.1 * observed.share(unknown.iter().copied()),
+        problem: format!(
+            "requests wait inside the decode workers {}, which have no `slots`, and whose reports do not show them",
+            names(&unknown)
+        ),
+        effect: "what is beyond their true slots is sent to them, too, and waits inside the engine, in the order in which it came",
         change: "workers: [{url: ..., slots: 64}], as many as the engine answers at the same time".to_owned(),
         ..Finding::default()
     })

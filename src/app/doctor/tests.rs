@@ -529,6 +529,24 @@ fn a_worker_without_a_request_is_none_for_whose_slots_requests_wait() {
 }
 
 #[test]
+fn a_decode_worker_whose_slots_are_not_learnt_while_requests_wait_in_it_is_found() {
+    let is_found = |waiting: u32, slots: &str| {
+        let metrics = format!(
+            "warmroute_worker_reported_running{{worker=\"w1\"}} 64\n\
+             warmroute_worker_reported_waiting{{worker=\"w1\"}} {waiting}\n{slots}"
+        );
+        let decode = observed(
+            |fleet, _, _| fleet["workers"][1]["role"] = "decode".into(),
+            &metrics,
+        );
+        rules(&decode).contains(&"slots_unknown")
+    };
+    assert!(is_found(9, ""));
+    assert!(!is_found(8, ""));
+    assert!(!is_found(9, "warmroute_worker_slots{worker=\"w1\"} 64\n"));
+}
+
+#[test]
 fn a_worker_whose_health_check_fails_is_none_that_reports_nothing() {
     let failing = observed(
         |fleet, _, _| fleet["workers"][1]["last_error"] = "connection refused".into(),

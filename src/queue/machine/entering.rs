@@ -26,7 +26,7 @@ impl<T> Queue<T> {
         cost: u64,
         target: Option<Duration>,
     ) -> Option<RefusalReason> {
-        if self.room.workers == 0 && self.settings.no_worker_timeout.is_zero() {
+        if self.waits_for_worker(request) && self.settings.no_worker_timeout.is_zero() {
             return Some(RefusalReason::NoWorker {
                 waited: Duration::ZERO,
                 setting: NO_WORKER_TIMEOUT,

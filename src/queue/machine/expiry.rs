@@ -13,13 +13,12 @@ impl<T> Queue<T> {
             self.max_wait(entry.class).0
         };
         let no_worker = self.settings.no_worker_timeout;
-        let since = self
-            .changed
-            .map_or(entry.request.entered, |at| at.max(entry.request.entered));
+        let since = entry.request.since;
         let due = entry.target.map(|target| entry.request.received + target);
-        let end = match self.room.workers {
-            0 => since + no_worker,
-            _ => due.map_or(since + max_wait, |due| due.min(since + max_wait)),
+        let end = if self.waits_for_worker(&entry.request) {
+            since + no_worker
+        } else {
+            due.map_or(since + max_wait, |due| due.min(since + max_wait))
         };
         // However often the workers come and go.
         let last = entry.request.entered + max_wait + no_worker;
@@ -39,7 +38,7 @@ impl<T> Queue<T> {
             let elapsed = now.saturating_duration_since(entry.request.received);
             let is_before_deadline = at < entry.request.deadline;
             let reason = match entry.target {
-                _ if self.room.workers == 0 => RefusalReason::NoWorker {
+                _ if self.waits_for_worker(&entry.request) => RefusalReason::NoWorker {
                     waited,
                     setting: if is_before_deadline {
                         NO_WORKER_TIMEOUT
@@ -78,6 +77,12 @@ impl<T> Queue<T> {
 }
 
 impl<T> Entry<T> {
+    /// See [`crate::queue::Request::has_lost_target`].
+    pub(super) fn lose_target(&mut self) {
+        self.request.has_lost_target = true;
+        self.target = None;
+    }
+
     /// What its target leaves of time until its first token.
     pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
         let elapsed = now.saturating_duration_since(self.request.received);

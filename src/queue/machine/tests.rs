@@ -629,6 +629,56 @@ fn without_a_worker_requests_wait_for_one_and_their_other_times_start_when_it_co
 }
 
 #[test]
+fn whose_model_lacks_a_worker_waits_for_one_and_not_for_room_though_others_have_workers() {
+    let mut rig = Rig::new(|settings| {
+        settings.no_worker_timeout = Duration::from_secs(60);
+        settings.max_wait = Duration::from_secs(10);
+    });
+    let other = rig.enter(|_| {}).unwrap();
+    let lacking = [(); 2].map(|()| rig.enter(|_| {}).unwrap());
+    rig.wait(5_000);
+    rig.queue
+        .set_lacks_worker(rig.now, |number| lacking.contains(number));
+    rig.wait(5_000);
+    assert_eq!(rig.advance(FULL), [(other, "queue_timeout")]);
+    rig.wait(40_000);
+    // A worker comes that one of the two can have: its time for room begins.
+    rig.queue
+        .set_lacks_worker(rig.now, |number| *number == lacking[0]);
+    rig.wait(9_999);
+    assert_eq!(rig.advance(FULL), []);
+    rig.wait(1);
+    assert_eq!(rig.advance(FULL), [(lacking[1], "queue_timeout")]);
+    rig.wait(4_999);
+    assert_eq!(rig.advance(FULL), []);
+    rig.wait(1);
+    assert_eq!(rig.advance(FULL), [(lacking[0], "no_healthy_worker")]);
+}
+
+#[test]
+fn where_no_worker_is_waited_for_a_request_whose_model_lacks_one_is_refused_beside_others() {
+    let mut rig = Rig::new(|_| {});
+    let entered = rig.enter(|request| request.lacks_worker = true);
+    assert_eq!(entered, Err("no_healthy_worker"));
+    let waiting = rig.enter(|_| {}).unwrap();
+    rig.queue.set_lacks_worker(rig.now, |_| true);
+    assert_eq!(rig.advance(FULL), [(waiting, "no_healthy_worker")]);
+}
+
+#[test]
+fn while_workers_of_others_come_and_go_the_wait_for_a_worker_goes_on() {
+    let mut rig = Rig::new(|settings| settings.no_worker_timeout = Duration::from_secs(60));
+    rig.enter(|_| {}).unwrap();
+    rig.queue.set_lacks_worker(rig.now, |_| true);
+    for room in [FULL, Room::default(), FULL] {
+        rig.wait(19_999);
+        assert_eq!(rig.advance(room), []);
+    }
+    rig.wait(3);
+    assert_eq!(rig.advance(FULL), [(1, "no_healthy_worker")]);
+}
+
+#[test]
 fn a_request_that_has_lost_its_target_keeps_its_turn_and_is_not_refused() {
     let mut rig = Rig::new(|_| {});
     rig.measure();
@@ -661,7 +711,7 @@ fn a_request_loses_its_target_by_waiting_for_a_worker_whatever_other_settings_sa
         rig.queue.set_settings(Arc::new(of(0)));
         rig.queue.set_settings(Arc::new(of(10)));
         let left = rig.queue.end(rig.now, Outcome::Moved, |_| true);
-        assert_eq!(left[0].has_lost_target, is_lost);
+        assert_eq!(left[0].request.has_lost_target, is_lost);
         rig.enter(|request| request.has_lost_target = is_lost)
             .unwrap();
         rig.wait(10_000);

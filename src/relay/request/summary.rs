@@ -11,8 +11,8 @@ use crate::ids::Model;
 use crate::limits::Standing;
 use crate::traces::RequestTrace;
 
-/// The figures of one client request. Of several attempts and several jobs of one client request, tokens, bytes
-/// and attempts add up; the rest is the last one's.
+/// The figures of one client request. Of several attempts and several jobs of one client request, tokens, bytes,
+/// attempts and waits add up; the rest is the last one's.
 #[derive(Clone, Debug, Default)]
 pub struct RequestSummary {
     pub model: Option<Model>,
@@ -47,6 +47,14 @@ pub struct RequestSummary {
     pub attempts: u32,
     /// How often its stream went on on another worker.
     pub continued: u32,
+}
+
+impl RequestSummary {
+    /// The request has waited for a worker of a model: of the model that it asked for, or of a fallback.
+    pub(in crate::relay) fn on_waited(&mut self, model: &Model, waited: Duration) {
+        self.model = Some(model.clone());
+        self.queued = Some(self.queued.unwrap_or_default() + waited);
+    }
 }
 
 /// A summary that the relay fills while its request runs. Complete once the answer's body has ended or was dropped.
@@ -94,5 +102,21 @@ impl StandingCell {
 
     pub(in crate::relay) fn set(&self, standing: Standing) {
         *self.0.lock() = Some(standing);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_waits_for_a_model_and_for_its_fallback_add_up_and_the_last_one_has_the_request() {
+        let mut summary = RequestSummary::default();
+        for (model, waited, queued) in [("a", 30, 30), ("a", 5, 35), ("b", 2, 37)] {
+            summary.on_waited(&Model::from(model), Duration::from_secs(waited));
+            let found = (summary.model.as_deref(), summary.queued);
+            let expected = (Some(model), Some(Duration::from_secs(queued)));
+            assert_eq!(found, expected);
+        }
     }
 }

@@ -143,7 +143,10 @@ impl Queues {
     ) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
         let promised = self.released();
-        let rooms = self.rooms(&queue.models(), settings, &promised, now);
+        let mut models = queue.models();
+        let rooms = self.rooms(&models, settings, &promised, now);
+        models.retain(|model| !self.has_worker(model, now));
+        queue.set_without_workers(now, models.into_iter().collect());
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         let mut behind = queue.behind.lock();
         let peers = self.waiting_at_peers();
@@ -455,6 +458,8 @@ mod tests {
             let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
             let settings = Arc::new(Settings {
                 max_worker_queued_tokens: 1_000,
+                // Less than circuit breakers stay open.
+                no_worker_timeout: Duration::from_secs(1),
                 ..Settings::default()
             });
             queues.set(Some(&settings), FxHashSet::default());
@@ -649,6 +654,123 @@ mod tests {
         drop(full);
         queues.release(now + Duration::from_secs(32));
         assert!(matches!(poll(), Poll::Ready(Ok(grant)) if grant.has_lost_target));
+    }
+
+    #[test]
+    fn the_time_for_a_first_worker_is_none_of_the_time_for_room_in_another_queue() {
+        let fleet = registry(&["a"]);
+        bring_up(&fleet, "k");
+        let queues = Queues::new(fleet.clone(), None, &MetricsRegistry::default());
+        let settings = Arc::new(Settings {
+            max_wait: Duration::from_secs(3),
+            no_worker_timeout: Duration::from_secs(60),
+            ..Settings::default()
+        });
+        queues.set(Some(&settings), FxHashSet::default());
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        let _full = InFlight::new(worker.clone(), 10_000, 0);
+        let (other, model) = (Model::from("k"), Model::from("m"));
+        // The other model's requests have waited for a while, too.
+        let now = observe::now();
+        let began = now - Duration::from_secs(4);
+        let queue = queues.of(&other, &settings).unwrap();
+        let room = Room {
+            workers: 1,
+            is_full: true,
+            ..Room::default()
+        };
+        let (freed, request) = (fleet.freed(), Request::for_tests(began, 10));
+        let entered = queue.enter(freed, began, room, request, &other, &mut None);
+        let _other = entered.unwrap().unwrap();
+        let mut waiting = pin!(queues.wait(&settings, &model, request, None));
+        let mut poll = || {
+            let mut context = Context::from_waker(Waker::noop());
+            waiting.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        fleet.set_facts(worker.id, facts(&["k", "m"]));
+        queues.release(now);
+        assert!(poll().is_pending());
+        queues.release(now);
+        assert!(poll().is_pending());
+        queues.release(now + Duration::from_secs(60));
+        assert!(matches!(poll(), Poll::Ready(Err(_))));
+        assert_eq!((queue.waiting(), fleet.freed().waiting()), (0, 0));
+    }
+
+    #[test]
+    fn a_model_whose_workers_are_all_out_waits_for_one_as_long_as_it_may_beside_others() {
+        let mut rig = Rig::new();
+        let (first, other) = rig.share_first();
+        while !first.breaker.on_failure(rig.now) {}
+        rig.enter(1, 1, Duration::ZERO, 1);
+        rig.group = other;
+        rig.enter(1, 0, Duration::ZERO, 0);
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(500);
+        // This one begins to wait now.
+        rig.enter(1, 0, Duration::ZERO, 0);
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(500);
+        assert_eq!(rig.advance(), [1]);
+        rig.now += Duration::from_millis(500);
+        assert_eq!(rig.advance(), [2]);
+        assert_eq!(rig.queue.waiting(), 1);
+    }
+
+    /// Else the time would begin anew with each trial.
+    #[test]
+    fn a_worker_that_may_get_a_trial_ends_no_wait_for_a_worker() {
+        let mut rig = Rig::new();
+        let (first, other) = rig.share_first();
+        first.breaker.set(1, Duration::from_millis(400));
+        assert!(first.breaker.on_failure(rig.now));
+        rig.group = other;
+        rig.enter(1, 0, Duration::ZERO, 0);
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(490);
+        assert!(first.breaker.may_admit(rig.now));
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_millis(490);
+        assert_eq!(rig.advance(), [0]);
+    }
+
+    #[test]
+    fn those_that_wait_are_not_refused_because_their_engines_ask_for_a_pause() {
+        let mut rig = Rig::new();
+        let until = rig.now + Duration::from_secs(10);
+        rig.enter(1, 0, Duration::ZERO, 2);
+        for worker in &rig.group.workers {
+            worker.breaker.pause(until);
+        }
+        assert!(rig.advance().is_empty());
+        rig.now += Duration::from_secs(5);
+        assert!(rig.advance().is_empty());
+        rig.now = until;
+        assert_eq!(rig.advance(), [0]);
+    }
+
+    /// Else the others would go to full workers, or be refused after some such waits.
+    #[test]
+    fn one_of_those_that_wait_is_the_trial_of_a_worker_and_the_others_wait_on() {
+        let mut rig = Rig::new();
+        let idle = rig.group.workers[2].clone();
+        idle.breaker.set(1, Duration::from_secs(5));
+        assert!(idle.breaker.on_failure(rig.now));
+        rig.now += Duration::from_secs(5);
+        for _ in 0..3 {
+            rig.enter_for_idle(|_| {});
+        }
+        assert_eq!(rig.advance(), [0]);
+        // It was released, and its worker's circuit breaker has not admitted it yet.
+        let promises = [(idle.id, LoadShare::of_request(10, 10))];
+        rig.queues.granted.released.lock().add(&promises);
+        assert!(rig.advance().is_empty());
+        rig.queues.granted.released.lock().remove(&promises);
+        assert!(idle.breaker.admit(rig.now));
+        assert!(rig.advance().is_empty());
+        assert!(idle.breaker.on_success(rig.now, true));
+        assert_eq!(rig.advance(), [1, 2]);
     }
 
     #[test]

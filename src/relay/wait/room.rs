@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fleet::load::Load;
 use crate::fleet::{Snapshot, Worker};
+use crate::http::circuit_breaker::{SharedBreaker, State};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{self, Settings};
 use crate::relay::choose::promised::{Promise, Promised};
@@ -41,6 +42,17 @@ impl<'a> Workers<'a> {
     /// Whether any of them may get a request.
     pub(super) fn can_take(self, now: Instant) -> bool {
         self.usable(now).next().is_some()
+    }
+
+    /// Whether the circuit breaker of any of them is closed. Its engine may have asked for a pause.
+    pub(super) fn are_up(self) -> bool {
+        self.workers.iter().any(|worker| self.is_closed(worker))
+    }
+
+    /// Whether a worker's circuit breaker is closed. Else the worker gets one request at most, as a trial.
+    fn is_closed(self, worker: &Worker) -> bool {
+        let is_closed = |breaker: &SharedBreaker| breaker.state() == State::Closed;
+        is_closed(&worker.breaker) && (!self.is_prefill || is_closed(&worker.kv_transfer_breaker))
     }
 
     pub(super) fn usable(self, now: Instant) -> impl Iterator<Item = &'a Arc<Worker>> {
@@ -135,6 +147,8 @@ pub(super) struct Rooms {
     /// The workers with room, each with the number of its dp ranks.
     open: FxHashMap<WorkerId, u32>,
     seen: FxHashSet<WorkerId>,
+    /// Those of the workers that get one request only, the trial of their circuit breaker.
+    trials: FxHashSet<WorkerId>,
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
     stalled: Vec<WorkerId>,
@@ -153,9 +167,17 @@ impl Rooms {
     ) -> Self {
         let mut rooms = Self::default();
         let (mut rates, mut rates_of_stalled) = (0.0, 0.0);
-        for worker in workers.flat_map(|workers| workers.usable(now)) {
+        let usable = |workers: Workers<'a>| {
+            let found = workers.usable(now);
+            found.map(move |worker| (worker, !workers.is_closed(worker)))
+        };
+        let workers: Vec<Workers<'a>> = workers.collect();
+        for (worker, is_trial) in workers.iter().copied().flat_map(usable) {
             if !rooms.seen.insert(worker.id) {
                 continue;
+            }
+            if is_trial {
+                rooms.trials.insert(worker.id);
             }
             let load = &worker.load;
             rooms.computed_tokens += load.computed_tokens();
@@ -167,7 +189,7 @@ impl Rooms {
                 continue;
             }
             let promise = promised.of(worker.id);
-            if has_any_room(worker, settings, promised) {
+            if rooms.may_open(worker, settings, promised) {
                 rooms.open.insert(worker.id, worker.ranks());
             }
             rates += rate;
@@ -182,6 +204,10 @@ impl Rooms {
             rooms
                 .open
                 .extend(stalled.into_iter().map(|worker| (worker, 1)));
+        }
+        if rooms.room.workers == 0 && workers.iter().any(|workers| workers.are_up()) {
+            // Their engines have asked for a pause: they are busy, and not gone.
+            rooms.room.workers = 1;
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         rooms.room.is_full = rooms.open.is_empty();
@@ -222,7 +248,10 @@ impl Rooms {
     ) -> Option<Vec<WorkerId>> {
         for worker in workers.usable(now) {
             let is_new = self.seen.insert(worker.id);
-            if is_new && has_any_room(worker, settings, promised) {
+            if is_new && !workers.is_closed(worker) {
+                self.trials.insert(worker.id);
+            }
+            if is_new && self.may_open(worker, settings, promised) {
                 self.open.insert(worker.id, worker.ranks());
                 self.room.others_have_room = true;
             }
@@ -242,6 +271,14 @@ impl Rooms {
     /// Workers that stopped working, which requests for a model do not wait for.
     pub(super) fn stalled(&self, model: &Model) -> &[WorkerId] {
         self.stalled_of.get(model).unwrap_or(&self.stalled)
+    }
+
+    /// Whether a worker, or one of its dp ranks, has room. One that gets its trial only has none once that is on its way.
+    fn may_open(&self, worker: &Worker, settings: &Settings, promised: &Promised) -> bool {
+        let promise = promised.of(worker.id);
+        let is_released = promise.all.minus(promise.waiting).requests > 0;
+        let has_trial = is_released && self.trials.contains(&worker.id);
+        !has_trial && has_any_room(worker, settings, promised)
     }
 
     /// Whether none has room any more.
@@ -300,7 +337,8 @@ impl Rooms {
         settings: &Settings,
         promised: &Promised,
     ) {
-        if !self.is_unknown && !has_any_room(worker, settings, promised) {
+        let has_room = self.is_unknown || has_any_room(worker, settings, promised);
+        if !has_room || self.trials.contains(&worker.id) {
             self.open.remove(&worker.id);
         }
     }

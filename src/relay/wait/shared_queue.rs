@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::oneshot;
 
 use super::grant::{Grant, Granted, Promises, Release};
@@ -96,8 +96,7 @@ pub(super) enum Woken {
     /// It waits on in another queue.
     Moved {
         planned: Option<Planned>,
-        /// See [`Request::has_lost_target`].
-        has_lost_target: bool,
+        request: Request,
     },
 }
 
@@ -127,6 +126,8 @@ struct State {
     promised: Promised,
     /// All of them, each where `promised` has it. Empty if there are no other replicas.
     in_line: InLine,
+    /// The models whose requests wait for a worker, as the queue has it. `None`: it may have one wrong.
+    without_workers: Option<FxHashSet<Model>>,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
@@ -187,6 +188,7 @@ impl SharedQueue {
                 models: FxHashMap::default(),
                 promised: Promised::default(),
                 in_line: InLine::default(),
+                without_workers: None,
                 settings,
                 is_closed: false,
             }),
@@ -241,6 +243,10 @@ impl SharedQueue {
         if state.is_closed {
             return None;
         }
+        let lacks_worker = |models: &FxHashSet<Model>| models.contains(model);
+        if state.without_workers.as_ref().map(lacks_worker) != Some(request.lacks_worker) {
+            state.without_workers = None;
+        }
         let (wake, woken) = oneshot::channel();
         let (placing, waits_for) = match planned.take() {
             Some(planned) => (Some(planned.placing), planned.waits_for),
@@ -283,6 +289,17 @@ impl SharedQueue {
             is_over: false,
         };
         Some(Ok((ticket, gone)))
+    }
+
+    /// Takes note of the models none of whose workers takes requests.
+    pub(super) fn set_without_workers(&self, now: Instant, models: FxHashSet<Model>) {
+        let mut state = self.state.lock();
+        if state.without_workers.as_ref() == Some(&models) {
+            return;
+        }
+        let lacks_worker = |waiter: &Waiter| models.contains(&waiter.model);
+        state.queue.set_lacks_worker(now, lacks_worker);
+        state.without_workers = Some(models);
     }
 
     /// The requests that are released or refused now. Who waits for one learns it by [`Gone::wake`], without the lock.
@@ -461,7 +478,7 @@ fn place_of(is_shared: bool, promises: &Promises, due: DueTime) -> Option<PlaceI
 impl Gone {
     /// Wakes the request with how it left.
     pub(super) fn wake(self, granted: &Arc<Granted>, freed: &Arc<Freed>) {
-        let has_lost_target = self.left.has_lost_target;
+        let request = self.left.request;
         let Waiter {
             placing,
             waits_for,
@@ -471,6 +488,7 @@ impl Gone {
         let woken = match self.left.outcome {
             Outcome::Released => {
                 let release = self.release.unwrap_or_default();
+                let has_lost_target = request.has_lost_target;
                 Woken::Granted(Grant::new(granted, freed, release, has_lost_target))
             }
             Outcome::Refused(refusal) => {
@@ -482,10 +500,7 @@ impl Gone {
                 let waits_for = waits_for.into_inner();
                 let planned = placing.map(|placing| Planned { placing, waits_for });
                 // If its client has disconnected meanwhile, it is dropped.
-                let _ = wake.send(Woken::Moved {
-                    planned,
-                    has_lost_target,
-                });
+                let _ = wake.send(Woken::Moved { planned, request });
                 return;
             }
         };

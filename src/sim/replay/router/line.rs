@@ -223,10 +223,12 @@ impl Line {
             client_bytes: 0,
             received: arrived,
             entered: arrived,
+            since: arrived,
             ttft_target: None,
             is_background: false,
             deadline: arrived + NEVER,
             has_room: false,
+            lacks_worker: false,
             has_lost_target: false,
         };
         let has_room = workers.has_room(worker, self.max_worker_queued_tokens);
