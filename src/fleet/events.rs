@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Dp ranks of one worker. Real engines have far fewer.
+/// Dp ranks of one worker that are followed. Few engines have more behind one address.
 pub(super) const MAX_RANKS: u32 = 64;
 
 /// How a worker's KV events are received, as a configuration lists it.
@@ -187,8 +187,22 @@ pub struct UnusableSource {
 }
 
 impl UnusableSource {
+    /// A rank that the router does not follow, because its number is too high. Requests are then pinned to no rank of the
+    /// engine: those beyond would get none.
+    pub(super) fn of_further_rank(rank: String, endpoint: String) -> Self {
+        let reason = format!("ranks are 0 to {}", MAX_RANKS - 1);
+        Self {
+            rank,
+            endpoint,
+            reason,
+        }
+    }
+
     /// What to change so that the router can follow this publisher.
     pub fn fix(&self) -> String {
+        if self.rank.parse().is_ok_and(|rank: u32| rank >= MAX_RANKS) {
+            return format!("have at most {MAX_RANKS} ranks behind one address");
+        }
         let port = self.endpoint.rsplit_once(':').map(|(_, port)| port);
         match port.filter(|_| self.endpoint.starts_with("tcp://")) {
             Some(port) => format!(
@@ -223,11 +237,8 @@ pub fn parse_sources(
     let mut unusable = Vec::new();
     for (rank, source) in sources {
         let Some(number) = rank.parse().ok().filter(|rank| *rank < MAX_RANKS) else {
-            unusable.push(UnusableSource {
-                rank,
-                endpoint: source.endpoint.unwrap_or_default(),
-                reason: format!("ranks are 0 to {}", MAX_RANKS - 1),
-            });
+            let endpoint = source.endpoint.unwrap_or_default();
+            unusable.push(UnusableSource::of_further_rank(rank, endpoint));
             continue;
         };
         if !source.enable_kv_cache_events || source.publisher.as_deref() == Some("null") {

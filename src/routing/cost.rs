@@ -130,6 +130,12 @@ impl<'a> Costs<'a> {
         self.request.prompt_tokens.saturating_sub(saved)
     }
 
+    /// Tokens of the prompt that a worker has cached in no tier.
+    #[inline]
+    pub(super) fn uncached_tokens(&self, cached: &Cached) -> u32 {
+        self.request.prompt_tokens.saturating_sub(cached.tokens())
+    }
+
     #[inline]
     pub fn cost(&self, state: &State, new_tokens: u32) -> f64 {
         self.terms(state, new_tokens).sum()
@@ -160,7 +166,7 @@ impl<'a> Costs<'a> {
     /// Returns with the terms how many tokens are computed in that time.
     #[inline]
     pub(super) fn terms_receiving(&self, state: &State, cached: &Cached) -> (u32, Terms) {
-        let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
+        let lacks = self.uncached_tokens(cached);
         let received = Cached {
             cpu: cached.cpu + lacks,
             ..*cached

@@ -8,7 +8,8 @@
 //! - Decode worker: the cost of the answer, without a prompt to compute. It receives the tokens that it does not have cached.
 //!   Receiving a token over the network costs no compute time, but link time and memory, like loading a token from CPU
 //!   memory; so it is counted with `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth.
-//! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost.
+//! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost. It does not lack what it
+//!   has in CPU memory or on disk: another worker cannot save it the loading.
 
 use std::num::NonZeroU64;
 
@@ -107,7 +108,7 @@ pub fn decide(
         let mut partners = usable.iter();
         computes_alone(index)
             || partners.any(|from| may_pair(*from, index))
-            || costs.new_tokens(&decode.cached(index)) < settings.min_remote_tokens
+            || costs.uncached_tokens(&decode.cached(index)) < settings.min_remote_tokens
     };
     let provided = Fit {
         view: decode,
@@ -163,8 +164,8 @@ pub fn explain_decode(
     cached: &Cached,
     prefill: &Expected,
 ) -> (u32, Terms, Expected) {
-    let new_tokens = costs.new_tokens(cached);
-    if new_tokens < settings.min_remote_tokens {
+    if costs.uncached_tokens(cached) < settings.min_remote_tokens {
+        let new_tokens = costs.new_tokens(cached);
         let terms = costs.terms(state, new_tokens);
         return (new_tokens, terms, costs.expected(state, &terms));
     }
@@ -363,6 +364,7 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
             let (received_as, terms) = self.costs.terms_receiving(state, &cached);
             Share::new(&self.costs, state, received_as, &terms)
         };
+        let is_remote = self.costs.uncached_tokens(&cached) >= self.min_remote_tokens;
         Candidate {
             index,
             requests: state.requests,
@@ -370,7 +372,7 @@ impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F>
             cached_tokens: cached.tokens(),
             shared: self.costs.shared,
             local,
-            remote: (new_tokens >= self.min_remote_tokens).then(remote),
+            remote: is_remote.then(remote),
         }
     }
 }

@@ -127,8 +127,15 @@ impl ServerInfo {
             };
             Some((rank, endpoint))
         };
-        let ranks = 0..source.ranks();
-        (ranks.filter_map(endpoint).collect(), Vec::new())
+        let endpoints = (0..source.ranks()).filter_map(endpoint).collect();
+        let mut not_followed = Vec::new();
+        if source.dp_size > Some(events::MAX_RANKS) {
+            let rank = events::MAX_RANKS;
+            let port = u32::from(source.endpoint_port_base) + rank;
+            let address = format!("tcp://{host}:{port}");
+            not_followed.push(UnusableSource::of_further_rank(rank.to_string(), address));
+        }
+        (endpoints, not_followed)
     }
 
     /// Where each rank publishes its load, if it does.
@@ -239,6 +246,21 @@ mod tests {
         let (endpoints, _) = info.event_sources();
         let expected = [(0, zmq(5757, 5858)), (1, zmq(5758, 5859))];
         assert_eq!(endpoints, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn an_engine_with_more_ranks_than_are_followed_says_that_some_are_not() {
+        for (ranks, expected) in [(64, vec![]), (72, vec!["64"])] {
+            let page = RECORDED.replace("\"dp_size\": 1", &format!("\"dp_size\": {ranks}"));
+            let info = ServerInfo::parse(page.as_bytes()).unwrap();
+            let (endpoints, unusable) = info.event_sources();
+            assert_eq!(endpoints.len(), 64);
+            let unusable: Vec<&str> = unusable.iter().map(|source| &*source.rank).collect();
+            assert_eq!(unusable, expected, "{ranks}");
+        }
+        let (_, unusable) = events::parse_sources(br#"{"64":{}}"#).unwrap();
+        let fix = unusable[0].fix();
+        assert!(fix.contains("at most 64 ranks"), "{fix}");
     }
 
     #[test]

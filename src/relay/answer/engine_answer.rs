@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
+use memchr::{memchr, memrchr};
 
 use crate::http::sse;
 use crate::prompt::Api;
@@ -15,6 +16,8 @@ pub(in crate::relay) static BLOCK_DELTA: LazyLock<Finder<'static>> =
 static FINISH_REASON: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"finish_reason\""));
 static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"stop_reason\""));
+static HIDDEN_STATES: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"hidden_states\":"));
 pub(in crate::relay) static DELTA: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new(".delta\""));
 
@@ -38,16 +41,41 @@ pub(in crate::relay) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, F
     };
     // Within a text the quotes are escaped.
     let is_name = |at: &usize| *at > 0 && answer[at - 1] != b'\\';
+    let finish_at = |at: usize| finish_of(&answer[at + name.needle().len()..]);
     // Forwards: backwards there is no search with vector instructions.
-    let at = name.find_iter(answer).filter(is_name).last()?;
-    let value = answer[at + name.needle().len()..].trim_ascii_start();
-    let value = value.strip_prefix(b":")?.trim_ascii_start();
-    let finish = match value {
+    let names = name.find_iter(answer).filter(is_name);
+    let at = if HIDDEN_STATES.find(answer).is_none() {
+        names.last()
+    } else {
+        let is_of_choice = |at: &usize| {
+            finish_at(*at) != Some(Finish::None) || !is_of_hidden_states(answer, *at)
+        };
+        names.filter(is_of_choice).last()
+    };
+    let at = at?;
+    Some((at, finish_at(at)?))
+}
+
+/// What is behind the name of a finish reason.
+fn finish_of(behind: &[u8]) -> Option<Finish> {
+    let value = behind.trim_ascii_start().strip_prefix(b":")?;
+    Some(match value.trim_ascii_start() {
         value if value.starts_with(b"\"abort\"") => Finish::Abort,
         value if value.starts_with(b"\"") => Finish::Reason,
         _ => Finish::None,
-    };
-    Some((at, finish))
+    })
+}
+
+/// Whether a position is in a chunk with the hidden states of a choice. SGLang sends it after the choice has ended, without a
+/// finish reason.
+fn is_of_hidden_states(answer: &[u8], at: usize) -> bool {
+    let start = memrchr(b'\n', &answer[..at]).map_or(0, |newline| newline + 1);
+    let end = memchr(b'\n', &answer[at..]).map_or(answer.len(), |length| at + length);
+    let line = &answer[start..end];
+    HIDDEN_STATES.find(line).is_some_and(|name| {
+        let value = &line[name + HIDDEN_STATES.needle().len()..];
+        !value.trim_ascii_start().starts_with(b"null")
+    })
 }
 
 /// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat

@@ -338,6 +338,35 @@ mod tests {
     }
 
     #[test]
+    fn hidden_states_after_the_end_of_a_choice_do_not_give_its_answer_up() {
+        const OF_CHAT: &str =
+            "data: {\"choices\":[{\"delta\":{\"hidden_states\":[1]},\"finish_reason\":null}]}\n\n";
+        const OF_COMPLETION: &str =
+            "data: {\"choices\":[{\"text\":\"\",\"finish_reason\":null,\"hidden_states\":[]}]}\n\n";
+        const NONE: &str =
+            "data: {\"choices\":[{\"finish_reason\":null,\"hidden_states\":null}]}\n\n";
+        const DONE: &str = "data: [DONE]\n\n";
+        for (api, events, is_given_up) in [
+            (Api::Chat, &[TEXT, STOP, OF_CHAT, DONE][..], false),
+            (Api::Chat, &[TEXT, STOP, OF_CHAT, USAGE, DONE], false),
+            (Api::Chat, &[TEXT, OF_CHAT, DONE], true),
+            (Api::Completions, &[NONE, STOP, OF_COMPLETION, DONE], false),
+            (Api::Completions, &[STOP, NONE, DONE], true),
+        ] {
+            let whole = events.concat();
+            let at = StreamTerminator::new(api).gives_up_at(whole.as_bytes());
+            assert_eq!(at.is_some(), is_given_up, "{events:?} in one piece");
+            let mut terminator = StreamTerminator::new(api);
+            let gives_up = events.iter().any(|event| {
+                let at = terminator.gives_up_at(event.as_bytes());
+                terminator.on_passed(&Bytes::from_static(event.as_bytes()));
+                at.is_some()
+            });
+            assert_eq!(gives_up, is_given_up, "{events:?} one by one");
+        }
+    }
+
+    #[test]
     fn an_answer_that_is_known_to_have_begun_ends_without_more_of_it() {
         let mut terminator = StreamTerminator::new(Api::Chat);
         terminator.has_begun = true;

@@ -77,8 +77,9 @@ fn each_worker_is_chosen_for_its_own_cached_prefix() {
 fn a_pairs_decode_worker_is_explained_as_it_was_chosen() {
     let prefill = Table::new(&[(true, 3, 9_000, 0)]);
     let (routing, asked) = (Routing::default(), request(4_000));
-    for in_gpu in [0, 3_900] {
-        let decode = Table::new(&[(true, 9, 1_000, in_gpu)]);
+    for (in_gpu, cpu) in [(0, 0), (3_900, 0), (0, 3_900)] {
+        let mut decode = Table::new(&[(true, 9, 1_000, in_gpu)]);
+        decode.cached[0].cpu = cpu;
         let any = |_, _| true;
         let alone = |_| true;
         let pair = decide(&SETTINGS, &routing, &asked, &prefill, &decode, any, alone).unwrap();
@@ -110,6 +111,23 @@ fn a_decode_worker_computes_a_short_rest_itself() {
         chosen(255, &prefill, &idle),
         Some((0, Err(LocalReason::ShortPrompt)))
     );
+}
+
+#[test]
+fn a_decode_worker_loads_a_prompt_from_its_own_lower_tiers_without_a_prefill_worker() {
+    let prefill = Table::new(&[(true, 0, 0, 4_000)]);
+    let mut decode = Table::new(&[(true, 0, 0, 0)]);
+    let cached = Err(LocalReason::PrefixCached);
+    for (cpu, disk, expected) in [
+        (3_745, 0, cached),
+        (0, 3_745, cached),
+        (3_744, 0, Ok(0)),
+        (0, 3_744, Ok(0)),
+    ] {
+        decode.cached[0] = Cached { gpu: 0, cpu, disk };
+        let found = chosen(4_000, &prefill, &decode);
+        assert_eq!(found, Some((0, expected)), "{cpu} {disk}");
+    }
 }
 
 #[test]
@@ -345,7 +363,7 @@ fn model(
                 pairs.push(wait(decoder) + received + answer(decoder) + leg);
             }
         }
-        if lacks(decoder) < 256 {
+        if missing < 256 {
             costs.push(local);
         } else if !pairs.is_empty() {
             costs.extend(pairs);
@@ -399,7 +417,7 @@ proptest! {
         let to = found.decode.index;
         let decoder = decode[to.get()];
         prop_assert!(decoder.0);
-        let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
+        let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + row.4);
         let has_pair = |to: ViewIndex| {
             let mut rows = prefill.iter().enumerate();
             rows.any(|(from, row)| row.0 && may_pair(ViewIndex::new(from), to))
