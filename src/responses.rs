@@ -24,6 +24,7 @@ mod engine_input;
 mod events;
 pub mod fail_reason;
 mod finish;
+mod grammar;
 mod history;
 mod http_response;
 mod inline_compaction;

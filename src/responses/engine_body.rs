@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::grammar;
 use super::member_table::{ALLOWED_TOOLS, member};
 use super::members::{Members, put, put_number, put_read, put_string, quoted};
 use super::request::CreateRequest;
@@ -37,8 +38,12 @@ pub(super) fn summary_body(
     out.push(b'{');
     put_string(&mut out, "request_id", id);
     for (name, value) in create.members.iter() {
-        if member(name).is_none_or(|member| member.to_summary) {
-            put_read(&mut out, name, value);
+        match name {
+            "tools" => put_tools(&mut out, value),
+            _ if member(name).is_none_or(|member| member.to_summary) => {
+                put_read(&mut out, name, value);
+            }
+            _ => {}
         }
     }
     if create.members.get("tools").is_some_and(|raw| raw != "[]") {
@@ -47,6 +52,11 @@ pub(super) fn summary_body(
     put_number(&mut out, "max_output_tokens", max_output_tokens);
     put(&mut out, "store", "false");
     finish(out, input, salt)
+}
+
+fn put_tools(out: &mut Vec<u8>, raw: &str) {
+    let described = grammar::described(raw);
+    put(out, "tools", described.as_deref().unwrap_or(raw));
 }
 
 /// Engines with the Responses API take `allowed_tools` and do not act on it: a call in a whole answer is then text. They
@@ -78,6 +88,7 @@ pub(super) fn body(
     for (name, value) in create.members.iter() {
         match name {
             "tool_choice" => put_tool_choice(&mut out, value),
+            "tools" => put_tools(&mut out, value),
             _ if member(name).is_none_or(|member| member.to_engine) => {
                 put_read(&mut out, name, value);
             }
@@ -130,6 +141,24 @@ mod tests {
             r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"type":"function","name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
             r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"type":"function","name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
         );
+    }
+
+    #[test]
+    fn no_engine_is_sent_the_grammar_of_a_custom_tool() {
+        let client = r#"{"model":"m","input":"x","tools":[{"type":"custom","format":{"type":"grammar","syntax":"regex","definition":"a+"},"name":"c"}]}"#;
+        let tools = r#""tools":[{"type":"custom","name":"c","description":"`input` must match this grammar (regex):\na+"}]"#;
+        check(
+            client,
+            &format!(
+                r#"{{"request_id":"resp_1","model":"m",{tools},"store":false,"cache_salt":"s","input":[1]}}"#
+            ),
+        );
+        let create = CreateRequest::read(client.as_bytes()).unwrap();
+        let body = summary_body(&create, b"[1]", "resp_1", None, 100);
+        let expected = format!(
+            r#"{{"request_id":"resp_1","model":"m",{tools},"tool_choice":"none","max_output_tokens":100,"store":false,"input":[1]}}"#
+        );
+        assert_eq!(body, expected);
     }
 
     #[test]
