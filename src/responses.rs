@@ -6,6 +6,7 @@
 //!      ─▶ outcome (whole answer) or events (stream) ─▶ finish (stored) ─▶ client
 //! ```
 
+mod additional_tools;
 mod allowed_tools;
 pub mod background;
 mod chat;

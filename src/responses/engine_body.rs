@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::additional_tools;
 use super::grammar;
 use super::member_table::{ALLOWED_TOOLS, member};
 use super::members::{Members, put, put_number, put_read, put_string, quoted};
@@ -37,8 +38,10 @@ pub(super) fn summary_body(
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
     put_string(&mut out, "request_id", id);
+    let separated = additional_tools::separated(create.members.get("tools"), input);
     for (name, value) in create.members.iter() {
         match name {
+            "tools" if separated.is_some() => {}
             "tools" => put_tools(&mut out, value),
             _ if member(name).is_none_or(|member| member.to_summary) => {
                 put_read(&mut out, name, value);
@@ -46,7 +49,14 @@ pub(super) fn summary_body(
             _ => {}
         }
     }
-    if create.members.get("tools").is_some_and(|raw| raw != "[]") {
+    let (input, tools) = match &separated {
+        Some(separated) => {
+            put_tools(&mut out, &separated.tools);
+            (separated.input.as_slice(), Some(separated.tools.as_str()))
+        }
+        None => (input, create.members.get("tools")),
+    };
+    if tools.is_some_and(|raw| raw != "[]") {
         put(&mut out, "tool_choice", "\"none\"");
     }
     put_number(&mut out, "max_output_tokens", max_output_tokens);
@@ -85,9 +95,11 @@ pub(super) fn body(
     if !id.is_empty() {
         put_string(&mut out, "request_id", id);
     }
+    let separated = additional_tools::separated(create.members.get("tools"), input);
     for (name, value) in create.members.iter() {
         match name {
             "tool_choice" => put_tool_choice(&mut out, value),
+            "tools" if separated.is_some() => {}
             "tools" => put_tools(&mut out, value),
             _ if member(name).is_none_or(|member| member.to_engine) => {
                 put_read(&mut out, name, value);
@@ -95,6 +107,13 @@ pub(super) fn body(
             _ => {}
         }
     }
+    let input = match &separated {
+        Some(separated) => {
+            put_tools(&mut out, &separated.tools);
+            separated.input.as_slice()
+        }
+        None => input,
+    };
     let tier = create.members.get("service_tier");
     if let Some(tier) = tier.filter(|tier| ENGINE_TIERS.contains(tier)) {
         put(&mut out, "service_tier", tier);
@@ -159,6 +178,28 @@ mod tests {
             r#"{{"request_id":"resp_1","model":"m",{tools},"tool_choice":"none","max_output_tokens":100,"store":false,"input":[1]}}"#
         );
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn tools_that_an_item_lists_are_those_of_the_body() {
+        let item = r#"{"type":"additional_tools","role":"developer","tools":[{"type":"function","name":"f"}]}"#;
+        let input = format!("[{item},1]");
+        let tools = r#""tools":[{"type":"function","name":"f"}]"#;
+        for client in [
+            r#"{"input":"x","model":"m"}"#,
+            r#"{"tools":[],"input":"x","model":"m"}"#,
+            r#"{"input":"x","model":"m","tools":null}"#,
+        ] {
+            let create = CreateRequest::read(client.as_bytes()).unwrap();
+            let sent = body(&create, input.as_bytes(), "", None, false);
+            let expected = format!(r#"{{"model":"m",{tools},"store":false,"input":[1]}}"#);
+            assert_eq!(sent, expected, "{client}");
+            let sent = summary_body(&create, input.as_bytes(), "r", None, 9);
+            let expected = format!(
+                r#"{{"request_id":"r","model":"m",{tools},"tool_choice":"none","max_output_tokens":9,"store":false,"input":[1]}}"#
+            );
+            assert_eq!(sent, expected, "{client}");
+        }
     }
 
     #[test]
