@@ -6,6 +6,7 @@
 //!      ─▶ outcome (whole answer) or events (stream) ─▶ finish (stored) ─▶ client
 //! ```
 
+mod additional_tools;
 mod allowed_tools;
 pub mod background;
 mod chat;
@@ -24,6 +25,7 @@ mod engine_input;
 mod events;
 pub mod fail_reason;
 mod finish;
+mod grammar;
 mod history;
 mod http_response;
 mod inline_compaction;

@@ -48,7 +48,7 @@ pub trait ChatForm: fmt::Debug + Sync {
     fn chat_body(&self, native: &Bytes, loss: ToolLoss) -> Result<Bytes, NotConvertible>;
 }
 
-/// What becomes of tools that a chat completion cannot have, or not with all that they say.
+/// What becomes of tools that a chat completion cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolLoss {
     /// The request is refused: a worker with the Responses API can have all of it.

@@ -13,7 +13,7 @@ use super::client_state::StateSigner;
 use super::engine_call::collect;
 use super::history::Access;
 use super::http_response::mark_degraded;
-use super::item::{Ids, is_user_message, joined_text, prefix};
+use super::item::{Ids, joined_text, prefix};
 use super::members::{self, Members, put, put_comma, put_number, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
@@ -35,7 +35,8 @@ pub(super) const OBJECT: &str = "response.compaction";
 
 /// The conversation after compaction.
 pub(super) struct Window {
-    user_messages: Vec<String>,
+    /// The user's messages, and the items that list tools.
+    kept: Vec<String>,
     /// The summary as an assistant message with this id.
     pub(super) summary_id: String,
     summary: Vec<u8>,
@@ -175,9 +176,9 @@ impl Responses {
 }
 
 impl Window {
-    /// The window that these items of a conversation become: the user's messages, and the summary as a message.
+    /// The window that these items of a conversation become: what is kept of them, and the summary as a message.
     pub(super) fn new<'a>(items: impl Iterator<Item = &'a str>, ids: &Ids, summary: &str) -> Self {
-        let user_messages = items.filter(|raw| is_user_message(raw));
+        let kept = items.filter(|raw| is_kept(raw));
         let summary_id = ids.output(prefix("compaction"), 0);
         let mut message = br#"{"id":"#.to_vec();
         put_text(&mut message, &summary_id);
@@ -188,7 +189,7 @@ impl Window {
         put_text(&mut message, &format!("{LEAD_IN}{summary}"));
         message.extend_from_slice(br#","annotations":[],"logprobs":[]}]}"#);
         Self {
-            user_messages: user_messages.map(str::to_owned).collect(),
+            kept: kept.map(str::to_owned).collect(),
             summary_id,
             summary: message,
         }
@@ -207,16 +208,22 @@ impl Window {
         })
     }
 
-    /// The list with `last` after the user's messages.
+    /// The list with `last` after what is kept.
     fn list(&self, last: &[u8]) -> Vec<u8> {
-        let user_messages = self.user_messages.iter().map(String::as_bytes);
-        members::array(user_messages.chain([last]))
+        let kept = self.kept.iter().map(String::as_bytes);
+        members::array(kept.chain([last]))
     }
 
     /// The whole object: `head` with the output.
     fn with(&self, head: &[u8], item: &[u8]) -> Vec<u8> {
         with_output(head, &self.list(item))
     }
+}
+
+/// Whether an item stays as it is: a message of the user, or a list of tools that may be called on.
+fn is_kept(raw: &str) -> bool {
+    let item = Members::parse(raw).unwrap_or_default();
+    item.get("role") == Some("\"user\"") || item.get("type") == Some("\"additional_tools\"")
 }
 
 /// The object without its output.
@@ -274,6 +281,20 @@ mod tests {
         assert_eq!(parsed.as_array().unwrap().len(), 2);
         let alone: serde_json::Value = serde_json::from_slice(&with_prompt(b"[]", "p")).unwrap();
         assert_eq!(alone.as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_window_keeps_the_users_messages_and_the_lists_of_tools() {
+        let tools = r#"{"id":"at_1","type":"additional_tools","role":"developer","tools":[]}"#;
+        let user = r#"{"type":"message","role":"user","content":"a"}"#;
+        let others = [
+            r#"{"type":"message","role":"assistant","content":"b"}"#,
+            r#"{"type":"reasoning","summary":[]}"#,
+        ];
+        let items = [tools, user].into_iter().chain(others);
+        let window = Window::new(items, &Ids::random(1), "so");
+        let kept: Vec<&str> = window.kept.iter().map(String::as_str).collect();
+        assert_eq!(kept, [tools, user]);
     }
 
     #[test]

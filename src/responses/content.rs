@@ -48,14 +48,18 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
         if kind == "input_image" {
             check_image(&members, &at)?;
         }
+        let defaults = part.map(|part| part.defaults).unwrap_or_default();
+        let is_default = |name: &str| defaults.iter().any(|(known, _)| *known == name);
         put_comma(&mut out);
         out.push(b'{');
         for (name, value) in members.iter() {
-            put_read(&mut out, name, value);
+            // Some clients write null for what they leave out, which engines refuse.
+            if value != "null" || !is_default(name) {
+                put_read(&mut out, name, value);
+            }
         }
-        let defaults = part.iter().flat_map(|part| part.defaults);
         for (name, value) in defaults {
-            if !members.iter().any(|(known, _)| known == *name) {
+            if members.get(name).is_none() {
                 put(&mut out, name, value);
             }
         }
@@ -115,6 +119,14 @@ mod tests {
             (
                 r#"[{"type":"input_image","image_url":"data:,"},{"type":"input_image","image_url":"u","detail":"low"}]"#,
                 r#"[{"type":"input_image","image_url":"data:,","detail":"auto"},{"type":"input_image","image_url":"u","detail":"low"}]"#,
+            ),
+            (
+                r#"[{"type":"input_image","detail":null,"image_url":"u","file_id":null}]"#,
+                r#"[{"type":"input_image","image_url":"u","file_id":null,"detail":"auto"}]"#,
+            ),
+            (
+                r#"[{"type":"output_text","annotations":null,"logprobs":null,"text":"x"}]"#,
+                r#"[{"type":"output_text","text":"x","annotations":[],"logprobs":[]}]"#,
             ),
             (
                 r#"[{"type":"output_text","text":"x"}]"#,

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use super::additional_tools;
+use super::grammar;
 use super::member_table::{ALLOWED_TOOLS, member};
 use super::members::{Members, put, put_number, put_read, put_string, quoted};
 use super::request::CreateRequest;
@@ -36,17 +38,35 @@ pub(super) fn summary_body(
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
     put_string(&mut out, "request_id", id);
+    let separated = additional_tools::separated(create.members.get("tools"), input);
     for (name, value) in create.members.iter() {
-        if member(name).is_none_or(|member| member.to_summary) {
-            put_read(&mut out, name, value);
+        match name {
+            "tools" if separated.is_some() => {}
+            "tools" => put_tools(&mut out, value),
+            _ if member(name).is_none_or(|member| member.to_summary) => {
+                put_read(&mut out, name, value);
+            }
+            _ => {}
         }
     }
-    if create.members.get("tools").is_some_and(|raw| raw != "[]") {
+    let (input, tools) = match &separated {
+        Some(separated) => {
+            put_tools(&mut out, &separated.tools);
+            (separated.input.as_slice(), Some(separated.tools.as_str()))
+        }
+        None => (input, create.members.get("tools")),
+    };
+    if tools.is_some_and(|raw| raw != "[]") {
         put(&mut out, "tool_choice", "\"none\"");
     }
     put_number(&mut out, "max_output_tokens", max_output_tokens);
     put(&mut out, "store", "false");
     finish(out, input, salt)
+}
+
+fn put_tools(out: &mut Vec<u8>, raw: &str) {
+    let described = grammar::described(raw);
+    put(out, "tools", described.as_deref().unwrap_or(raw));
 }
 
 /// Engines with the Responses API take `allowed_tools` and do not act on it: a call in a whole answer is then text. They
@@ -75,15 +95,25 @@ pub(super) fn body(
     if !id.is_empty() {
         put_string(&mut out, "request_id", id);
     }
+    let separated = additional_tools::separated(create.members.get("tools"), input);
     for (name, value) in create.members.iter() {
         match name {
             "tool_choice" => put_tool_choice(&mut out, value),
+            "tools" if separated.is_some() => {}
+            "tools" => put_tools(&mut out, value),
             _ if member(name).is_none_or(|member| member.to_engine) => {
                 put_read(&mut out, name, value);
             }
             _ => {}
         }
     }
+    let input = match &separated {
+        Some(separated) => {
+            put_tools(&mut out, &separated.tools);
+            separated.input.as_slice()
+        }
+        None => input,
+    };
     let tier = create.members.get("service_tier");
     if let Some(tier) = tier.filter(|tier| ENGINE_TIERS.contains(tier)) {
         put(&mut out, "service_tier", tier);
@@ -130,6 +160,46 @@ mod tests {
             r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"type":"function","name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
             r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"type":"function","name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
         );
+    }
+
+    #[test]
+    fn no_engine_is_sent_the_grammar_of_a_custom_tool() {
+        let client = r#"{"model":"m","input":"x","tools":[{"type":"custom","format":{"type":"grammar","syntax":"regex","definition":"a+"},"name":"c"}]}"#;
+        let tools = r#""tools":[{"type":"custom","name":"c","description":"`input` must match this grammar (regex):\na+"}]"#;
+        check(
+            client,
+            &format!(
+                r#"{{"request_id":"resp_1","model":"m",{tools},"store":false,"cache_salt":"s","input":[1]}}"#
+            ),
+        );
+        let create = CreateRequest::read(client.as_bytes()).unwrap();
+        let body = summary_body(&create, b"[1]", "resp_1", None, 100);
+        let expected = format!(
+            r#"{{"request_id":"resp_1","model":"m",{tools},"tool_choice":"none","max_output_tokens":100,"store":false,"input":[1]}}"#
+        );
+        assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn tools_that_an_item_lists_are_those_of_the_body() {
+        let item = r#"{"type":"additional_tools","role":"developer","tools":[{"type":"function","name":"f"}]}"#;
+        let input = format!("[{item},1]");
+        let tools = r#""tools":[{"type":"function","name":"f"}]"#;
+        for client in [
+            r#"{"input":"x","model":"m"}"#,
+            r#"{"tools":[],"input":"x","model":"m"}"#,
+            r#"{"input":"x","model":"m","tools":null}"#,
+        ] {
+            let create = CreateRequest::read(client.as_bytes()).unwrap();
+            let sent = body(&create, input.as_bytes(), "", None, false);
+            let expected = format!(r#"{{"model":"m",{tools},"store":false,"input":[1]}}"#);
+            assert_eq!(sent, expected, "{client}");
+            let sent = summary_body(&create, input.as_bytes(), "r", None, 9);
+            let expected = format!(
+                r#"{{"request_id":"r","model":"m",{tools},"tool_choice":"none","max_output_tokens":9,"store":false,"input":[1]}}"#
+            );
+            assert_eq!(sent, expected, "{client}");
+        }
     }
 
     #[test]

@@ -92,8 +92,14 @@ fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiE
     let too_long = [
         "maximum context length",
         "context length of",
+        // An older vLLM's words.
+        "context length is only",
+        // vLLM counts the tokens of images and other media last.
+        "The decoder prompt (length",
         // SGLang's words.
         "longer than the model's context length",
+        // llama.cpp's words.
+        "exceeds the available context size",
     ];
     let is_too_long = too_long.iter().any(|phrase| message.contains(phrase));
     let (code, param) = match status {
@@ -130,6 +136,23 @@ mod tests {
             (error.code, error.param_or_empty()),
             ("context_length_exceeded", "input")
         );
+    }
+
+    #[test]
+    fn a_prompt_is_too_long_in_the_words_of_each_engine() {
+        for message in [
+            "You passed 98305 input tokens and requested 32768 output tokens. However, the model's context length is only 131072 tokens, resulting in a maximum input length of 98304 tokens.",
+            "The decoder prompt (length 15983) is longer than the maximum model length of 8192. Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens.",
+            "The decoder prompt (length 8192) plus the number of requested output tokens (at least 1) is longer than the maximum model length of 8192.",
+            "The input (9 tokens) is longer than the model's context length (8 tokens).",
+            "request (9 tokens) exceeds the available context size (8 tokens), try increasing it",
+        ] {
+            let body = format!(r#"{{"error":{{"message":"{message}","param":null,"code":400}}}}"#);
+            check(400, &body, (TOO_LONG, "input", message));
+        }
+        let message = "The decoder prompt cannot be empty";
+        let body = format!(r#"{{"error":{{"message":"{message}","param":null,"code":400}}}}"#);
+        check(400, &body, ("", "", message));
     }
 
     #[test]

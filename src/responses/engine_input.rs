@@ -141,6 +141,12 @@ impl EngineInput {
                     self.answered_call(item, "file_search", &arguments, results);
                 }
             }
+            Kind::AdditionalTools => {
+                // The body of an engine has them among its own, and this item not.
+                self.begin(item.name);
+                put(&mut self.json, "role", "\"developer\"");
+                self.copy(item, &["tools"]);
+            }
             Kind::Hidden | Kind::Compaction | Kind::CompactionTrigger | Kind::Reference => {}
         }
         Ok(())

@@ -10,6 +10,7 @@ use super::client_state::{StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, has_text, owner};
 use super::known_json;
+use super::member_checks::check_tools;
 use super::members::{self, Members, array, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
 use crate::ids::ResponseId;
@@ -318,6 +319,10 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                 return Err(ApiError::wrong_value(&at("output"), why));
             }
         }
+        Kind::AdditionalTools => match of("tools") {
+            None => return Err(ApiError::missing_parameter(&at("tools"))),
+            Some(tools) => check_tools(&at("tools"), tools)?,
+        },
         Kind::Reasoning
         | Kind::McpCall
         | Kind::CodeInterpreterCall

@@ -30,13 +30,15 @@ pub(super) enum Kind {
     /// Contains nothing to show to a model.
     Hidden,
     Compaction,
+    /// Lists tools. Engines get them in the body.
+    AdditionalTools,
     /// Asks to compact what comes before it. Sent to no engine.
     CompactionTrigger,
     Reference,
 }
 
 /// The known types, each with the prefix of its ids.
-static TYPES: [(&str, Kind, &str); 29] = [
+static TYPES: [(&str, Kind, &str); 30] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
     ("function_call", Kind::FunctionCall, "fc"),
@@ -69,6 +71,7 @@ static TYPES: [(&str, Kind, &str); 29] = [
     ("image_generation_call", Kind::Hidden, "ig"),
     ("compaction", Kind::Compaction, "cmp"),
     ("compaction_trigger", Kind::CompactionTrigger, "cmpt"),
+    ("additional_tools", Kind::AdditionalTools, "at"),
     ("item_reference", Kind::Reference, "ref"),
 ];
 
@@ -107,10 +110,10 @@ impl<'a> Item<'a> {
             None => return Err(ApiError::missing_parameter(&format!("{}.type", path()))),
         };
         let Some((name, kind, _)) = row(&name) else {
-            let instead = match &*name {
-                "additional_tools" => ": list all tools in `tools`",
-                "configuration_update" => ": set the request's own parameters",
-                _ => "",
+            let instead = if name == "configuration_update" {
+                ": set the request's own parameters"
+            } else {
+                ""
             };
             let why = format!("items of type '{name}' are not supported{instead}");
             return Err(ApiError::wrong_value(&path(), why));

@@ -13,7 +13,7 @@ use crate::openai::error::ApiError;
 pub(super) fn check(all: &Members<'_>) -> Result<(), ApiError> {
     for (name, raw) in all.iter().filter(|(_, raw)| *raw != "null") {
         match name {
-            "tools" => check_tools(raw)?,
+            "tools" => check_tools(name, raw)?,
             "tool_choice" => check_tool_choice(raw)?,
             "text" => check_text(raw)?,
             "reasoning" => check_reasoning(raw)?,
@@ -126,8 +126,9 @@ fn required(object: &Members<'_>, of: &str, name: &str, shape: &Shape) -> Result
     }
 }
 
-fn check_tools(raw: &str) -> Result<(), ApiError> {
-    each_tool("tools", raw, |tool, of| {
+/// Checks a list of tools. `param`: its name in errors.
+pub(super) fn check_tools(param: &str, raw: &str) -> Result<(), ApiError> {
+    each_tool(param, raw, |tool, of| {
         let kind = tool.text("type");
         if !matches!(kind.as_deref(), Some("function" | "custom")) {
             return Ok(());

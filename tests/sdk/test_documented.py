@@ -57,11 +57,9 @@ class Documented(unittest.TestCase):
                 self.assertIsNotNone(refused.error)
                 shapes.check_error(refused.error)
                 self.assertEqual((refused.status, refused.error["code"], refused.error["param"]), (status, code, param))
-        for kind in ("additional_tools", "configuration_update"):
-            with self.subTest(kind):
-                refused = self.create(input=[message("user", TEXT), {"type": kind, "tools": []}])
-                self.assertEqual(refused.status, 400)
-                self.assertTrue(refused.error["param"].startswith("input[1]"), refused)
+        refused = self.create(input=[message("user", TEXT), {"type": "configuration_update"}])
+        self.assertEqual(refused.status, 400)
+        self.assertTrue(refused.error["param"].startswith("input[1]"), refused)
 
     def test_what_is_ignored(self):
         for body in ({"not_a_member": 1}, {"service_tier": "ultrafast"}, {"stream_options": None}):
@@ -86,6 +84,12 @@ class Documented(unittest.TestCase):
             self.assertIsNone(answer.error)
             self.assertEqual(answer.response["tool_choice"], choice)
             self.assertEqual([item["type"] for item in answer.response["output"]], ["function_call"])
+
+    def test_tools_that_an_item_lists_are_called(self):
+        tools = {"type": "additional_tools", "role": "developer", "tools": [TIDE]}
+        answer = self.create(input=[tools, message("user", TEXT)], tool_choice="required")
+        self.assertIsNone(answer.error)
+        self.assertEqual([item["type"] for item in answer.response["output"]], ["function_call"])
 
     def frame(self, connection, frame):
         connection.send(json.dumps(frame) if isinstance(frame, dict) else frame)

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
@@ -54,6 +54,7 @@ pub(super) struct Delta<'a> {
 
 #[derive(Deserialize)]
 pub(super) struct CallDelta<'a> {
+    #[serde(default, deserialize_with = "call_index")]
     pub(super) index: Option<u64>,
     #[serde(borrow)]
     pub(super) id: Option<Cow<'a, str>>,
@@ -93,6 +94,12 @@ struct PromptDetails {
 #[serde(default)]
 struct CompletionDetails {
     reasoning_tokens: Option<u64>,
+}
+
+/// Some engines give every call, or a call of a tool that they do not know, the index -1: that is none.
+fn call_index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let index = Option::<i64>::deserialize(deserializer)?;
+    Ok(index.and_then(|index| u64::try_from(index).ok()))
 }
 
 /// The usage of a chat completion as that of a response; `None` if it cannot be read.

@@ -9,7 +9,7 @@ use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::allowed_tools::{AllowedTools, qualified};
 use crate::responses::known_json;
 use crate::responses::member_table::ALLOWED_TOOLS;
-use crate::responses::members::{self, Members, put, put_comma, put_string, put_text, quoted};
+use crate::responses::members::{self, Members, put, put_comma, put_string, put_text};
 
 /// Named in a refusal that it decides.
 const SETTING: &str = "(responses.chat.unsupported_tools)";
@@ -30,24 +30,21 @@ pub(super) fn chat_tools(
 ) -> Result<Option<String>, NotConvertible> {
     let mut out = vec![b'['];
     for (index, tool) in known_json::each_object(tools).enumerate() {
-        let kind = tool.text("type").unwrap_or_default();
-        let refused = |why: &str| {
-            let why = format!(
-                "{why} cannot be sent to a worker that speaks chat completions only {SETTING}"
-            );
-            NotConvertible::new(&format!("tools[{index}]"), &why)
-        };
-        match &*kind {
-            "function" | "custom" => put_tool(&mut out, "", &tool, loss).map_err(refused)?,
+        match &*tool.text("type").unwrap_or_default() {
+            "function" | "custom" => put_tool(&mut out, "", &tool),
             "namespace" => {
                 let namespace = tool.text("name").unwrap_or_default();
                 for inner in known_json::each_object(tool.get("tools")) {
-                    let written = put_tool(&mut out, &namespace, &inner, loss);
-                    written.map_err(refused)?;
+                    put_tool(&mut out, &namespace, &inner);
                 }
             }
             _ if is_left_out(unsupported, loss) => {}
-            _ => return Err(refused(&format!("tools of type '{kind}'"))),
+            kind => {
+                let why = format!(
+                    "tools of type '{kind}' cannot be sent to a worker that speaks chat completions only {SETTING}"
+                );
+                return Err(NotConvertible::new(&format!("tools[{index}]"), &why));
+            }
         }
     }
     out.push(b']');
@@ -60,22 +57,13 @@ fn is_left_out(unsupported: UnsupportedTools, loss: ToolLoss) -> bool {
     unsupported == UnsupportedTools::Ignore && loss == ToolLoss::AsConfigured
 }
 
-/// Writes a function or a custom tool, and nothing of any other. The error is what would be lost.
-fn put_tool(
-    out: &mut Vec<u8>,
-    namespace: &str,
-    tool: &Members<'_>,
-    loss: ToolLoss,
-) -> Result<(), &'static str> {
+/// Writes a function or a custom tool, and nothing of any other.
+fn put_tool(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
     match tool.text("type").as_deref() {
         Some("function") => function(out, namespace, tool),
-        Some("custom") if loss == ToolLoss::Refused && grammar(tool).is_some() => {
-            return Err("the grammar of a custom tool");
-        }
         Some("custom") => custom(out, namespace, tool),
         _ => {}
     }
-    Ok(())
 }
 
 fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
@@ -100,30 +88,9 @@ fn function(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
 
 fn custom(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
     let name = tool.text("name").unwrap_or_default();
-    let with_grammar = with_grammar(tool).map(|text| quoted(&text));
-    let description = with_grammar.as_deref();
-    let description = description.or_else(|| tool.get("description"));
-    begin(out, &qualified(namespace, &name), description);
+    begin(out, &qualified(namespace, &name), tool.get("description"));
     put(out, "parameters", CUSTOM_PARAMETERS);
     out.extend_from_slice(b"}}");
-}
-
-fn grammar<'a>(tool: &Members<'a>) -> Option<Members<'a>> {
-    let format = Members::parse(tool.get("format")?).ok()?;
-    (format.get("type") == Some("\"grammar\"")).then_some(format)
-}
-
-/// The description of a custom tool with the grammar of its input, which models are shown, since chat completions bind no
-/// call to one; `None` without a grammar.
-fn with_grammar(tool: &Members<'_>) -> Option<String> {
-    let format = grammar(tool)?;
-    let description = tool.text("description").unwrap_or_default();
-    let syntax = format.text("syntax").unwrap_or_default();
-    let definition = format.text("definition").unwrap_or_default();
-    let space = if description.is_empty() { "" } else { "\n\n" };
-    Some(format!(
-        "{description}{space}`input` must match this grammar ({syntax}):\n{definition}"
-    ))
 }
 
 /// `tool_choice`. Allowed tools are no filter of the list, which would change the prompt; the answer is checked instead.

@@ -310,6 +310,25 @@ fn reasoning_events_can_have_open_responses_names() {
 }
 
 #[test]
+fn a_completed_call_without_arguments_has_an_empty_object() {
+    let arguments = |status: &str| {
+        let mut sent = reasoning_and_a_call();
+        sent.drain(10..12);
+        sent[10]["arguments"] = json!("");
+        sent[11]["item"]["arguments"] = json!("");
+        sent[12]["response"]["status"] = json!(status);
+        let (out, outcome) = run(&[&sse(&sent)], ReasoningEvents::OpenAi);
+        let item = check_stream(&out)[11].1["item"].clone();
+        let output: Value = serde_json::from_slice(&outcome.output).unwrap();
+        assert_eq!(output[1], item);
+        item["arguments"].clone()
+    };
+    assert_eq!(arguments("completed"), "{}");
+    // It was cut off before them.
+    assert_eq!(arguments("incomplete"), "");
+}
+
+#[test]
 fn an_interrupted_call_keeps_its_arguments_so_far() {
     let (out, outcome) = run(
         &[&sse(&reasoning_and_a_call()[..11])],

@@ -178,9 +178,14 @@ fn errors_name_the_index_of_the_item() {
         "input[1].output",
     );
     check(
-        json!({"type": "additional_tools", "tools": []}),
-        "invalid_value",
-        "input[1]",
+        json!({"type": "additional_tools", "role": "developer"}),
+        "missing_required_parameter",
+        "input[1].tools",
+    );
+    check(
+        json!({"type": "additional_tools", "tools": [{"type": "function"}]}),
+        "missing_required_parameter",
+        "input[1].tools[0].name",
     );
     check(
         json!({"type": "function_call", "name": "f", "arguments": "{}"}),
@@ -239,6 +244,17 @@ fn an_engine_gets_items_without_ids() {
 fn a_custom_call_keeps_its_namespace() {
     let item = json!({"type": "custom_tool_call", "call_id": "c", "namespace": "n", "name": "f", "input": "x"});
     assert_eq!(engine(&[json!([item])]).unwrap(), json!([item]));
+}
+
+#[test]
+fn a_list_of_tools_stays_for_the_body_of_an_engine() {
+    let item = json!({"type": "additional_tools", "role": "developer", "id": "at_1", "tools": [{"type": "function", "name": "f"}]});
+    let found = normalised(json!([item]));
+    assert_eq!(found[0]["id"], "at_1");
+    assert_eq!(
+        engine(&[found]).unwrap(),
+        json!([{"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}])
+    );
 }
 
 #[test]

@@ -44,6 +44,14 @@ fn fragments_of_calls_are_joined_however_servers_cut_them() {
         piece(json!({"function": {"arguments": ":1}"}})),
         finish("stop"),
     ]);
+    // An index that is none, as of a tool that the engine does not know.
+    check(&[
+        piece(
+            json!({"index": -1, "id": "1", "function": {"name": "get_it", "arguments": "{\"a\""}}),
+        ),
+        piece(json!({"index": -1, "function": {"arguments": ":1}"}})),
+        finish("stop"),
+    ]);
     // The arguments as an object.
     check(&[
         piece(

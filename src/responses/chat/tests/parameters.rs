@@ -87,25 +87,6 @@ fn tools_are_functions_in_the_same_order() {
 }
 
 #[test]
-fn the_grammar_of_a_custom_tool_is_in_its_description() {
-    let tool = |description: Value| {
-        let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\"\n"});
-        let tool = json!({"type": "custom", "name": "apply_patch", "description": description, "format": grammar});
-        let found = convert(&json!({"input": "x", "tools": [tool]}), &DEFAULT);
-        found["tools"][0]["function"].clone()
-    };
-    let grammar = "`input` must match this grammar (lark):\nstart: \"a\"\n";
-    let found = tool(json!("Edits \"files\"."));
-    assert_eq!(found["name"], "apply_patch");
-    assert_eq!(
-        found["description"],
-        format!("Edits \"files\".\n\n{grammar}")
-    );
-    assert_eq!(found["parameters"]["required"], json!(["input"]));
-    assert_eq!(tool(Value::Null)["description"], grammar);
-}
-
-#[test]
 fn only_the_first_types_of_many_that_are_left_out_are_named() {
     let left_out = |types: usize| {
         let tools: Vec<Value> = (0..2 * types)
@@ -132,7 +113,7 @@ fn unsupported_tools_are_left_out_by_setting() {
         unsupported_tools: UnsupportedTools::Ignore,
         ..DEFAULT
     };
-    let native = json!({"input": "x", "tools": [{"type": "web_search"}, {"type": "custom", "name": "c", "format": {"type": "grammar"}}],
+    let native = json!({"input": "x", "tools": [{"type": "web_search"}, {"type": "custom", "name": "c"}],
         "tool_choice": {"type": "web_search"}});
     let found = convert(&native, &ignoring);
     assert_eq!(found["tools"].as_array().unwrap().len(), 1);
@@ -144,15 +125,7 @@ fn unsupported_tools_are_left_out_by_setting() {
     );
     assert_eq!((none.get("tools"), none.get("tool_choice")), (None, None));
     // While another worker can have them, they are not.
-    let hosted = json!({"type": "web_search"});
-    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar"}});
-    let within = json!({"type": "namespace", "name": "ns", "tools": [grammar]});
-    for tool in [hosted, grammar, within] {
-        let native = json!({"input": "x", "tools": [tool]}).to_string();
-        let loss = |loss| chat_body(native.as_bytes(), &ignoring, loss, &accepts).is_ok();
-        assert!(
-            loss(ToolLoss::AsConfigured) && !loss(ToolLoss::Refused),
-            "{native}"
-        );
-    }
+    let native = json!({"input": "x", "tools": [{"type": "web_search"}]}).to_string();
+    let loss = |loss| chat_body(native.as_bytes(), &ignoring, loss, &accepts).is_ok();
+    assert!(loss(ToolLoss::AsConfigured) && !loss(ToolLoss::Refused));
 }
