@@ -220,9 +220,8 @@ impl App {
             Arc::new(move |worker, asked_at| lasting.on_connected(worker, asked_at))
         };
         let probed = (fleet.clone(), on_connected, tasks.clone());
-        let begin = move |(fleet, on_connected, tasks)| {
-            probe::run(fleet, bootstrap, on_connected, tasks)
-        };
+        let begin =
+            move |(fleet, on_connected, tasks)| probe::run(fleet, bootstrap, on_connected, tasks);
         tasks.spawn_until_stopped(supervisor.restarts("probes", probed, begin));
         let looking_up = supervisor.restarts("model_lookup", fleet.clone(), probe::lookup::run);
         tasks.spawn_until_stopped(looking_up);

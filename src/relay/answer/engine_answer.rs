@@ -47,9 +47,8 @@ pub(in crate::relay) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, F
     let at = if HIDDEN_STATES.find(answer).is_none() {
         names.last()
     } else {
-        let is_of_choice = |at: &usize| {
-            finish_at(*at) != Some(Finish::None) || !is_of_hidden_states(answer, *at)
-        };
+        let is_of_choice =
+            |at: &usize| finish_at(*at) != Some(Finish::None) || !is_of_hidden_states(answer, *at);
         names.filter(is_of_choice).last()
     };
     let at = at?;
