@@ -33,13 +33,16 @@ impl Server {
 
     /// `PORT` and `BUS` in the arguments stand for the ports that are found.
     pub(crate) async fn with(arguments: &[&str], entry: &[&str]) -> Self {
-        loop {
+        // Another process may have taken a port that was free before.
+        for _ in 0..20 {
             let mut server = Self::prepared(arguments, entry);
-            // Another process may have taken a port that was free before.
             if server.has_started().await {
                 return server;
             }
+            let log = server.directory.path().join("log");
+            eprintln!("{}", std::fs::read_to_string(log).unwrap());
         }
+        panic!("redis-server does not start: {arguments:?}");
     }
 
     /// A node of a cluster that is not made yet, and that goes on without nodes that are down.

@@ -115,7 +115,7 @@ async fn state_is(router: &Router, worker: &str, state: &str) {
     .await;
 }
 
-/// A router that has followed the engines from their first batch on, and what it was asked.
+/// A router that has followed the engines from their first batch on, through so many prompts.
 async fn warm(engines: &[Engine], families: u32) -> Router {
     let router = Router::here(&replica(engines, &[])).await;
     is_ready(&router).await;
@@ -125,8 +125,9 @@ async fn warm(engines: &[Engine], families: u32) -> Router {
         })
         .await;
     }
-    for family in 0..families {
-        let answer = client::post(router.api, "/v1/completions", prompt(family, 5)).await;
+    // In turn, so that each engine has more than it keeps for replays.
+    for (family, engine) in (0..families).zip(engines.iter().cycle()) {
+        let answer = client::post(engine.address, "/v1/completions", prompt(family, 5)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     for engine in engines {
