@@ -378,7 +378,7 @@ mod tests {
             "missing_required_parameter tool_choice.tools[0].type",
         );
         // What follows the first one is not even JSON.
-        let error = check_tools("[{},{").unwrap_err();
+        let error = check_tools("tools", "[{},{").unwrap_err();
         assert_eq!(error.param_or_empty(), "tools[0].type");
     }
 }
