@@ -268,7 +268,8 @@ mod tests {
             assert_eq!(info.load_sources().len(), loads, "{ranks}");
         }
         let (_, unusable) = events::parse_sources(br#"{"64":{}}"#).unwrap();
-        let fix = unusable[0].fix();
+        let (reason, fix) = (&unusable[0].reason, unusable[0].fix());
+        assert!(reason.contains("0 to 63") && reason.contains("pinned to no rank"));
         assert!(fix.contains("at most 64 ranks"), "{fix}");
     }
 
