@@ -190,7 +190,10 @@ impl UnusableSource {
     /// A rank that the router does not follow, because its number is too high. Requests are then pinned to no rank of the
     /// engine: those beyond would get none.
     pub(super) fn of_further_rank(rank: String, endpoint: String) -> Self {
-        let reason = format!("ranks are 0 to {}", MAX_RANKS - 1);
+        let reason = format!(
+            "only ranks 0 to {} are followed, so requests are pinned to no rank",
+            MAX_RANKS - 1
+        );
         Self {
             rank,
             endpoint,

@@ -60,6 +60,11 @@ impl KvEvents {
         self.dp_size.unwrap_or(1).clamp(1, events::MAX_RANKS)
     }
 
+    /// True if it has ranks that the router does not follow.
+    fn has_further_ranks(&self) -> bool {
+        self.dp_size > Some(events::MAX_RANKS)
+    }
+
     /// On whatever address the worker has.
     fn at(base: u16, rank: u32) -> Option<String> {
         let port = u16::try_from(u32::from(base) + rank).ok()?;
@@ -129,7 +134,7 @@ impl ServerInfo {
         };
         let endpoints = (0..source.ranks()).filter_map(endpoint).collect();
         let mut not_followed = Vec::new();
-        if source.dp_size > Some(events::MAX_RANKS) {
+        if source.has_further_ranks() {
             let rank = events::MAX_RANKS;
             let port = u32::from(source.endpoint_port_base) + rank;
             let address = format!("tcp://{host}:{port}");
@@ -138,9 +143,11 @@ impl ServerInfo {
         (endpoints, not_followed)
     }
 
-    /// Where each rank publishes its load, if it does.
+    /// Where each rank publishes its load, if it does. Nothing if some ranks are not followed: the sum of the others is not the
+    /// engine's load, which health checks ask for.
     pub(super) fn load_sources(&self) -> BTreeMap<u32, Endpoint> {
-        let Some(source) = &self.kv_events else {
+        let are_all_followed = |source: &&KvEvents| !source.has_further_ranks();
+        let Some(source) = self.kv_events.as_ref().filter(are_all_followed) else {
             return BTreeMap::new();
         };
         let host = source.endpoint_host.as_deref().unwrap_or("*");
@@ -250,16 +257,19 @@ mod tests {
 
     #[test]
     fn an_engine_with_more_ranks_than_are_followed_says_that_some_are_not() {
-        for (ranks, expected) in [(64, vec![]), (72, vec!["64"])] {
+        for (ranks, expected, loads) in [(64, vec![], 64), (72, vec!["64"], 0)] {
             let page = RECORDED.replace("\"dp_size\": 1", &format!("\"dp_size\": {ranks}"));
             let info = ServerInfo::parse(page.as_bytes()).unwrap();
             let (endpoints, unusable) = info.event_sources();
             assert_eq!(endpoints.len(), 64);
             let unusable: Vec<&str> = unusable.iter().map(|source| &*source.rank).collect();
             assert_eq!(unusable, expected, "{ranks}");
+            // The loads of 64 ranks are not the load of all.
+            assert_eq!(info.load_sources().len(), loads, "{ranks}");
         }
         let (_, unusable) = events::parse_sources(br#"{"64":{}}"#).unwrap();
-        let fix = unusable[0].fix();
+        let (reason, fix) = (&unusable[0].reason, unusable[0].fix());
+        assert!(reason.contains("0 to 63") && reason.contains("pinned to no rank"));
         assert!(fix.contains("at most 64 ranks"), "{fix}");
     }
 

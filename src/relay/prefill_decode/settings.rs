@@ -43,8 +43,8 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// A decode worker that would compute fewer tokens of the prompt than this computes them itself. 256 tokens
-    /// take about one step of a busy decode worker. sglang does not use it.
+    /// A decode worker that lacks fewer tokens of the prompt than this computes them itself; it does not lack those that it
+    /// has in CPU memory or on disk. 256 tokens take about one step of a busy decode worker. sglang does not use it.
     pub min_remote_tokens: u32,
     /// How long engines keep KV blocks that are never fetched, used for metrics: NIXL's `kv_lease_duration`,
     /// Mooncake's `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`. `0s`: their defaults, 30 s and 480 s.
