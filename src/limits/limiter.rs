@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -124,6 +124,14 @@ impl Limiter {
         failures.with_label_values(&[operation]).inc();
     }
 
+    /// The store has answered what no request waits for. A charge that took as long would have failed after its time-out, and the
+    /// limits would be held without the store, although it answers.
+    pub(super) fn on_answer(&self, took: Duration) {
+        if took <= self.advanced.timeout {
+            self.metrics.without_store.set(0);
+        }
+    }
+
     pub(super) fn end(
         &self,
         tenant: Tenant,
@@ -174,5 +182,21 @@ impl Limiter {
     pub(super) fn note_ended(&self, tenant: Tenant, usage: &SharedUse) {
         self.ended.lock().push((tenant, usage.clone()));
         self.has_ended.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_answers_too_late_for_a_charge_is_as_good_as_none() {
+        let limiter = Limiter::new(&Settings::default(), None, &Registry::default());
+        let timeout = limiter.advanced.timeout;
+        limiter.on_store_failure("charge");
+        limiter.on_answer(timeout + Duration::from_millis(1));
+        assert_eq!(limiter.metrics.without_store.get(), 1);
+        limiter.on_answer(timeout);
+        assert_eq!(limiter.metrics.without_store.get(), 0);
     }
 }
