@@ -391,7 +391,7 @@ impl App {
         let sharing =
             prepared.map(|prepared| prepared.start(peers.clone(), readiness.clone(), &tasks));
         let sharing = sharing.transpose()?;
-        let starting = supervisor.essential("warm_start", start.run());
+        let starting = supervisor.essential("warm_start", start.run(supervisor.clone()));
         tasks.spawn_until_stopped_on(kv_events.runtime(), starting);
         admin_server.start_dashboard(&admin_tasks);
         let handler = admin_server.clone();
