@@ -35,6 +35,7 @@ impl Limiter {
         let Some(redis) = self.redis.clone() else {
             return;
         };
+        self.note_again();
         tokio::select! {
             () = self.settle_until_drained(&redis, &tasks) => {}
             // A drain may take longer than a lease, and a request that has lost its lease is not settled.
