@@ -278,11 +278,13 @@ impl App {
         let confirm = |(unconfirmed, board)| lost_caches::confirm(unconfirmed, board);
         let confirming = supervisor.restarts("unconfirmed_blocks", confirmed, confirm);
         tasks.spawn_until_stopped(confirming);
-        let recorded = (fleet.clone(), lasting, predicted, unconfirmed);
-        let forget = |(fleet, lasting, predicted, unconfirmed)| {
-            lost_caches::forget(fleet, lasting, predicted, unconfirmed)
-        };
-        tasks.spawn_until_stopped(supervisor.restarts("lost_caches", recorded, forget));
+        tasks.spawn_until_stopped(lost_caches::forget(
+            fleet.clone(),
+            lasting,
+            predicted,
+            unconfirmed,
+            supervisor.clone(),
+        ));
 
         let responses = Responses::new(
             config.responses_settings(),
@@ -391,7 +393,7 @@ impl App {
         let sharing =
             prepared.map(|prepared| prepared.start(peers.clone(), readiness.clone(), &tasks));
         let sharing = sharing.transpose()?;
-        let starting = supervisor.essential("warm_start", start.run());
+        let starting = supervisor.essential("warm_start", start.run(supervisor.clone()));
         tasks.spawn_until_stopped_on(kv_events.runtime(), starting);
         admin_server.start_dashboard(&admin_tasks);
         let handler = admin_server.clone();

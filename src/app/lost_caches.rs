@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fleet::registry;
+use crate::http::supervisor::Supervisor;
 use crate::ids::WorkerId;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
@@ -24,6 +25,7 @@ pub(super) async fn forget(
     lasting: LastingState,
     predicted: Arc<PredictedIndex>,
     unconfirmed: Arc<UnconfirmedBlocks>,
+    supervisor: Supervisor,
 ) {
     let mut changes = fleet.changes();
     let mut incarnations: BTreeMap<WorkerId, u64> = BTreeMap::new();
@@ -34,19 +36,23 @@ pub(super) async fn forget(
             .iter()
             .map(|status| (status.worker.id, status.incarnation))
             .collect();
-        for (worker, incarnation) in &current {
-            if incarnations
-                .get(worker)
-                .is_some_and(|before| before != incarnation)
-            {
-                predicted.forget(observe::now(), *worker);
-                unconfirmed.forget(*worker);
-                lasting.forget_pinned(*worker);
+        let look = async {
+            for (worker, incarnation) in &current {
+                if incarnations
+                    .get(worker)
+                    .is_some_and(|before| before != incarnation)
+                {
+                    predicted.forget(observe::now(), *worker);
+                    unconfirmed.forget(*worker);
+                    lasting.forget_pinned(*worker);
+                }
             }
-        }
-        predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
-        lasting.forget_departed(&snapshot);
-        incarnations = current;
+            predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
+            lasting.forget_departed(&snapshot);
+            incarnations = current;
+        };
+        // After a panic the next look forgets what this one did not come to: only this task knows which engines have restarted.
+        supervisor.attempt("lost_caches", look).await;
         tokio::time::sleep(registry::CHANGES_APART).await;
         // Also without a change: a request that was running when its worker left may have recorded the
         // worker again, and expired predictions must go even if no request comes.

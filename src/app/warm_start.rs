@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use crate::fleet::Snapshot;
 use crate::fleet::health::Health;
 use crate::fleet::registry::Registry;
+use crate::http::supervisor::Supervisor;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tree_copies::TreeSource;
@@ -107,16 +108,17 @@ impl Start {
     }
 
     /// Runs until the start has ended, and then until the predicted blocks have come.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(self, supervisor: Supervisor) {
         if !self.peers.is_on() {
             return;
         }
         let began = observe::now();
         let mut progress = Progress::default();
-        let mut predicted = pin!(self.take_predicted());
+        // After a panic the start goes on without: what another replica sends must not end each one that starts beside it.
+        let mut predicted = pin!(supervisor.attempt("warm_start", self.take_predicted()));
         loop {
             tokio::select! {
-                () = &mut predicted, if !progress.has_predicted => progress.has_predicted = true,
+                _ = &mut predicted, if !progress.has_predicted => progress.has_predicted = true,
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
             self.look(&mut progress);

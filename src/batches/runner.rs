@@ -70,10 +70,7 @@ impl Batches {
             gate: Arc::new(RoomGate::new(self.metrics.lines_waiting.clone())),
             sender,
         };
-        let run = |runner: Arc<Runner>| async move { runner.run().await };
-        let supervisor = self.tasks.supervisor();
-        let supervised = supervisor.restarts("batches", Arc::new(runner), run);
-        let running = self.tasks.track_until_stopped(supervised);
+        let running = self.tasks.track_until_stopped(runner.run());
         self.io_threads.spawn(running);
     }
 }
@@ -86,14 +83,21 @@ struct Runner {
 }
 
 impl Runner {
-    async fn run(&self) {
+    async fn run(self) {
         tokio::join!(
-            self.gate.run(&*self.sender),
-            self.look_for_work(),
-            self.watch_works(),
-            self.sweep(),
-            self.try_storage(),
+            self.supervised(|| self.gate.run(&*self.sender)),
+            self.supervised(|| self.look_for_work()),
+            self.supervised(|| self.watch_works()),
+            self.supervised(|| self.sweep()),
+            self.supervised(|| self.try_storage()),
         );
+    }
+
+    /// Runs a part, and begins it again after a panic without the others: a batch that makes each look for work panic must not
+    /// keep the claims of what runs from being renewed.
+    async fn supervised<F: Future<Output = ()>>(&self, begin: impl Fn() -> F) {
+        let supervisor = self.batches.tasks.supervisor();
+        while supervisor.attempt("batches", begin()).await.is_none() {}
     }
 
     async fn look_for_work(&self) {

@@ -81,6 +81,7 @@ impl Supervisor {
         name: &'static str,
         future: impl Future<Output = T>,
     ) -> Option<T> {
+        self.show(name);
         match caught(future).await {
             Ok(output) => Some(output),
             Err(panic) => {
@@ -220,6 +221,8 @@ mod tests {
     #[tokio::test]
     async fn a_step_that_panics_comes_to_nothing_and_the_next_one_has_its_result() {
         let (supervisor, registry) = supervisor();
+        assert_eq!(supervisor.attempt("well", async { 7 }).await, Some(7));
+        assert_counted(&registry, "well", 0);
         assert_eq!(supervisor.attempt("test", panicking()).await, None);
         assert_eq!(supervisor.attempt("test", async { 7 }).await, Some(7));
         assert_counted(&registry, "test", 1);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -124,6 +124,14 @@ impl Limiter {
         failures.with_label_values(&[operation]).inc();
     }
 
+    /// The store has answered what no request waits for. A charge that took as long would have failed after its time-out, and the
+    /// limits would be held without the store, although it answers.
+    pub(super) fn on_answer(&self, took: Duration) {
+        if took <= self.advanced.timeout {
+            self.metrics.without_store.set(0);
+        }
+    }
+
     pub(super) fn end(
         &self,
         tenant: Tenant,
@@ -171,8 +179,66 @@ impl Limiter {
         }
     }
 
+    /// Notes all tenants with something to settle, for a task that begins anew: the one before may have taken the list with it.
+    pub(super) fn note_again(&self) {
+        let uses = self.uses.lock().clone();
+        for (tenant, usage) in uses {
+            let has_unsettled = usage.lock().note_again();
+            if has_unsettled {
+                self.note_ended(tenant, &usage);
+            }
+        }
+    }
+
     pub(super) fn note_ended(&self, tenant: Tenant, usage: &SharedUse) {
         self.ended.lock().push((tenant, usage.clone()));
         self.has_ended.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::SmallVec;
+
+    use super::*;
+    use crate::ids::RequestId;
+
+    #[test]
+    fn a_store_that_answers_too_late_for_a_charge_is_as_good_as_none() {
+        let limiter = Limiter::new(&Settings::default(), None, &Registry::default());
+        let timeout = limiter.advanced.timeout;
+        limiter.on_store_failure("charge");
+        limiter.on_answer(timeout + Duration::from_millis(1));
+        assert_eq!(limiter.metrics.without_store.get(), 1);
+        limiter.on_answer(timeout);
+        assert_eq!(limiter.metrics.without_store.get(), 0);
+    }
+
+    #[test]
+    fn what_a_panic_left_unsettled_is_noted_again() {
+        let limiter = Limiter::new(&Settings::default(), None, &Registry::default());
+        let [left, taken] = ["left", "taken"].map(Tenant::of);
+        let end = |tenant: Tenant| {
+            let settlement = Settlement {
+                id: ChargeId::Request(RequestId::new(1)),
+                is_refund: false,
+                corrections: SmallVec::new(),
+            };
+            let usage = limiter.usage_of(tenant);
+            limiter.end(tenant, &usage, settlement, Charged::Shared);
+        };
+        let noted = || -> Vec<Tenant> {
+            let ended = std::mem::take(&mut *limiter.ended.lock());
+            ended.into_iter().map(|(tenant, _)| tenant).collect()
+        };
+        end(left);
+        end(taken);
+        assert_eq!(noted(), [left, taken]);
+        limiter.usage_of(taken).lock().take_unsettled(1);
+        limiter.note_again();
+        assert_eq!(noted(), [left]);
+        end(left);
+        end(taken);
+        assert_eq!(noted(), [taken]);
     }
 }

@@ -35,6 +35,7 @@ impl Limiter {
         let Some(redis) = self.redis.clone() else {
             return;
         };
+        self.note_again();
         tokio::select! {
             () = self.settle_until_drained(&redis, &tasks) => {}
             // A drain may take longer than a lease, and a request that has lost its lease is not settled.
@@ -159,11 +160,12 @@ impl Limiter {
         loop {
             sleep(RECOUNT).await;
             for (tenant, usage) in self.to_recount() {
+                let asked = Instant::now();
                 match redis.renew_charges(tenant, self.advanced.lease, &[]).await {
                     Ok(running) => {
                         usage.lock().on_recount(running);
                         // Without requests there is no charge that would find out.
-                        self.metrics.without_store.set(0);
+                        self.on_answer(asked.elapsed());
                     }
                     Err(error) => {
                         debug!(%tenant, %error, "running requests not counted; trying again");

@@ -222,6 +222,12 @@ impl Use {
         !self.unsettled.is_empty() && !std::mem::replace(&mut self.is_noted, true)
     }
 
+    /// True if something is unsettled, though that may have been known: what knew it has ended with a panic.
+    pub fn note_again(&mut self) -> bool {
+        self.is_noted = !self.unsettled.is_empty();
+        self.is_noted
+    }
+
     /// Whether what is unsettled goes along with the next charges: some have taken what there was since this was last
     /// asked. If not, or if this is the last time, it is to be settled now.
     pub fn goes_along(&mut self, is_last: bool) -> bool {

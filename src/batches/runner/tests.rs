@@ -692,6 +692,28 @@ async fn runner_of(replica: &Replica) -> Runner {
     }
 }
 
+#[tokio::test]
+async fn a_batch_that_makes_the_look_for_work_panic_ends_nothing_else() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        panics: true,
+        ..Engines::default()
+    });
+    let runner = runner_of(&replica).await;
+    let gate = runner.gate.clone();
+    insert(&shared, Tenant::default(), 1, 1).await;
+    let entered = async {
+        while replica.engines.broken.load(Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        gate.enter("m", 1, false).await
+    };
+    tokio::select! {
+        () = runner.run() => unreachable!("it never ends"),
+        entered = entered => assert!(entered.is_some()),
+    }
+}
+
 /// Inserts a batch in progress with so many shards.
 async fn insert(shared: &Shared, tenant: Tenant, due_ms: u64, shard_count: u32) -> DocumentKey {
     let record = BatchRecord {

@@ -58,6 +58,8 @@ pub(super) struct Engines {
     pub(super) tokens_max: Option<u64>,
     /// The replica's configuration does not have the tenant.
     pub(super) lacks_tenant: bool,
+    /// The replica panics where it asks for the tenant; how often it did is in `broken`.
+    pub(super) panics: bool,
     /// The replica's configuration lets the tenant use no model.
     pub(super) lacks_models: AtomicBool,
     /// [`NEW_MODEL`] is found when it is looked up.
@@ -108,6 +110,10 @@ impl SendLine for Engines {
     }
 
     fn knows_tenant(&self, _: &str) -> bool {
+        if self.panics {
+            self.broken.fetch_add(1, Relaxed);
+            panic!("on purpose");
+        }
         !self.lacks_tenant
     }
 
