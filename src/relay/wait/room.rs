@@ -152,7 +152,7 @@ pub(super) struct Rooms {
     /// The workers with room, each with the number of its dp ranks.
     open: FxHashMap<WorkerId, u32>,
     seen: FxHashSet<WorkerId>,
-    /// Those of the workers that get one request only, the trial of their circuit breaker.
+    /// The workers that get one request only, as the trial of their circuit breaker.
     trials: FxHashSet<WorkerId>,
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
