@@ -50,7 +50,7 @@ impl DrainRate {
             counted_workers: room.counted_workers,
         };
         let last = self.last.replace(current);
-        if !is_busy {
+        if !is_busy || room.counted_workers == 0 {
             self.last = None;
         }
         let Some(last) = last.filter(|last| last.is_before(&current)) else {
@@ -111,6 +111,27 @@ mod tests {
             };
             let now = start + Duration::from_millis(step * 10);
             rate.update(now, before + step * 100, &room, true);
+        }
+        let measured = rate.of_worker(7);
+        assert!((4_900.0..5_100.0).contains(&measured), "{measured}");
+    }
+
+    /// Else requests with a target would be refused after a pause, as if the workers had become slow.
+    #[test]
+    fn a_time_without_a_counted_worker_changes_no_rate() {
+        let start = observe::now();
+        let mut rate = DrainRate::default();
+        let paused = Room {
+            counted_workers: 0,
+            ..TWO
+        };
+        for step in 0..1_000 {
+            let (room, computed) = match step {
+                0..200 => (TWO, step * 100),
+                _ => (paused, 0),
+            };
+            let now = start + Duration::from_millis(step * 10);
+            rate.update(now, computed, &room, true);
         }
         let measured = rate.of_worker(7);
         assert!((4_900.0..5_100.0).contains(&measured), "{measured}");

@@ -71,9 +71,9 @@ pub struct EntryId(pub u64);
 /// The workers of those who wait, as they are now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Workers that could take a request. 1 if there is none but those whose engines have asked for a pause.
+    /// Workers that could take a request. If there is none, those whose engines have asked for a pause.
     pub workers: u32,
-    /// A hash of the workers whose computed tokens are counted, whatever their order.
+    /// A hash of the workers whose computed tokens are counted, whatever their order. 0: none is counted.
     pub counted_workers: u64,
     /// None of them has room.
     pub is_full: bool,

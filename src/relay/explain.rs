@@ -200,14 +200,14 @@ impl Relay {
         }
     }
 
-    fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
+    pub(super) fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
         let settings = self.queue.as_ref()?;
         let class = settings.class_of(standing.priority);
         let queue = self.queues().get(&plan.group.model);
         let is_free = self.has_room(plan, settings);
-        let is_up = self.has_usable_worker(&plan.group.model, observe::now());
+        let has_worker = self.queues().has_worker(&plan.group.model, observe::now());
         let own_wait = settings.classes[class].max_wait;
-        let (waits_for, max_wait) = if is_up {
+        let (waits_for, max_wait) = if has_worker {
             (missing::ROOM, own_wait.unwrap_or(settings.max_wait))
         } else {
             (missing::WORKER, settings.no_worker_timeout)

@@ -167,7 +167,7 @@ impl Queues {
     }
 
     /// Whether any of a model's workers takes requests, now or after a pause. One that only gets a trial does not.
-    fn has_worker(&self, model: &Model, now: Instant) -> bool {
+    pub(super) fn has_worker(&self, model: &Model, now: Instant) -> bool {
         let snapshot = self.fleet.snapshot();
         let Some(group) = snapshot.models.get(model) else {
             return false;

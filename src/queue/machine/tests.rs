@@ -11,7 +11,7 @@ use crate::queue::types::{Look, Timing};
 
 const FULL: Room = Room {
     workers: 2,
-    counted_workers: 0,
+    counted_workers: 1,
     is_full: true,
     others_have_room: false,
     queued_tokens: 0,

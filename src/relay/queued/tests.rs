@@ -412,6 +412,40 @@ async fn a_line_that_is_to_be_split_does_not_run_on_one_worker_because_people_fi
     }
 }
 
+/// By this the queue takes `max_wait` or `no_worker_timeout`.
+#[tokio::test]
+async fn explain_says_for_what_requests_wait_while_a_worker_has_a_pause_or_may_get_a_trial() {
+    let max_wait = Duration::from_secs(700);
+    let no_worker_timeout = Duration::from_secs(60);
+    for (is_paused, waits_for, time) in [
+        (true, "room", max_wait),
+        (false, "worker", no_worker_timeout),
+    ] {
+        let fleet = fleet(&[("a", Role::Both)]);
+        let queue = Settings {
+            max_worker_queued_tokens: 1_000,
+            max_wait,
+            no_worker_timeout,
+            ..Settings::default()
+        };
+        let relay = relay(&fleet, None, Some(queue));
+        let plan = plan(&relay, &body(false)).await;
+        let worker = worker(&fleet, "a");
+        let _full = InFlight::new(worker.clone(), 1_000, 0);
+        let now = observe::now();
+        if is_paused {
+            worker.breaker.pause(now + no_worker_timeout);
+        } else {
+            worker.breaker.set(1, Duration::ZERO);
+            assert!(worker.breaker.on_failure(now));
+        }
+        let explained = relay.explain_queue(&plan, Standing::LAST).unwrap();
+        assert!(explained.would_wait);
+        assert_eq!(explained.waits_for, Some(waits_for));
+        assert_eq!(explained.max_wait_ms, time.as_millis());
+    }
+}
+
 /// Its target is compared with this.
 #[tokio::test]
 async fn the_first_token_of_a_pair_comes_after_its_prefill_leg_and_not_after_two() {

@@ -46,7 +46,12 @@ impl<'a> Workers<'a> {
 
     /// Whether the circuit breaker of any of them is closed. Its engine may have asked for a pause.
     pub(super) fn are_up(self) -> bool {
-        self.workers.iter().any(|worker| self.is_closed(worker))
+        self.up().next().is_some()
+    }
+
+    fn up(self) -> impl Iterator<Item = &'a Arc<Worker>> {
+        let workers = self.workers.iter();
+        workers.filter(move |worker| self.is_closed(worker))
     }
 
     /// Whether a worker's circuit breaker is closed. Else the worker gets one request at most, as a trial.
@@ -147,7 +152,7 @@ pub(super) struct Rooms {
     /// The workers with room, each with the number of its dp ranks.
     open: FxHashMap<WorkerId, u32>,
     seen: FxHashSet<WorkerId>,
-    /// Those of the workers that get one request only, the trial of their circuit breaker.
+    /// The workers that get one request only, as the trial of their circuit breaker.
     trials: FxHashSet<WorkerId>,
     /// Workers that stopped working. They are not counted, unless all have: then nothing is known, and requests do not
     /// wait.
@@ -205,9 +210,15 @@ impl Rooms {
                 .open
                 .extend(stalled.into_iter().map(|worker| (worker, 1)));
         }
-        if rooms.room.workers == 0 && workers.iter().any(|workers| workers.are_up()) {
-            // Their engines have asked for a pause: they are busy, and not gone.
-            rooms.room.workers = 1;
+        if rooms.room.workers == 0 {
+            // Those whose engines have asked for a pause are busy, and not gone. What they compute is not counted.
+            for worker in workers.iter().flat_map(|workers| workers.up()) {
+                if rooms.seen.insert(worker.id) {
+                    rates += worker.load.speed.get().rate();
+                    rooms.room.workers += 1;
+                    rooms.room.queued_tokens += worker.load.queued_tokens();
+                }
+            }
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         rooms.room.is_full = rooms.open.is_empty();
@@ -556,6 +567,37 @@ mod tests {
         assert_eq!((before.is_full, after.is_full), (true, false));
         assert!(after.rate > 0);
         assert_eq!(after.rate, before.rate);
+    }
+
+    /// Else each request with a target that enters then would be refused.
+    #[test]
+    fn workers_whose_engines_ask_for_a_pause_are_as_fast_as_before_and_have_no_room() {
+        let settings = Settings::default();
+        let fleet = registry(&["a", "b"]);
+        let snapshot = fleet.snapshot();
+        let statuses = snapshot.workers.iter();
+        let workers: Vec<Arc<Worker>> = statuses.map(|status| status.worker.clone()).collect();
+        let _queued = InFlight::new(workers[0].clone(), 100, 0);
+        let now = observe::now();
+        let room = || {
+            let all = std::iter::once(Workers {
+                workers: &workers,
+                is_prefill: false,
+            });
+            let (promised, stalled) = (Promised::default(), Stalled::default());
+            Rooms::new(all, &settings, &promised, &stalled, now).room
+        };
+        let before = room();
+        assert!(before.workers == 2 && before.rate > 0 && !before.is_full);
+        for worker in &workers {
+            worker.breaker.pause(now + Duration::from_secs(5));
+        }
+        let expected = queue::Room {
+            counted_workers: 0,
+            is_full: true,
+            ..before
+        };
+        assert_eq!(room(), expected);
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Workers {
         Room {
             workers: self.loads.len() as u32,
             // They are the same all the time.
-            counted_workers: 0,
+            counted_workers: 1,
             is_full: !all.any(|worker| self.has_room(worker, max_queued_tokens)),
             others_have_room: false,
             queued_tokens: self.loads.iter().map(|load| load.queued_tokens).sum(),
