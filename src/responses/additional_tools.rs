@@ -51,6 +51,12 @@ pub(super) fn separated(tools: Option<&str>, input: &[u8]) -> Option<Separated> 
     })
 }
 
+/// Whether a list for engines has nothing that a model reads: no item, or only such that list tools.
+pub(super) fn has_no_prompt(input: &[u8]) -> bool {
+    let items = std::str::from_utf8(input).ok().and_then(known_json::values);
+    items.is_some_and(|mut items| items.all(|raw| raw.starts_with(BEGINNING)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +86,22 @@ mod tests {
             )),
         );
         check(None, &format!("[{item}]"), Some(("[]", both)));
+    }
+
+    #[test]
+    fn a_list_of_tools_alone_is_no_prompt() {
+        let tools = r#"{"type":"additional_tools","role":"developer","tools":[]}"#;
+        let message = r#"{"type":"message","role":"user","content":"x"}"#;
+        for (items, expected) in [
+            ("", true),
+            (tools, true),
+            (&*format!("{tools},{tools}"), true),
+            (message, false),
+            (&*format!("{tools},{message}"), false),
+        ] {
+            let found = has_no_prompt(format!("[{items}]").as_bytes());
+            assert_eq!(found, expected, "{items}");
+        }
     }
 
     #[test]

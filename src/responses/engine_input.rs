@@ -170,10 +170,6 @@ impl EngineInput {
         Ok(replaced.map_or(self.json, String::into_bytes))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.json.len() <= 1
-    }
-
     pub(super) fn len(&self) -> usize {
         self.next
     }

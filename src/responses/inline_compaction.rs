@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use hyper::Response;
 
+use super::additional_tools;
 use super::client_request::ClientRequest;
 use super::client_state::{StateReader, joined};
 use super::compact::Window;
@@ -69,7 +70,7 @@ impl Responses {
             return Ok(None);
         }
         let divided = divided(prepared, at);
-        if &*divided.head == b"[]" {
+        if additional_tools::has_no_prompt(&divided.head) {
             return match at {
                 CompactAt::Tokens(_) => Ok(None),
                 CompactAt::Now => Err(ApiError::missing_parameter("input")),

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::additional_tools;
 use super::client_state::{ClientState, StateReader, StateSigner};
 use super::engine_input::EngineInput;
 use super::history::{Access, History, MAX_HISTORY_BYTES};
@@ -200,10 +201,10 @@ impl Responses {
             self.metrics.on_history(input.len(), history_bytes);
         }
         input.add_new(&new_input)?;
-        if input.is_empty() && !create.input_may_be_empty {
+        let input = input.finish()?;
+        if !create.input_may_be_empty && additional_tools::has_no_prompt(&input) {
             return Err(ApiError::missing_parameter("input"));
         }
-        let input = input.finish()?;
         Ok(ExpandedInput {
             history,
             new_input,

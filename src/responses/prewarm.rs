@@ -9,6 +9,7 @@ use bytes::Bytes;
 use hyper::Response;
 use tracing::debug;
 
+use super::additional_tools;
 use super::client_request::{ClientRequest, EngineCall};
 use super::engine_body;
 use super::engine_call::collect;
@@ -46,7 +47,7 @@ impl Responses {
         salt: Option<&str>,
         reserved: &mut Reservation<'_>,
     ) {
-        if input == b"[]" {
+        if additional_tools::has_no_prompt(input) {
             return;
         }
         let max = i64::from(self.settings.websocket.max_prewarms);

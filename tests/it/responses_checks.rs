@@ -90,6 +90,12 @@ async fn a_background_response_is_checked_before_it_is_promised() {
             "missing_required_parameter",
             "input[0].content[0].text",
         ),
+        (
+            json!({"input": [{"type": "additional_tools", "role": "developer", "tools": []}]}),
+            400,
+            "missing_required_parameter",
+            "input",
+        ),
     ] {
         let body = with(with_background(more));
         let answer = cluster.post(PATH, body.to_string()).await;

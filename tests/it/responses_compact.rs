@@ -335,6 +335,16 @@ async fn a_long_conversation_is_compacted_before_its_answer() {
 }
 
 #[tokio::test]
+async fn a_list_of_tools_before_the_first_message_is_nothing_to_compact() {
+    let cluster = one().await;
+    let tools = json!({"type": "additional_tools", "role": "developer", "tools": []});
+    let input = json!([tools, {"role": "user", "content": "one two three four five six"}]);
+    let body = json!({"model": "sim", "input": input, "context_management": with_threshold(1)});
+    let response = cluster.create(&body).await;
+    assert_eq!(kinds(&response), ["message"]);
+}
+
+#[tokio::test]
 async fn a_stream_shows_the_compaction_first() {
     let cluster = one().await;
     let input = json!([{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]);

@@ -313,6 +313,11 @@ async fn prompts_are_sent_ahead_only_as_far_as_that_is_allowed() {
     .await;
     let mut socket = Socket::open(cluster.router.api).await;
     socket.respond(json!({"generate": false})).await;
+    // There is no prompt yet.
+    let tools = json!([{"type": "additional_tools", "role": "developer", "tools": []}]);
+    socket
+        .respond(json!({"input": tools, "generate": false}))
+        .await;
     let skipped = ["outcome=\"skipped\""];
     assert_eq!(
         cluster.metric("warmroute_prewarms_total", &skipped).await,
