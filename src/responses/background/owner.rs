@@ -277,11 +277,14 @@ async fn read_request(responses: &Responses, key: ResponseKey) -> Option<Bytes> 
 
 /// Takes over with the settings of the latest configuration. There is none only while the process ends.
 async fn take_over_by(latest: &Latest, orphan: Orphan) -> bool {
-    let responses = latest.load().upgrade();
-    match responses {
-        Some(responses) => take_over(&responses, orphan).await,
-        None => false,
-    }
+    let Some(responses) = latest.load().upgrade() else {
+        return false;
+    };
+    // Whatever another replica has stored must not end each replica that looks at it. What a panic leaves taken over is handed
+    // back by the next scan, and counts as an attempt.
+    let supervisor = responses.background.tasks.supervisor();
+    let taking = supervisor.attempt("orphans", take_over(&responses, orphan));
+    taking.await.unwrap_or(false)
 }
 
 /// True if this replica took the response over.
