@@ -89,10 +89,11 @@ pub async fn run(
             Some(wanted) = task.copies.recv() => Some(Input::CopyTree(wanted)),
             () = sleep => Some(Input::Timer),
         };
+        let now = observe::now();
         if let Some(input) = input {
-            task.handle(observe::now(), input, &mut source).await;
+            task.handle(now, input, &mut source).await;
         }
-        task.yield_when_due(&mut source).await;
+        task.yield_when_due(now, &mut source).await;
     }
 }
 
@@ -290,8 +291,9 @@ impl Task {
         }
     }
 
-    /// Lets other tasks run, and checks the timers, which a source that is always ready would starve.
-    async fn yield_when_due(&mut self, source: &mut impl Source) {
+    /// Lets other tasks run, and checks the timers, which a source that is always ready would starve. `now` is when the
+    /// last input came: while others ran, this task read nothing, so that time is not the engine's silence.
+    async fn yield_when_due(&mut self, now: Instant, source: &mut impl Source) {
         self.inputs_this_turn += 1;
         if self.inputs_this_turn < INPUTS_PER_TURN && self.blocks_this_turn < BLOCKS_PER_TURN {
             return;
@@ -299,7 +301,7 @@ impl Task {
         self.inputs_this_turn = 0;
         self.blocks_this_turn = 0;
         tokio::task::yield_now().await;
-        self.handle(observe::now(), Input::Timer, source).await;
+        self.handle(now, Input::Timer, source).await;
     }
 
     fn check_eviction(&mut self, now: Instant) {

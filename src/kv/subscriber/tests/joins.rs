@@ -23,10 +23,15 @@ struct Ranks {
 
 impl Ranks {
     fn start(count: u32, settings: &Settings) -> Self {
+        Self::start_with(count, settings, stream::Settings::default())
+    }
+
+    fn start_with(count: u32, settings: &Settings, stream_settings: stream::Settings) -> Self {
         let registry = Registry::default();
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
         let shared = Shared {
             joins: Joins::new(settings, &registry),
+            settings: stream_settings,
             ..shared(indexes.clone(), &Registry::default())
         };
         let mut running = JoinSet::new();
@@ -218,5 +223,33 @@ fn all_ranks_together_keep_so_many_bytes_and_ask_again_for_the_rest() {
         }
         assert_eq!(ranks.value("warmroute_kv_queued_bytes "), 0);
         assert_eq!(ranks.depths(46), [46; RANKS]);
+    });
+}
+
+/// Each such request would cost a connection, and the engine all that it has sent since the last one.
+#[test]
+fn a_response_is_not_asked_for_again_because_other_tasks_took_long() {
+    run_test(async {
+        let stream_settings = stream::Settings {
+            replay_timeout: Duration::from_millis(40),
+            ..stream::Settings::default()
+        };
+        let mut ranks = Ranks::start_with(1, &Settings::default(), stream_settings);
+        settle().await;
+        for said in [connected()].into_iter().chain(replayed(0..200)) {
+            ranks.ranks[0].say.send(said).unwrap();
+        }
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+            // Another task, for longer than a response may pause.
+            let until = observe::now() + Duration::from_millis(20);
+            while observe::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        settle().await;
+        assert_eq!(ranks.asked(), [(0, 0)]);
+        assert!(ranks.asked().is_empty());
+        assert_eq!(ranks.depths(200), [200]);
     });
 }
