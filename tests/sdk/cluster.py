@@ -177,8 +177,11 @@ class Cluster:
         try:
             if redis or replicas > 1:
                 self.redis = self.keep(Redis(self.directory.name))
+                # Beside other tests a reply may take longer than the 250 ms that a read has by default. A killed Redis is
+                # noticed at once all the same.
+                redis = {"urls": [self.redis.url], "advanced": {"read_timeout": "10s", "write_timeout": "10s"}}
                 config["responses"] = {
-                    "store": {"redis": self.redis.url, **(store or {})},
+                    "store": {"redis": redis, **(store or {})},
                     "state_token": {"keys": [STATE_TOKEN_KEY]},
                     **config.get("responses", {}),
                 }
