@@ -252,9 +252,11 @@ impl AdminServer {
         let path = pages::find(request.uri().path()).map(|page| page.path);
         // Whoever has a token should learn from the log what it is not for. Neither a scanner nor a program that asks for a page
         // again and again must fill the log.
-        let is_forbidden = matches!(refusal, Refusal::Forbidden { .. });
-        let who = format!("{client} {path:?}");
-        if is_forbidden && self.forbidden.lock().should_log(observe::now(), &who) {
+        let is_new = || {
+            let who = format!("{client} {path:?}");
+            self.forbidden.lock().should_log(observe::now(), &who)
+        };
+        if matches!(refusal, Refusal::Forbidden { .. }) && is_new() {
             info!(%client, path, reason, "an operator's request was refused");
         } else {
             debug!(%client, path, reason, "a request to an operators' page was refused");
